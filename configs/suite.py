@@ -5,7 +5,7 @@
   :tools    products by a calculator, in two turns
 
   bash scripts/setup.sh && source .venv/bin/activate
-  python experiments/compare.py --suite=embedded --out=runs/suite
+  python experiments/compare.py --suite=embedded --parallel=2 --out=runs/suite
   python experiments/train.py --config=configs/suite.py:lengths --workdir=runs/lengths
 """
 from jaxrl_llm.configs import tools

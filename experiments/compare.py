@@ -3,7 +3,7 @@
   python experiments/compare.py --config=configs/arithmetic.py --methods=grpo,rloo,dapo --seeds=0,1,2 \\
       --budget=tokens=2e6 --out=runs/three_methods [--config.model.hidden_size=64 ...]
 
-  python experiments/compare.py --suite=embedded --seeds=0,1,2,3,4,5,6,7 --parallel=2 --out=runs/suite
+  python experiments/compare.py --suite=embedded --parallel=2 --out=runs/suite
 
 The same command continues what was interrupted, retries what failed and renews the report. See docs/comparing.md.
 """
@@ -22,11 +22,13 @@ _SUITE = flags.DEFINE_string("suite", "", "In the place of --config: embedded, t
                              "or some of them, embedded:mixed,lengths.")
 _METHODS = flags.DEFINE_string("methods", None, "Catalogue names, in brackets what differs: grpo(sampling.group=8), rloo; "
                                "all: those that run by name. A suite has its own.")
-_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "Testing seeds: every table is made of these.")
+_SEEDS = flags.DEFINE_list("seeds", None, "Testing seeds: every table is made of these. Default: 0,1,2, and "
+                           "0 to 7 for a suite.")
 _BUDGET = flags.DEFINE_string("budget", "", "What each run may spend: tokens=2e6, flops=1e13, seconds=120 or steps=200; "
                               "default: the steps of the configuration.")
 _OUT = flags.DEFINE_string("out", None, "Folder of the report and of all runs.")
-_GRID = flags.DEFINE_string("grid", "", "Settings to choose from for every method: optimizer.learning_rate=1e-4|3e-4, ...")
+_GRID = flags.DEFINE_string("grid", None, "Settings to choose from for every method: optimizer.learning_rate=1e-4|3e-4, ... "
+                            "Default: none, and three learning rates for a suite; --grid= turns tuning off.")
 _TRIALS = flags.DEFINE_integer("trials", 0, "Random search in the place of the grid: this number of settings, the one as "
                                "configured and random points of --grid, in which a..b is a range, logarithmic.", lower_bound=0)
 _TEST_ALL = flags.DEFINE_bool("test_all", False, "With --grid: also run the settings that were not kept on the testing seeds, "
@@ -143,8 +145,21 @@ def compare_suite(out: Path) -> list[str]:
     return failures
 
 
+def fill_in_defaults() -> None:
+    """The seeds and the grid that are not given: those of the suite, or three seeds without tuning."""
+    from jaxrl_llm.compare import suite
+    if _SEEDS.value is None:
+        flags.FLAGS["seeds"].value = list(suite.SEEDS) if _SUITE.value else ["0", "1", "2"]
+    if _GRID.value is None:
+        flags.FLAGS["grid"].value = suite.GRID if _SUITE.value else ""
+    if _SUITE.value and (least := suite.smallest_p(len(_SEEDS.value))) > suite.LEVEL:
+        print(f"with {len(_SEEDS.value)} seeds p is at least {least:.2g}, so every difference will be called a tie; give 6 "
+              "seeds or more", file=sys.stderr)
+
+
 def main():
     from jaxrl_llm.compare import plan
+    fill_in_defaults()
     base, out = _CONFIG.value, Path(_OUT.value)
     if (base is None) == (not _SUITE.value):
         raise ValueError("give either --config, what all runs share, or --suite, several tasks that say it themselves")

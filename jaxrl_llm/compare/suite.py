@@ -41,6 +41,8 @@ SUITES = {
         Contest("tools", "suite:tools", "tokens=5e5", "eval/score", "products by a calculator, in two turns"),
     ),
 }
+SEEDS = ("0", "1", "2", "3", "4", "5", "6", "7")  # with eight, p is at least 1/128
+GRID = "optimizer.learning_rate=1e-4|3e-4|1e-3"
 METHODS = "grpo, rloo, dr_grpo, dapo, gspo, cispo, reinforce_pp, ppo, poise, v0, v0_5"
 # Schedules in proportion to runs of 60 to 160 steps with completions of at most 6 tokens: with the papers' numbers they would
 # not act before such a run ends. Methods without an entry run as the catalogue has them.
@@ -55,7 +57,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "historical_variance": {"control": "explore=30"},
     "oneshot_entropy": {"control": "explore=30"},
     "prorl": {"control": "patience=1"},
-    "qwenlong_l1": {"control": "limits=(7, 9), every=40"},  # prompts of two-digit numbers, of three-digit numbers
+    "qwenlong_l1": {"control": "limits=(0.4, 1.0), every=40"},  # of mixed: prompts of two-digit numbers, then of three digits
     "siri": {"control": "period=40"},
     "spear": {"objective": "warmup=40"},
     "spear_clip": {"objective": "warmup=40"},
@@ -71,6 +73,11 @@ def contests(text: str) -> tuple[Contest, ...]:
     known = {contest.name: contest for contest in SUITES[one_of("suite", name, SUITES)]}
     return tuple(known[one_of(f"task of suite {name}", one.strip(), known)] for one in chosen.split(",")) if chosen else (
         *known.values(),)
+
+
+def smallest_p(seeds: int) -> float:
+    """The smallest p-value of flipping the signs of paired differences, `2^(1 - seeds)`: all signs alike, of either kind."""
+    return 2.0 ** (1 - seeds)
 
 
 def config_of(contest: Contest) -> ConfigDict:
@@ -102,7 +109,7 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
         for label, difference in _against_first(by_label).items():
             rows[label][f"difference_at_{unit}"] = difference
     return {"contest": contest._asdict(), "start": report["start"], "budget": report["budget"], "yardstick": labels[0],
-            "seconds": axes["seconds"].size, "smallest_p": 2.0 ** (1 - len(shared)), "deviation": deviation,
+            "seconds": axes["seconds"].size, "smallest_p": smallest_p(len(shared)), "deviation": deviation,
             "visible": visible, "power_from": "testing" if tuning is None else "tuning", "methods": rows,
             "settings": {label: dict(results[label][0].job.entry.settings) for label in labels},
             "silent_groups": {label: report["methods"][label]["silent_groups"] for label in labels},

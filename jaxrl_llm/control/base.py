@@ -50,6 +50,7 @@ KNOWN = {
     "params": "parameters before the first step",
     "temperature": "float, the configured one",
     "prompts": "int, N, training problems",
+    "shares": "`passes.Shares`, the task of each training problem and the weights of the tasks",
     "batch": "int, B, problems that are drawn at once",
     "group": "int, G, rollouts that a prompt gets at once",
     "max_group": "int, most rollouts of a prompt, where a method lets their number differ",
@@ -74,7 +75,8 @@ class Settings(NamedTuple):
       spread: f32[], how strongly first tokens of a group avoid its earlier ones, see `generation.sampling.spread_out`.
       learning_rate: f32[], a factor of the schedule's rate.
       epochs: i32[], passes over the batch, 1 or more; at most those that are configured.
-      prompt_weights: f32[N], weights of the training problems in the draw of batches, see `tasks.loader.drawn`.
+      prompt_weights: f32[N], weights of the training problems in the draw of batches, see `tasks.loader.drawn`. With several
+        tasks each is multiplied by its task's weight over the number of its problems, see `tasks.loader.evenly`.
       prompt_ids: i32[B], problems of the next batch; ids below 0, and missing entries of a batch, are drawn by the weights.
       group_sizes: i32[B], rollouts of each of these, rounded up to a multiple of G, from G to `sampling.max_group`; other
         problems get G.

@@ -54,8 +54,8 @@ def dart_curation(*, threshold: float = 0.6, least: int = 2, decay: float = 0.5)
         return {"prompt_ids": state.walk.ids,
                 "group_sizes": rollouts_of(rate, state.most, threshold=threshold, least=least)}
 
-    def init(prompts, batch, seed, max_group):
-        none = jnp.zeros(prompts)
-        return Rates(passes.start(prompts, batch, seed), none, none, jnp.int32(max_group))
+    def init(shares, batch, seed, max_group):
+        none = jnp.zeros(shares.problems)
+        return Rates(passes.start(shares, batch, seed), none, none, jnp.int32(max_group))
 
     return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_ids", "group_sizes"))

@@ -63,8 +63,8 @@ def drive(*, keep: Sequence[float] = (72 / 175, 50 / 175, 25 / 175), steps: Sequ
         return {"prompt_ids": state.walk.ids, "prompt_weights": state.kept.astype(jnp.float32),
                 "group_sizes": jnp.full(state.walk.ids.shape, jnp.where(first, *state.sizes)), "max_tokens": tokens}
 
-    def init(prompts, batch, seed, group, max_group, max_tokens):
-        return Focus(passes.start(prompts, batch, seed), jnp.ones(prompts, bool), jnp.full(prompts, -1.0),
+    def init(shares, batch, seed, group, max_group, max_tokens):
+        return Focus(passes.start(shares, batch, seed), jnp.ones(shares.problems, bool), jnp.full(shares.problems, -1.0),
                      jnp.array([group, max_group], jnp.int32), jnp.int32(max_tokens))
 
     return Controller(init, propose, observe, facts=("tried", "right"),

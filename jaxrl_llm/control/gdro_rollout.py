@@ -123,11 +123,11 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         arm = state.arms[jnp.maximum(state.windows.bins, 0)[state.walk.ids]]
         return {"prompt_ids": state.walk.ids, "group_sizes": state.group * (arm + 1)}
 
-    def init(prompts, batch, seed, group, max_group):
+    def init(shares, batch, seed, group, max_group):
         if max_group <= mean * group:
             raise ValueError(f"sampling.max_group={max_group} is no more than the {mean} groups of {group} that prompts get on "
                              "average, so that all would get the same; raise it")
-        walk, windows = passes.start(prompts, batch, seed), gdro_bins.unseen(prompts, window)
+        walk, windows = passes.start(shares, batch, seed), gdro_bins.unseen(shares.problems, window)
         scores = jnp.zeros((gdro_bins.BINS, max_group // group))
         return Bandits(walk, windows, scores, jnp.float32(0), jnp.int32(group), chosen(walk, windows, scores),
                        jnp.full(gdro_bins.BINS, jnp.nan))

@@ -23,17 +23,6 @@ def by_failure(success_N: Array) -> Array:
     return jnp.where(total > 0, failure / jnp.where(total > 0, total, 1), 1 / failure.size)
 
 
-def length_reward(lengths_PG: Array, right_PG: Array, valid_PG: Array) -> Array:
-    """f32[P, G]: `lam = 0.5 - (length - shortest) / (longest - shortest)` of valid rollouts, `min(0, lam)` where wrong.
-
-    It is 0 if all valid rollouts have one length, and for rollouts that are not valid.
-    """
-    low = jnp.min(jnp.where(valid_PG, lengths_PG, jnp.iinfo(jnp.int32).max), axis=1, keepdims=True)
-    high = jnp.max(jnp.where(valid_PG, lengths_PG, 0), axis=1, keepdims=True)
-    lam = 0.5 - (lengths_PG - low) / jnp.maximum(high - low, 1)
-    return jnp.where(valid_PG & (high > low), jnp.where(right_PG, lam, jnp.minimum(lam, 0)), 0)
-
-
 @controller
 def kimi_sampling(*, every: int = 20) -> Controller:
     """`prompt_weights` f32[N]: `every` steps for each level of the task, the easiest first; then all problems `by_failure`.

@@ -1,8 +1,10 @@
 """QwenLong-L1: short prompts first, longer ones in phases, with the hard ones of earlier phases (arXiv 2505.17667)."""
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jaxrl_llm import registry
@@ -20,6 +22,24 @@ class Phases(NamedTuple):
     step: Array
 
 
+def limits_of(lengths_N: np.ndarray, limits: Sequence[float]) -> tuple[int, ...]:
+    """Limits in tokens: those of at most 1 are shares of the prompts, the shortest ones first.
+
+    Raises:
+      ValueError: a phase has no prompt of its own.
+    """
+    lengths = np.asarray(lengths_N)[np.asarray(lengths_N) > 0]
+    tokens = [int(np.quantile(lengths, limit, method="inverted_cdf")) if limit <= 1 and lengths.size else int(limit)
+              for limit in limits]
+    for low, high in itertools.pairwise([0, *tokens]):
+        if not ((lengths > low) & (lengths <= high)).any():
+            raise ValueError(
+                f"no prompt has more than {low} and at most {high} tokens, so a phase of qwenlong_l1 has no problem; prompts "
+                f"have {min(lengths, default=0)} to {max(lengths, default=0)} tokens; set control=\"limits=(...)\" to limits "
+                "between them, or to shares of the prompts such as (0.5, 1.0)")
+    return tuple(tokens)
+
+
 def phase_of(lengths_N: Array, limits: Sequence[int]) -> Array:
     """i32[N]: k where `limits[k - 2] < length <= limits[k - 1]`, 0 for lengths above the last limit."""
     number = jnp.searchsorted(jnp.asarray(limits), lengths_N, side="left") + 1
@@ -32,16 +52,17 @@ def difficulty(mean_N: Array, group: Array) -> Array:
 
 
 @controller
-def qwenlong_l1(*, limits: Sequence[int] = (20_000, 60_000), every: int = 100, mode: str = "zero_only") -> Controller:
+def qwenlong_l1(*, limits: Sequence[float] = (20_000, 60_000), every: int = 100, mode: str = "zero_only") -> Controller:
     """`prompt_weights` f32[N]: in phase k 1 for its own problems; for earlier ones by their difficulty when first sampled.
 
     `zero_only`, as the paper ran it: 1 for earlier problems without a right rollout. `weighted`: their `difficulty` divided by
     the rollouts of a group, which is at most 1 (the share is ours). Problems that were never sampled count as not hard, and
-    prompts longer than the last of the `limits`, in tokens, are excluded. A phase lasts `every` steps (ours), the last phase
+    prompts longer than the last of the `limits` are excluded. Limits are tokens; up to 1 they are shares of the prompts from
+    the shortest on, so that (0.5, 1.0) are two phases of any task (ours). A phase lasts `every` steps (ours), the last phase
     never ends. Facts: `tried`, `right`.
 
     Raises:
-      ValueError: limits that do not grow, phases without a step, or another mode.
+      ValueError: limits that do not grow, phases without a step or without a problem, or another mode.
     """
     registry.one_of("mode", mode, MODES)
     if not limits or list(limits) != sorted(set(limits)) or every < 1:
@@ -63,7 +84,7 @@ def qwenlong_l1(*, limits: Sequence[int] = (20_000, 60_000), every: int = 100, m
                               right=state.right + jnp.where(first, facts["right"], 0), step=state.step + 1)
 
     def init(prompt_lengths):
-        none = jnp.zeros(len(prompt_lengths), jnp.int32)
-        return Phases(phase_of(jnp.asarray(prompt_lengths), limits), none, none, jnp.int32(0))
+        none, tokens = jnp.zeros(len(prompt_lengths), jnp.int32), limits_of(prompt_lengths, limits)
+        return Phases(phase_of(jnp.asarray(prompt_lengths), tokens), none, none, jnp.int32(0))
 
     return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_weights",))

@@ -28,8 +28,8 @@ def rapo_curriculum(*, cut: float = 0.9) -> Controller:
         kept = state.kept & ~((tried > 0) & (right >= cut * tried - 1e-6))
         return Pass(passes.advance(state.walk, tried, kept), kept)
 
-    def init(prompts, batch, seed):
-        return Pass(passes.start(prompts, batch, seed), jnp.ones(prompts, bool))
+    def init(shares, batch, seed):
+        return Pass(passes.start(shares, batch, seed), jnp.ones(shares.problems, bool))
 
     def propose(state):
         return {"prompt_ids": state.walk.ids, "prompt_weights": state.kept.astype(jnp.float32)}

@@ -9,7 +9,7 @@ from jaxrl_llm.control.base import Controller, controller
 
 @controller
 def scaling_inter_rl(*, rounds: Sequence[int] = (10, 20, 30), every: int = 100) -> Controller:
-    """`max_turns`: `rounds[min(k // every, K - 1)]` in the step after k others, K = len(rounds).
+    """`max_turns`: `rounds[min(k // every, K - 1)]` in step k, K = len(rounds).
 
     The defaults are the paper's for TextCraft and SciWorld; a run has at most `sampling.max_turns`. Raises ValueError for
     rounds that are not positive or do not grow, and for stages without a step.
@@ -19,4 +19,4 @@ def scaling_inter_rl(*, rounds: Sequence[int] = (10, 20, 30), every: int = 100) 
     limits = jnp.asarray(rounds, jnp.int32)
     return Controller(
         lambda: jnp.int32(0), lambda step: {"max_turns": limits[jnp.minimum(step // every, len(rounds) - 1)]},
-        lambda step, facts: step + 1, facts=("rollouts",), knobs=("max_turns",))
+        lambda step, facts: facts["step"] + 1, facts=("step",), knobs=("max_turns",))

@@ -16,7 +16,7 @@ def horizon(iteration: Array, *, least: int, most: int, growth: str) -> Array:
 
 @controller
 def tti(*, least: int = 10, most: int = 30, every: int = 1, growth: str = "multiplicative") -> Controller:
-    """`max_turns`: the `horizon` of iteration k // every + 1 in the step after k others.
+    """`max_turns`: the `horizon` of iteration k // every + 1 in step k.
 
     The defaults are the paper's for web pages; a run has at most `sampling.max_turns`. Both forms are reconstructed. Raises
     ValueError for an unknown growth, a range without a turn, and iterations without a step.
@@ -27,4 +27,4 @@ def tti(*, least: int = 10, most: int = 30, every: int = 1, growth: str = "multi
     return Controller(
         lambda: jnp.int32(0),
         lambda step: {"max_turns": horizon(step // every + 1, least=least, most=most, growth=growth)},
-        lambda step, facts: step + 1, facts=("rollouts",), knobs=("max_turns",))
+        lambda step, facts: facts["step"] + 1, facts=("step",), knobs=("max_turns",))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.control.base import Controller, controller
-from jaxrl_llm.control.passes import key_of
+from jaxrl_llm.control.passes import Shares, first_of, key_of
 
 
 class Counts(NamedTuple):
@@ -21,6 +21,7 @@ class Counts(NamedTuple):
     ids: Array
     seed: Array
     step: Array
+    shares: Shares
 
 
 def gain(rate: Array) -> Array:
@@ -35,12 +36,15 @@ def decayed(successes: Array, failures: Array, tried: Array, right: Array, *, lo
     return rate * successes + right, rate * failures + tried - right
 
 
-@functools.partial(jax.jit, static_argnums=3)
-def chosen(key: Array, successes: Array, failures: Array, count: int) -> Array:
-    """i32[count]: the problems of largest `gain` of a draw from Beta(successes + 1, failures + 1); -1 beyond N."""
+@functools.partial(jax.jit, static_argnums=4)
+def chosen(key: Array, successes: Array, failures: Array, shares: Shares, count: int) -> Array:
+    """i32[count]: the problems of largest `gain` of a draw from Beta(successes + 1, failures + 1); -1 beyond N.
+
+    Each task has its share, see `passes.first_of`.
+    """
     rates = jax.random.beta(key, successes + 1, failures + 1)
-    ids = jnp.argsort(-gain(rates), stable=True)[:count].astype(jnp.int32)
-    return jnp.pad(ids, (0, count - ids.size), constant_values=-1)
+    order = jnp.argsort(-gain(rates), stable=True)
+    return first_of(jax.random.fold_in(key, 1), order, jnp.ones(order.shape, bool), shares, count)
 
 
 @controller
@@ -53,13 +57,15 @@ def vade(*, local: float = 0.9, broad: float = 0.99) -> Controller:
     if not (0 < local <= 1 and 0 < broad <= 1):
         raise ValueError(f"local={local}, broad={broad}; decays are above 0 and at most 1")
 
-    def init(prompts, batch, seed):
-        none = jnp.zeros(prompts)
-        return Counts(none, none, chosen(key_of(seed, jnp.int32(0)), none, none, batch), jnp.asarray(seed), jnp.int32(0))
+    def init(shares, batch, seed):
+        none = jnp.zeros(shares.problems)
+        ids = chosen(key_of(seed, jnp.int32(0)), none, none, shares, batch)
+        return Counts(none, none, ids, jnp.asarray(seed), jnp.int32(0), shares)
 
     def observe(counts, facts):
         step = counts.step + 1
         won, lost = decayed(counts.successes, counts.failures, facts["tried"], facts["right"], local=local, broad=broad)
-        return Counts(won, lost, chosen(key_of(counts.seed, step), won, lost, counts.ids.size), counts.seed, step)
+        ids = chosen(key_of(counts.seed, step), won, lost, counts.shares, counts.ids.size)
+        return counts._replace(successes=won, failures=lost, ids=ids, step=step)
 
     return Controller(init, lambda counts: {"prompt_ids": counts.ids}, observe, facts=("tried", "right"), knobs=("prompt_ids",))

@@ -15,7 +15,7 @@ from jaxrl_llm.registry import one_of
 
 
 @diagnostic
-def scalerl_fit(*, unit: str = "flops", resamples: int = 100) -> Diagnostic:
+def scalerl_fit(*, unit: str = "flops", resamples: int = 100, skip: float = 0.0) -> Diagnostic:
     """Ceiling and efficiency of recipes, by a sigmoid of compute (arXiv 2510.13786).
 
     `R(C) = start + (A - start) / (1 + (C_mid / C)^B)`, see `evaluation.scaling`.
@@ -26,11 +26,18 @@ def scalerl_fit(*, unit: str = "flops", resamples: int = 100) -> Diagnostic:
     Args:
       unit: unit of compute: tokens, flops, seconds or steps.
       resamples: bootstrap draws behind an interval.
+      skip: the share of each run's compute whose evaluations are left out: beginnings follow no sigmoid. The paper leaves out
+        about the first epoch.
+
+    Raises:
+      ValueError: an unknown unit, or a share outside [0, 1).
     """
     one_of("unit", unit, UNITS)
+    if not 0 <= skip < 1:
+        raise ValueError(f"skip={skip} is a share of a run's compute; give 0 to below 1, for example 0.1")
 
     def measure(folders: Sequence[Path]) -> Found:
-        fits = {name: fit(runs, unit, resamples) for name, runs in recipes_of(folders, (unit,)).items()}
+        fits = {name: fit(runs, unit, resamples, skip) for name, runs in recipes_of(folders, (unit,)).items()}
         rows = [row(name, result) for name, result in fits.items()]
         title = f"Sigmoids of {UNITS[unit]} with 95% intervals; error on the second half of laws fitted to the first, points"
         return {"unit": unit, "recipes": fits, "tables": {title: rows}}
@@ -38,15 +45,15 @@ def scalerl_fit(*, unit: str = "flops", resamples: int = 100) -> Diagnostic:
     return Diagnostic(measure, draw)
 
 
-def points(run: Run, unit: str) -> tuple[np.ndarray, np.ndarray]:
-    """Spending and held-out score of a run's evaluations after the first."""
-    made = np.isfinite(run.metrics[METRIC]) & (run.spent[unit] > 0)
+def points(run: Run, unit: str, skip: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Spending and held-out score of a run's evaluations after the first `skip` of its compute, without the first."""
+    made = np.isfinite(run.metrics[METRIC]) & (run.spent[unit] > 0) & (run.spent[unit] >= skip * run.spent[unit].max())
     return run.spent[unit][made], run.metrics[METRIC][made]
 
 
-def fit(runs: Sequence[Run], unit: str, resamples: int = 100) -> Found:
+def fit(runs: Sequence[Run], unit: str, resamples: int = 100, skip: float = 0.0) -> Found:
     """The fit of one recipe, or a `problem` instead if there is none."""
-    curves = [points(run, unit) for run in runs]
+    curves = [points(run, unit, skip) for run in runs]
     start = float(np.mean([run.metrics[METRIC][0] for run in runs]))
     compute, reward = (np.concatenate(column) for column in zip(*curves))
     result: Found = {"runs": len(runs), "start": start, "compute": compute.tolist(), "scores": reward.tolist(), "problem": ""}

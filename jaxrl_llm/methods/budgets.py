@@ -11,7 +11,8 @@ ROWS = (
         estimator=("v0_5", {}),
         objective=("ppo_clip", {"clip_high": 0.28}),
         defaults={"group_size": 4},
-        omits="the value model V0, unless prior.source is v0: by default the moving average of a prompt's rewards is expected",
+        omits="the value model V0, unless prior.source is v0: by default the moving average of a prompt's rewards is expected; "
+              "numbers of rollouts that are not a multiple of the group",
     ),
     Method(
         slug="v0",
@@ -19,7 +20,8 @@ ROWS = (
         arxiv=("2602.03584",),
         equation="max sum_i n_i q_i (1 - q_i^(n_i - 1)), q = 1 - V0(prompt, policy)",
         defaults={"budget": "paper", "max_group": 128},
-        omits="the value model V0, unless prior.source is v0: by default the moving average of a prompt's rewards is expected",
+        omits="the value model V0, unless prior.source is v0: by default the moving average of a prompt's rewards is expected; "
+              "numbers of rollouts that are not a multiple of the group",
     ),
     Method(
         slug="knapsack_rl",
@@ -27,6 +29,7 @@ ROWS = (
         arxiv=("2509.25849",),
         equation="max sum_i (1 - p_i^n_i - q_i^n_i) p_i q_i^2, sum_i n_i = total",
         defaults={"group_size": 8, "max_group": 128, "budget": "knapsack"},
+        omits="numbers of rollouts that are not a multiple of the group, and fewer than a group, unless sampling.group=1",
     ),
     Method(
         slug="gvm_raft",

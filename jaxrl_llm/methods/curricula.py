@@ -35,7 +35,8 @@ ROWS = (
         needs=("old_logprobs",),
         controllers=("kimi_sampling",),
         defaults={"optimizer_reset": "every batch", "minibatches": 4},
-        omits="the length reward (control.kimi_sampling has it), partial rollouts, clearing the optimiser, long2short",
+        omits="the length reward by default (estimator='length_weight=0.5'), partial rollouts, clearing the optimiser, "
+              "long2short",
     ),
     Method(
         slug="acereason_curriculum",

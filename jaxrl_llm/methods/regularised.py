@@ -61,7 +61,8 @@ ROWS = (
         objective=("kimi_opmd", {}),
         needs=("old_logprobs",),
         defaults={"optimizer_reset": "every batch", "minibatches": 4},
-        omits="clearing the optimiser before every batch, the length reward, sampling by difficulty",
+        omits="clearing the optimiser before every batch, sampling by difficulty; the length reward by default "
+              "(estimator='length_weight=0.5')",
     ),
     Method(
         slug="c3po",

@@ -63,7 +63,12 @@ def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: 
     whole = forests.join([sampled.with_facts({name: sampled.facts[name] for name in stored.facts}), stored])
     rewards, valid = forests.outcomes(fresh, group)
     facts = {} if replay.priority is None else {"priority": replay.priority(rewards, valid)}
-    buffer = limit(replay, add(buffer, fresh.with_facts(facts), replay.admit(rewards, valid)[valid]), version + 1)
+    admitted = replay.admit(rewards, valid)
+    if replay.newest:
+        last = (_newer(_ids(fresh)) == 0) & valid.any(1)  # groups of a problem that end the storage of its older ones
+        buffer = forests.select(buffer, ~np.isin(_ids(buffer), _ids(fresh)[last]))
+        admitted = admitted & last[:, None]
+    buffer = limit(replay, add(buffer, fresh.with_facts(facts), admitted[valid]), version + 1)
     ages = version - forests.versions(whole)
     metrics = {"replay/size": float(len(buffer.ends)), "replay/share": float((ages > 0).mean()) if len(ages) else 0.0}
     return Mixed(whole, buffer, metrics | ({"replay/age": float(ages[ages > 0].mean())} if (ages > 0).any() else {}))
@@ -99,16 +104,21 @@ def add(buffer: Forest, fresh: Forest, admitted: np.ndarray) -> Forest:
 
 
 def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
-    """The buffer without rollouts too old for this version of the weights, then without the oldest beyond its capacity."""
+    """The buffer without rollouts too old for this version of the weights, then without the oldest beyond its capacity.
+
+    Rules that replay stored groups lose whole groups, as the statistics of a part of a group are others.
+    """
     ends = buffer.ends
     kept = np.ones(len(ends), bool)
     if replay.max_age is not None:
         kept &= version - forests.versions(buffer) <= replay.max_age
-    if replay.newest:
-        kept &= (_newer(_ids(buffer)) == 0)[buffer.prompt[ends]]
     if replay.per_prompt is not None:
         kept[kept] = _newer(_ids(buffer)[buffer.prompt[ends[kept]]]) < replay.per_prompt
-    if replay.capacity is not None:
+    if replay.capacity is not None and replay.groups is not None:
+        owner = buffer.prompt[ends]
+        sizes = np.bincount(owner[kept], minlength=len(buffer.problems))
+        kept &= (np.cumsum(sizes[::-1])[::-1] <= replay.capacity)[owner]
+    elif replay.capacity is not None:
         kept[kept] = np.arange(kept.sum())[::-1] < replay.capacity
     return _trim(buffer, kept)
 

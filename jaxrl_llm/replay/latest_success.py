@@ -13,6 +13,6 @@ def latest_success(*, success: float = 0.5) -> Replay:
     """
     def gives_way(rewards, valid, rng):
         best = np.asarray(masked.max(rewards, valid, axis=1, initial=-np.inf))
-        return np.where(best <= success, np.argmax(np.where(valid, rng.random(valid.shape), -1), axis=1), -1)
+        return np.where((best <= success) & valid.any(1), np.argmax(np.where(valid, rng.random(valid.shape), -1), axis=1), -1)
 
     return Replay(lambda rewards, valid: valid & (rewards > success), gives_way, per_prompt=1, as_sampled=True)

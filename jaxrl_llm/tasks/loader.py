@@ -91,6 +91,20 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
     return Batches(source, slice(process_index, None, process_count), iterator, identity)
 
 
+def tasks_of(problems: Sequence[Problem]) -> tuple[np.ndarray, np.ndarray]:
+    """`(i32[N], f32[T])`: the task of each problem, and the tasks' weights; one task of weight 1 if there are no others."""
+    if not isinstance(problems, Mixed):
+        return np.zeros(len(problems), np.int32), np.ones(1, np.float32)
+    return np.repeat(np.arange(len(problems.sides), dtype=np.int32), [len(side) for side in problems.sides]), np.asarray(
+        problems.weights, np.float32)
+
+
+def evenly(problems: Sequence[Problem]) -> np.ndarray:
+    """f64[N], the weight of each problem with which tasks have their shares: their weights over their numbers of problems."""
+    tasks, weights = tasks_of(problems)
+    return (weights / np.maximum(np.bincount(tasks, minlength=len(weights)), 1))[tasks]
+
+
 def levels_of(problems: Sequence[Problem]) -> np.ndarray:
     """i32[N], the level of each problem as a number from 0: levels that are numbers by value, else as they first appear."""
     names = [problem.level for problem in (problems[i] for i in range(len(problems)))]

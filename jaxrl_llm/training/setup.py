@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, parallel, recorders, rewards, tasks
 from jaxrl_llm.advantages.base import Estimator, OfTurns
+from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
@@ -28,7 +29,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.tasks.loader import Batches, batches, levels_of
+from jaxrl_llm.tasks.loader import Batches, batches, levels_of, tasks_of
 from jaxrl_llm.topologies import Topology, budgets, by_rule, guided, narrowed, refill, rounds, single, sized
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import gradient_norms, optimizers, parts, refusals, teachers
@@ -446,8 +447,8 @@ def known_of(run: Run, params) -> dict[str, Any]:
     train = source.task.train
     batch = source.data.size if isinstance(source.data, Batches) else run.config.prompts.per_step  # custom data has no size
     seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
-    known = {"prompts": len(train), "batch": batch, "group": s.group, "max_group": s.max_group,
-             "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
+    known = {"prompts": len(train), "shares": Shares(*tasks_of(train)), "batch": batch, "group": s.group,
+             "max_group": s.max_group, "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
     if "levels" in run.learner.controls.asks:
         known["levels"] = levels_of(train)
     if {"prompt_lengths", "embeddings"} & run.learner.controls.asks:

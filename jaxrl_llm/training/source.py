@@ -21,7 +21,7 @@ from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem, Task
-from jaxrl_llm.tasks.loader import Batches, drawn
+from jaxrl_llm.tasks.loader import Batches, drawn, evenly
 from jaxrl_llm.tasks.mixture import Mixed
 from jaxrl_llm.topologies import Topology
 from jaxrl_llm.topologies.base import group_sizes
@@ -183,7 +183,7 @@ class Source:
             rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
             forest = generate(self.planted(rows, draw=0), np.arange(len(rows)))
             owner, right = forest.prompt[forest.ends], forest.solved[forest.ends]
-            rates[asked[[one is not None for one in fits]]] = np.bincount(owner, right) / np.bincount(owner)
+            rates[asked[[one is not None for one in fits]]] = means(right, owner, len(rows))
             tokens = int(forest.length[forest.role == Role.POLICY].sum())
         return {"reference_rates": rates}, tokens
 
@@ -339,6 +339,8 @@ class Source:
             raise ValueError(f"controllers propose {len(weights)} weights and problems {proposed.tolist()} for a task of "
                              f"{len(self.task.train)} training problems")
         seed = jax.random.fold_in(jax.random.fold_in(key, _PROMPT_STREAM), self.data.number)
+        # Tasks have their shares where a controller weighs all problems alike, and where none is left to it.
+        weights = (weights if np.any(weights) else np.ones_like(weights)) * evenly(self.task.train)
         others = drawn(parallel.fetch(jax.random.key_data(seed)), self.data.size - len(proposed), weights)
         return self.data.chosen(np.concatenate([proposed, others]))
 
@@ -351,8 +353,7 @@ class Source:
         facts = self.prior.read(rows, state.params, state.lora)
         if self.prior.draws:
             asked = sample(new, np.resize(np.arange(len(rows)), self.sampler.prompts * self.prior.draws))
-            facts["sampled"] = (np.bincount(asked.prompt[asked.ends], asked.rewards[asked.ends])
-                                / np.bincount(asked.prompt[asked.ends])).astype(np.float32)
+            facts["sampled"] = means(asked.rewards[asked.ends], asked.prompt[asked.ends], len(rows))
         return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
 
 
@@ -369,6 +370,16 @@ def with_tool_reward(forest: Forest, first: int, coef: float) -> Forest:
     rewards, ends = forest.rewards.copy(), leaves[last]
     rewards[ends] += np.where(ends >= first, added, 0).astype(np.float32)
     return dataclasses.replace(forest, rewards=rewards)
+
+
+def means(values: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:
+    """f32[count], the mean of the `values` f[R] that each of `count` owners has; NaN where it has none.
+
+    An environment may lose all trajectories of a problem.
+    """
+    number = np.bincount(owner, minlength=count)
+    total = np.bincount(owner, values, minlength=count)
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan).astype(np.float32)
 
 
 def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:

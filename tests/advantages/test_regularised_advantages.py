@@ -87,6 +87,14 @@ def test_kimi_baselines_and_their_limits():
     assert kimi([[0.7]]) == np.float32(0.7) and kimi([[0.7]], baseline="logavgexp") == np.float32(0.7)
 
 
+def test_kimi_length_reward():
+    """The worked example with lengths 1, 2, 1, 3: rewards [1.5, 1, 0, -0.5] of mean 0.5."""
+    mask = np.arange(3) < np.array([1, 2, 1, 3])[None, :, None]
+    rollouts = from_lists([[1, 1, 0, 0]]).replace(mask=mask)
+    values, _ = advantages.kimi_opmd(length_weight=1.0).update(rollouts, ())
+    np.testing.assert_allclose(values, np.array([1, 0.5, -0.5, -1])[None, :, None] * mask, atol=1e-6)
+
+
 def rec(rewards, state=0, **hyper):
     return np.asarray(advantages.rec_family(**hyper).update(from_lists(rewards), jnp.int32(state))[0])[..., 0]
 

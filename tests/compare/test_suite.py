@@ -6,11 +6,12 @@ import pytest
 from run_folders import started, write_run
 
 from jaxrl_llm.compare import plan, report, suite
+from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation.power import smallest_difference
 from jaxrl_llm.generation.prompts import encode_problems
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.tasks.loader import drawn, levels_of
+from jaxrl_llm.tasks.loader import drawn, levels_of, tasks_of
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts, refusals, setup
@@ -81,7 +82,7 @@ def test_the_page_says_which_are_ties(part, tmp_path):
 def test_one_command_renews_the_report_of_all_tasks(tmp_path):
     for contest in suite.contests("embedded"):
         write(tmp_path, contest, ("grpo", "rloo"), SEEDS[:3])
-    done = started(tmp_path, "--suite=embedded", "--methods=grpo, rloo", "--seeds=0,1,2",
+    done = started(tmp_path, "--suite=embedded", "--methods=grpo, rloo", "--seeds=0,1,2", "--grid=",
                            f"--budget={BUDGET}", "--only_report")
     assert done.returncode == 0, done.stderr[-2000:]
     parts = json.loads((tmp_path / "suite.json").read_text())
@@ -129,7 +130,7 @@ def known():
     train = setup.make_judge(suite.config_of(MIXED))[0].train
     problems = [train[i] for i in range(len(train))]
     lengths = np.array([len(ids) for ids in encode_problems(problems, ByteTokenizer())], np.int32)
-    return {"prompts": len(train), "levels": levels_of(train), "prompt_lengths": lengths, "seed": np.array([0, 1], np.uint32),
+    return {"prompts": len(train), "shares": Shares(*tasks_of(train)), "levels": levels_of(train), "prompt_lengths": lengths, "seed": np.array([0, 1], np.uint32),
             "embeddings": np.random.default_rng(0).normal(size=(len(train), 4)).astype(np.float32)}
 
 

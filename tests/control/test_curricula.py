@@ -5,10 +5,16 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import control
+from jaxrl_llm.advantages.kimi_opmd import length_reward
 from jaxrl_llm.control import acereason_curriculum, drive, kimi_sampling, passes, qwenlong_l1, siri, sws, sws_domains, vade
 
 close = np.testing.assert_allclose
 SEED = jax.random.key_data(jax.random.key(3))
+
+
+def alone(problems):
+    """The shares of one task with this number of problems."""
+    return passes.Shares(np.zeros(problems, np.int32), np.ones(1, np.float32))
 
 
 def facts(tried, right=None, step=0):
@@ -29,7 +35,7 @@ def asked(ids, problems, group=8, rates=None):
 
 def test_a_pass_has_each_problem_once():
     """Seven problems in batches of three: every seven draws have each problem once, and every pass has another order."""
-    walk, drawn = passes.start(7, 3, SEED), []
+    walk, drawn = passes.start(alone(7), 3, SEED), []
     for _ in range(14):
         assert len(set(walk.ids.tolist())) == 3
         drawn += walk.ids.tolist()
@@ -40,12 +46,34 @@ def test_a_pass_has_each_problem_once():
 
 def test_excluded_problems_do_not_return_and_too_few_leave_gaps():
     kept = jnp.array([1, 0, 1, 0, 0], bool)
-    walk = passes.start(5, 3, SEED, kept)
+    walk = passes.start(alone(5), 3, SEED, kept)
     for _ in range(3):
         assert sorted(walk.ids.tolist()) == [-1, 0, 2]
         walk = passes.advance(walk, jnp.zeros(5, jnp.int32), kept)  # every proposed problem counts as visited, sampled or not
     assert walk.visits.tolist() == [3, 0, 3, 0, 0]
-    assert passes.start(2, 4, SEED).ids.tolist()[2:] == [-1, -1]
+    assert passes.start(alone(2), 4, SEED).ids.tolist()[2:] == [-1, -1]
+
+
+def test_a_pass_has_each_tasks_share():
+    """Tasks of 40, 6 and 2 problems with weights 1, 2 and 1: a batch of eight has 2, 4 and 2, and each has its own passes.
+
+    In batches of three every task has its share in the mean. A task without further problems leaves its share to the others.
+    """
+    tasks = np.repeat([0, 1, 2], [40, 6, 2])
+    shares = passes.Shares(tasks, np.array([1, 2, 1], np.float32))
+    walk, drawn = passes.start(shares, 8, SEED), []
+    for _ in range(30):
+        ids = walk.ids.tolist()
+        assert np.bincount(tasks[ids]).tolist() == [2, 4, 2] and len(set(ids)) == 8
+        drawn += ids
+        walk = passes.advance(walk, asked(walk.ids, 48)["tried"], jnp.ones(48, bool))
+    times = np.bincount(drawn)
+    assert sorted(times[:40]) == [1] * 20 + [2] * 20 and times[40:].tolist() == [20] * 6 + [30] * 2
+    keys = jax.random.split(jax.random.key(0), 4000)
+    few = jax.vmap(lambda key: passes.least_visited(key, jnp.zeros(48, jnp.int32), jnp.ones(48, bool), shares, 3))(keys)
+    close(np.bincount(tasks[np.asarray(few).ravel()]) / few.size, [0.25, 0.5, 0.25], atol=0.01)
+    left = passes.least_visited(keys[0], jnp.zeros(48, jnp.int32), jnp.asarray(tasks != 1), shares, 8)
+    assert np.bincount(tasks[np.asarray(left)], minlength=3).tolist() == [6, 0, 2]
 
 
 # --- VADE
@@ -60,12 +88,18 @@ def test_vade():
     close((won + 1) / (won + lost + 2), [0.5, 0.331395, 0.799395], atol=5e-7)
 
 
+def test_vade_chooses_each_tasks_share():
+    shares = passes.Shares(np.repeat([0, 1], [20, 4]), np.array([1, 1], np.float32))
+    state = control.make("vade").init(shares=shares, batch=6, seed=SEED)
+    assert np.bincount(shares.tasks[np.asarray(state.ids)]).tolist() == [3, 3]
+
+
 @pytest.mark.slow
 def test_vade_prefers_uncertain_problems_and_starves_none():
     """Of 20 problems that are solved, failed or mixed, the mixed ones come most often; counts decay, so all return."""
     rates = np.repeat([0.0, 0.35, 1.0], [8, 4, 8])
     one = control.make("vade", broad=0.9)
-    state, drawn, late = one.init(prompts=20, batch=4, seed=SEED), np.zeros(20), np.zeros(20)
+    state, drawn, late = one.init(shares=alone(20), batch=4, seed=SEED), np.zeros(20), np.zeros(20)
     observe = jax.jit(one.observe)
     for step in range(150):
         ids = np.asarray(one.propose(state)["prompt_ids"])
@@ -86,11 +120,11 @@ def test_kimi():
     close(kimi_sampling.by_failure(jnp.ones(4)), [0.25] * 4)
     right = jnp.array([[True, True, False, False]])
     lengths = jnp.array([[100, 200, 100, 300]])
-    reward = kimi_sampling.length_reward(lengths, right, jnp.ones((1, 4), bool))
+    reward = length_reward(lengths, right, jnp.ones((1, 4), bool))
     close(reward, [[0.5, 0, 0, -0.5]])
     close(right + reward, [[1.5, 1, 0, -0.5]])
-    assert not kimi_sampling.length_reward(jnp.full((1, 3), 7), right[:, :3], jnp.ones((1, 3), bool)).any()
-    assert not kimi_sampling.length_reward(lengths, right, jnp.zeros((1, 4), bool)).any()
+    assert not length_reward(jnp.full((1, 3), 7), right[:, :3], jnp.ones((1, 3), bool)).any()
+    assert not length_reward(lengths, right, jnp.zeros((1, 4), bool)).any()
 
 
 def test_kimi_goes_from_easy_to_hard_and_then_by_failure():
@@ -131,7 +165,7 @@ def test_acereason():
 def test_rapo_drops_problems_solved_in_a_pass():
     rates = np.array([0.875, 1.0, 0.0, 0.5, 1.0])
     one = control.make("rapo_curriculum")
-    state, seen = one.init(prompts=5, batch=2, seed=SEED), []
+    state, seen = one.init(shares=alone(5), batch=2, seed=SEED), []
     for _ in range(8):
         ids = one.propose(state)["prompt_ids"]
         seen.append(ids.tolist())
@@ -181,6 +215,19 @@ def test_qwenlong_phases(mode, second):
     state = one.observe(state, facts([8, 8, 0, 0, 0, 8], [0, 4, 0, 0, 0, 1]))
     state = one.observe(state, facts([8, 8, 0, 0, 0, 8], [8, 8, 0, 0, 0, 8]))  # later successes are not the base model's
     close(one.propose(state)["prompt_weights"], second)
+
+
+def test_qwenlong_phases_by_shares_of_the_prompts():
+    """The shorter half of the prompts that can be asked and then the others; a phase without a prompt is refused."""
+    lengths = np.array([9, 7, 0, 7, 9, 12, 7])
+    assert qwenlong_l1.limits_of(lengths, (0.5, 1.0)) == (7, 12) and qwenlong_l1.limits_of(lengths, (8, 1.0)) == (8, 12)
+    state = control.make("qwenlong_l1", limits=(0.5, 1.0)).init(prompt_lengths=lengths)
+    assert state.phase.tolist() == [2, 1, 1, 1, 2, 2, 1]
+    for limits, message in (((20_000, 60_000), "more than 0 and at most 20000"), ((0.9, 1.0), "more than 12 and at most 12"),
+                            ((7, 8), "7 and at most 8 tokens, so a phase of qwenlong_l1 has no problem; prompts have 7 to 12")):
+        given = lengths if limits != (20_000, 60_000) else 20_001 + lengths
+        with pytest.raises(ValueError, match=message):
+            control.make("qwenlong_l1", limits=limits).init(prompt_lengths=given)
 
 
 def test_qwenlong_difficulty():
@@ -263,7 +310,7 @@ def test_drive():
 
 def test_drive_in_steps():
     one = control.make("drive", keep=(4 / 6, 3 / 6, 2 / 6), steps=(3, 4, 2, 2))
-    state, seen = one.init(prompts=6, batch=2, seed=SEED, group=8, max_group=64, max_tokens=32), []
+    state, seen = one.init(shares=alone(6), batch=2, seed=SEED, group=8, max_group=64, max_tokens=32), []
     rates = np.array([0.1, 0.9, 0.2, 0.5, 0.1, 0])
     for step in range(14):
         result = one.propose(state)
@@ -303,8 +350,9 @@ def test_every_task_has_its_share():
 # --- all of them
 
 
-KNOWN = {"prompts": 12, "batch": 3, "group": 2, "max_group": 8, "max_tokens": 32, "prompt_lengths": np.arange(12) * 5000,
-         "levels": np.arange(12) % 3, "seed": SEED, "embeddings": np.random.default_rng(0).normal(size=(12, 5))}
+KNOWN = {"prompts": 12, "shares": passes.Shares(np.repeat([0, 1], [8, 4]), np.array([1.0, 2.0], np.float32)), "batch": 3,
+         "group": 2, "max_group": 8, "max_tokens": 32, "prompt_lengths": np.arange(12) * 5000, "levels": np.arange(12) % 3,
+         "seed": SEED, "embeddings": np.random.default_rng(0).normal(size=(12, 5))}
 CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "acereason_curriculum": {"every": 2}, "rapo_curriculum": {},
              "qwenlong_l1": {"every": 2}, "sws_domains": {"explore": 3}, "siri": {"period": 4},
              "drive": {"steps": (2, 1, 1, 1)}, "task_balance": {}, "dart_curation": {}, "gdro_rollout": {},

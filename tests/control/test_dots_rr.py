@@ -110,6 +110,24 @@ def test_the_worked_example_of_the_buffer():
     assert uids(second.buffer) == [(1, [0, 1, 2, 3]), (2, [8, 9, 10, 11]), (4, [16, 17, 18, 19])]
 
 
+def test_a_problem_that_is_solved_leaves_the_buffer():
+    """The newest group of problem 2 has no spread, so its older one goes; a problem that was lost keeps its group."""
+    from jaxrl_llm import replay
+    rule = replay.make("dots_rr")
+    first = step(rule, EMPTY, batch([1, 2], [[1, 0, 1, 0], [1, 0, 0, 0]], version=0), 0)
+    second = step(rule, first.buffer, batch([2, 5], [[1] * 4, [1, 0, 0, 0]], version=1, first_uid=8), 1, prompts=1)
+    assert uids(second.buffer) == [(1, [0, 1, 2, 3]), (5, [12, 13, 14, 15])]
+    twice = step(rule, first.buffer, batch([2, 2], [[1, 0, 0, 0], [0] * 4], version=1, first_uid=8), 1, prompts=1)
+    assert uids(twice.buffer) == [(1, [0, 1, 2, 3])]
+
+
+def test_a_full_buffer_loses_whole_groups():
+    from jaxrl_llm import replay
+    rule = replay.make("dots_rr", capacity=6)
+    buffer = step(rule, EMPTY, batch([1, 2], [[1, 0, 1, 0], [1, 0, 0, 0]], version=0), 0).buffer
+    assert uids(buffer) == [(2, [4, 5, 6, 7])]
+
+
 @pytest.mark.parametrize("fresh, sampled", [(0.5, 4), (0.3, 3), (1.0, 8), (0.0, 1)])
 def test_a_share_of_the_batch_is_replayed(fresh, sampled):
     """Eight prompts: at least one is always sampled, and the buffer may have too few."""

@@ -92,6 +92,22 @@ def test_a_newton_step_has_the_slope_of_the_entropy():
         np.testing.assert_allclose(moved, wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("logits, target, start, wanted", [
+    (LOGITS[:2], 0.5, 1.0, 0.719170), (jnp.array([[4.0, 0, 0, 0]]), 0.3, 1.0, 1.047750)])
+def test_newton_steps_end_at_the_temperature_with_the_wanted_entropy(logits, target, start, wanted):
+    """The worked examples, with every token as often as it is likely: the entropies and the slopes are exact."""
+    temperature = start
+    for _ in range(8):
+        logp = jax.nn.log_softmax(logits / temperature)
+        p, entropy = jnp.exp(logp), -(jnp.exp(logp) * logp).sum(-1, keepdims=True)
+        spread = jnp.sqrt((p * (logp + entropy) ** 2).sum(-1, keepdims=True))  # two tokens at this distance have the variance
+        logprobs = jnp.concatenate([spread - entropy, -spread - entropy], axis=1)
+        entropies = jnp.broadcast_to(entropy, logprobs.shape)
+        temperature = acereason_temperature.newton_step(temperature, entropies, logprobs, jnp.ones(logprobs.shape, bool),
+                                                        target=target)
+    np.testing.assert_allclose(temperature, wanted, rtol=2e-6)
+
+
 def test_the_temperature_settles_where_the_entropy_is_in_its_band():
     controller = control.make("acereason_temperature")
     observe, state = jax.jit(controller.observe), controller.init(1.0)

@@ -9,11 +9,16 @@ import pytest
 from hypothesis import strategies
 
 from jaxrl_llm import control
-from jaxrl_llm.control import brorl, dart_curation, gdro_bins, gdro_rollout
+from jaxrl_llm.control import brorl, dart_curation, gdro_bins, gdro_rollout, passes
 from jaxrl_llm.rollouts import Role, Rollouts
 
 close = np.testing.assert_allclose
 SEED = jax.random.key_data(jax.random.key(3))
+
+
+def alone(problems):
+    """The shares of one task with this number of problems."""
+    return passes.Shares(np.zeros(problems, np.int32), np.ones(1, np.float32))
 
 
 # --- bins and bandits of group DRO
@@ -78,7 +83,7 @@ def test_the_total_is_met_by_the_likeliest_choice(counts, seed):
 def test_bandits_use_the_whole_budget_of_a_run():
     """Each step has exactly two groups per prompt on average, and problems come in passes."""
     one = control.make("gdro_rollout")
-    state = one.init(prompts=20, batch=4, seed=SEED, group=2, max_group=12)
+    state = one.init(shares=alone(20), batch=4, seed=SEED, group=2, max_group=12)
     rates, observe, drawn = np.linspace(0, 1, 20), jax.jit(one.observe), []
     rng = np.random.default_rng(0)
     for _ in range(40):
@@ -97,7 +102,7 @@ def test_bandits_use_the_whole_budget_of_a_run():
 def test_the_loss_of_an_arm_is_the_failure_of_its_bin_above_the_mean():
     """A usual share of failures changes no score; a larger share raises the score of the played arm."""
     one = control.make("gdro_rollout", mean=2)
-    state = one.init(prompts=1, batch=1, seed=SEED, group=2, max_group=6)
+    state = one.init(shares=alone(1), batch=1, seed=SEED, group=2, max_group=6)
     assert np.isnan(state.usual).all() and np.asarray(state.arms).tolist() == [1, -1, -1, -1, -1, -1, -1]
     for right, usual, score in ((3, 0.25, 0), (3, 0.25, 0), (2, 0.28, 0.25), (4, 0.2464, -0.03)):
         state = one.observe(state, {"tried": np.array([4]), "right": np.array([right])})
@@ -110,7 +115,7 @@ def test_the_loss_of_an_arm_is_the_failure_of_its_bin_above_the_mean():
 def test_failures_alone_change_no_score():
     """A bin of unsolved problems: in 30 steps all scores stay 0 for any sequence of arms."""
     one = control.make("gdro_rollout")
-    state, observe = one.init(prompts=8, batch=4, seed=SEED, group=2, max_group=12), jax.jit(one.observe)
+    state, observe = one.init(shares=alone(8), batch=4, seed=SEED, group=2, max_group=12), jax.jit(one.observe)
     for _ in range(30):
         result = one.propose(state)
         tried = np.zeros(8, np.int32)
@@ -118,7 +123,7 @@ def test_failures_alone_change_no_score():
         state = observe(state, {"tried": tried, "right": np.zeros(8, np.int32)})
     assert not state.scores.any() and state.usual[0] == 1
     with pytest.raises(ValueError, match="sampling.max_group=4 is no more than the 2 groups of 2"):
-        one.init(prompts=8, batch=4, seed=SEED, group=2, max_group=4)
+        one.init(shares=alone(8), batch=4, seed=SEED, group=2, max_group=4)
 
 
 # --- DART
@@ -132,7 +137,7 @@ def test_dart_numbers():
 
 def test_dart_samples_successful_problems_less():
     one = control.make("dart_curation")
-    state = one.init(prompts=2, batch=2, seed=SEED, max_group=8)
+    state = one.init(shares=alone(2), batch=2, seed=SEED, max_group=8)
     sizes = []
     for right in ([0, 8], [0, 2], [8, 0]):
         result = one.propose(state)

@@ -4,7 +4,7 @@ import pytest
 import run_files
 import tiny_config
 
-from jaxrl_llm.training import loop, trained
+from jaxrl_llm.training import loop, setup, trained
 
 TASKS = ("arithmetic(level=digit, label=sums, reward=\"format(pattern='(?s).*[a-z].*')\"), "
          "arithmetic(level=mul, label=products, reward=\"format(pattern='(?s).*[A-Z].*')\")")
@@ -69,3 +69,16 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     run_files.assert_same(*(run_files.saved(one, config()) for one in (tmp_path, workdir)))
     repeatable = [run_files.repeatable(run_files.lines(one)[-1]) for one in (tmp_path, workdir)]
     assert repeatable[0] == repeatable[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["scalerl", "rapo_curriculum", "vade", "grpo"])
+def test_curricula_leave_each_task_its_share(method):
+    """Tasks of 82 and some thousand problems with weights 3 and 1: of 400 prompts 300 are of the small task, by any method."""
+    c = config(method=method, task="arithmetic(level=digit, label=small, weight=3), arithmetic(level=add2, label=large)",
+               **{"prompts.per_step": 8, "eval.sets": "", "checkpoint.best": ""})
+    run, params = setup.build(c)
+    state = setup.initial_state(run, params)
+    settings = run.learner.controls.settings(state.control)
+    labels = [problem.level.split("/")[0] for _ in range(50) for problem in run.source._problems(state.key, settings)]
+    assert len(labels) == 400 and labels.count("small") == pytest.approx(300, abs=30 if method == "scalerl" else 0)

@@ -25,6 +25,10 @@ def test_rapo_puts_the_latest_success_into_groups_where_all_fail():
     assert rule.per_prompt == 1 and rule.as_sampled and rule.most(problems=50, per_step=8) == 50
 
 
+def test_rapo_puts_nothing_into_a_group_without_a_rollout():
+    assert replay.make("latest_success").gives_way(*arrays(np.zeros((2, 2)), [[0, 0], [0, 1]]), rng(0)).tolist() == [-1, 1]
+
+
 def test_rapo_lets_each_member_give_way_as_often():
     place = replay.make("latest_success").gives_way(*arrays(np.zeros((3000, 3))), rng(1))
     np.testing.assert_allclose(np.bincount(place) / 3000, [1 / 3] * 3, atol=0.03)
