@@ -21,7 +21,6 @@ TEST = [
     "reasoning-gym>=0.1.23",
     "gymnasium>=1.0",
     "pgx>=2.6",
-    "gymnax>=1.0",
     "jumanji>=1.1.2",
     "bm25s>=0.2.7",
     "transformers>=5.0",
@@ -116,7 +115,7 @@ setup(
         "wandb": ["wandb>=0.22"],
         "notebooks": ["jupyterlab>=4.2", "ipykernel>=6.29"],
         "parity": ["trl==1.16.0", "verl==0.9.1"],  # compared with in tests/parity, which skips what is absent
-        "test": [*TEST, "torch==2.13.0", "peft>=0.17"],
-        "test-light": TEST,  # without PyTorch, models are not compared with those of transformers
+        "test": [*TEST, "torch==2.13.0", "peft>=0.17", "gymnax>=1.0"],
+        "test-light": TEST,  # without PyTorch (models are not compared with those of transformers) and gymnax (needs jax<0.12)
     },
 )

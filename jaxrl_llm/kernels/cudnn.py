@@ -11,6 +11,7 @@ of the same.
 import contextlib
 import functools
 import importlib
+import inspect
 from typing import Any
 
 import jax
@@ -24,6 +25,8 @@ fused: Any = None
 with contextlib.suppress(ImportError):
     fused = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
 _NEEDED = ("dot_product_attention", "_dot_product_attention_bwd_rule", "_normalize_layout", "check_cudnn_version", "MaskType")
+_GRADIENT = "scale seed dropout_rate variadic_args mask_type layout sliding_window_length {} return_residual res grad_output"
+_GRADIENTS = [tuple(_GRADIENT.format(part).split()) for part in ("is_training", "score_mod cudnn_version")]  # up to 0.11, 0.12
 
 
 def serves(queries, softcap) -> bool:
@@ -32,11 +35,18 @@ def serves(queries, softcap) -> bool:
     Raises NotImplementedError if it has, and this version of JAX has no functions that call it.
     """
     fits = softcap is None and queries.dtype.itemsize == 2 and queries.shape[-1] % 8 == 0 and queries.shape[-1] <= 128
-    if fits and (missing := [name for name in _NEEDED if not hasattr(fused, name)]):
+    missing = [name for name in _NEEDED if not hasattr(fused, name)]
+    if fits and (missing or _gradient_parameters() not in _GRADIENTS):
+        lacks = f"lacks {', '.join(missing)}" if missing else "has another gradient of attention, with the parameters " + (
+            ", ".join(_gradient_parameters()))
         raise NotImplementedError(f"the kernels 'cuda' call cuDNN by functions of jax._src.cudnn, and JAX {jax.__version__} "
-                                  f"lacks {', '.join(missing)}; set model.kernels=plain, or install the version of JAX that "
-                                  "docs/scaling.md names")
+                                  f"{lacks}; set model.kernels=plain, or install a version of JAX that docs/scaling.md names")
     return fits
+
+
+def _gradient_parameters() -> tuple[str, ...]:
+    """The parameters of JAX's gradient of attention, which differ between versions."""
+    return tuple(inspect.signature(fused._dot_product_attention_bwd_rule).parameters)
 
 
 def forward(implementation: str, layout: str, queries, keys, values, lengths, causal: bool):
@@ -61,10 +71,12 @@ def backward(implementation: str, layout: str, queries, keys, values, lengths, c
         return _plain_backward(layout, queries, keys, values, lengths, causal, out, sums, d_out)
     empty = jnp.zeros(0, queries.dtype)
     counts = (empty, empty) if lengths is None else (_all(queries, layout, lengths), lengths)
-    saved = queries, keys, values, empty, *counts, empty, empty, empty, empty, sums, out
+    modified = "score_mod" in _gradient_parameters()  # JAX 0.12 lets scores be modified, by a function of further arrays
+    saved = queries, keys, values, empty, *counts, empty, empty, empty, empty, *([()] if modified else []), sums, out
     kind = fused._normalize_layout(layout).value
     return fused._dot_product_attention_bwd_rule(1.0, 42, 0.0, (False, False), _mask(lengths, causal), kind, None,
-                                                 fused.check_cudnn_version(), False, saved, d_out)[:3]
+                                                 *([None] if modified else []), fused.check_cudnn_version(), False, saved,
+                                                 d_out)[:3]
 
 
 def _mask(lengths, causal: bool):

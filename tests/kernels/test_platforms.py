@@ -106,6 +106,13 @@ def test_programs_for_gpus_call_cudnn(monkeypatch):
     assert text.count("@__cudnn$fmhaSoftmax(") == text.count("@__cudnn$fmhaSoftmaxBackward(") == 1
 
 
+def test_a_version_of_jax_with_another_gradient_is_refused(monkeypatch):
+    monkeypatch.setattr(cudnn.fused, "_dot_product_attention_bwd_rule", lambda scale, saved, d_out: None)
+    with pytest.raises(NotImplementedError, match="with the parameters scale, saved, d_out; set model.kernels=plain"):
+        cudnn.serves(jnp.zeros((1, 16, 2, 64), jnp.bfloat16), None)
+    assert not cudnn.serves(jnp.zeros((1, 16, 2, 64)), None)  # float32 has no kernel, whatever the version
+
+
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16))
 def test_programs_for_tpus_hold_splash_attention(dtype):
     arrays, where = case(700, (700, 650), (2, 2), dtype=dtype, d=128)
