@@ -9,10 +9,9 @@
                   on a cpu of 2 x 2 rooms, 4 turns
                   python experiments/train.py --config=configs/game.py:qwen2.5_1.5b-h100 --workdir=runs/game
 """
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.recipes import sized
-from jaxrl_llm.training.variants import parse
+from jaxrl_llm.training.variants import parse_one_device
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 
@@ -48,7 +47,7 @@ def _tiny(c):
 
 
 def _published(c, variant):
-    machine = one_of("machine of configs/game.py", parse(variant)[1], ("cpu", "h100"))
+    _, machine = parse_one_device(variant)
     c.environment = f"treasure(size={2 if machine == 'cpu' else 3})"
     c.prompts.max_tokens = 256
     c.sampling.max_turns = 12

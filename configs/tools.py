@@ -2,14 +2,18 @@
 
   bash scripts/setup.sh && source .venv/bin/activate
 
-  :tiny     (default) bytes, a 2-layer policy from scratch, supervised warm-up on the oracle's turns until some calls and
-            answers are right, then RL on trajectories of two turns. Minutes on two CPU cores.
-            python experiments/train.py --config=configs/tools.py --workdir=runs/tools
-  :smollm2  SmolLM2-135M-Instruct, which reads one example of a call (get it with scripts/get_smollm2.sh).
-            python experiments/train.py --config=configs/tools.py:smollm2 --workdir=runs/tools_smollm2
+  :tiny           (default) bytes, a 2-layer policy from scratch, supervised warm-up on the oracle's turns until some calls and
+                  answers are right, then RL on trajectories of two turns. Minutes on two CPU cores.
+                  python experiments/train.py --config=configs/tools.py --workdir=runs/tools
+  :smollm2        SmolLM2-135M-Instruct, which reads one example of a call (get it with scripts/get_smollm2.sh).
+                  python experiments/train.py --config=configs/tools.py:smollm2 --workdir=runs/tools_smollm2
+  :MODEL-MACHINE  a published model on cpu or h100 (one device samples turns), with calls as Qwen writes them. Three turns of
+                  256 tokens, on a cpu of 128
+                  python experiments/train.py --config=configs/tools.py:qwen2.5_1.5b-h100 --workdir=runs/tools
 """
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.recipes import sized
+from jaxrl_llm.training.variants import parse_one_device
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 # The chat template of SmolLM2 does not describe tools, so a rule and an example come before the problem.
@@ -24,9 +28,9 @@ PREFACE = [
 
 
 def get_config(variant: str = "tiny"):
-    one_of("variant of configs/tools.py", variant, ("tiny", "smollm2"))
     c = default_config()
-    return _tiny(c) if variant == "tiny" else _smollm2(c)
+    own = {"tiny": _tiny, "smollm2": _smollm2}
+    return own[variant](c) if variant in own else _published(c, variant)
 
 
 def _tiny(c):
@@ -68,4 +72,19 @@ def _smollm2(c):
     c.eval.problems = 24
     c.eval.every = 5
     c.checkpoint.every = 5
+    return c
+
+
+def _published(c, variant):
+    parse_one_device(variant)
+    c.environment = "tool_use(options={'level': 'mul2', 'chat': True}, parser=hermes, turns=3)"
+    c.prompts.max_tokens = 512
+    c.sampling.max_turns = 3
+    c.sampling.max_tokens = 1024
+    c.optimizer.learning_rate = 1e-6
+    c.steps = 200
+    c.eval.problems = 64
+    c.eval.every = 50
+    c = sized(c, variant)
+    c.sampling.turn_tokens = min(256, c.sampling.max_tokens // 2)  # a CPU has 256 tokens
     return c

@@ -18,6 +18,7 @@ from jaxrl_llm.training.variants import MACHINES, PUBLISHED
 
 flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
 
+_CONFIGS = Path(__file__).parent / "configs"  # those that are installed with the package
 _ALLOCATOR_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"  # keep freed memory, in large pages
 
 
@@ -86,22 +87,29 @@ def shipped_config(argument: str) -> str:
     name = re.fullmatch(r"--config=(\w+)(:.*)?", argument)
     if name is None:
         return argument
-    folder = Path(__file__).parent / "configs"
-    one_of("config file", name[1], [file.stem for file in folder.glob("[!_]*.py")])
-    return f"--config={folder / name[1]}.py{name[2] or ''}"
+    one_of("config file", name[1], [file.stem for file in _CONFIGS.glob("[!_]*.py")])
+    return f"--config={_CONFIGS / name[1]}.py{name[2] or ''}"
 
 
-def recipe_titles(folder: Path = Path(__file__).parent / "configs") -> dict[str, str]:
+def _config_files(folder: Path) -> dict[str, str]:
+    """The text of each config file of a folder, by name."""
+    return {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("[!_]*.py"))}
+
+
+def recipe_titles(folder: Path = _CONFIGS) -> dict[str, str]:
     """The first docstring line of each config file of the package, by name; "" for a file without one."""
-    texts = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("[!_]*.py"))}
-    return {name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0] for name, text in texts.items()}
+    return {name: (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0] for name, text in _config_files(folder).items()}
 
 
 def shipped_configs() -> list[str]:
-    """The config files that are installed with the package, one per line: name and first line of the docstring."""
+    """The config files that are installed with the package, one per line: name and first line of the docstring.
+
+    A star is in front of those that have a variant for each published model, made by `recipes.sized`.
+    """
+    stars = {name: "*" if "sized(" in text else " " for name, text in _config_files(_CONFIGS).items()}
     return ["--config=NAME of the config files that are installed, or the path of your own:", "",
-            *(f"    {name:15}{title}" for name, title in recipe_titles().items()), "",
-            "those for published models have the variants NAME:MODEL-MACHINE, e.g. gsm8k:qwen2.5_1.5b-h100-8", "",
+            *(f"  {stars[name]} {name:15}{title}" for name, title in recipe_titles().items()), "",
+            "* for published models: NAME:MODEL-MACHINE, e.g. gsm8k:qwen2.5_1.5b-h100-8 (game and tools: cpu, h100)", "",
             f"    MODEL          {', '.join(PUBLISHED)}", f"    MACHINE        {', '.join(MACHINES)}"]
 
 

@@ -109,6 +109,34 @@ def test_settings_and_modules_exist(page):
         assert importlib.util.find_spec(module), f"{page} runs the module {module}, which is not there"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_lines_of_bash_begin_with_a_command(page):
+    for language, code in FENCE.findall(text_of(page)):
+        lines = code.splitlines() if language == "bash" else []
+        assert not options_alone(lines), f"{page} has options without a command in a block of bash: {options_alone(lines)}"
+
+
+def options_alone(lines: list[str]) -> list[str]:
+    """The lines that begin with an option and continue no line."""
+    return [line for before, line in zip(["", *lines], lines) if line.lstrip().startswith("--") and not before.endswith("\\")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_a_list_of_sections_at_the_top_is_complete(page):
+    top, *sections = re.split(r"^## +", FENCE.sub("", text_of(page)), flags=re.MULTILINE)
+    listed = re.findall(r"^- \[(.*)\]\(#[^)]*\)$", top, re.MULTILINE)
+    assert not listed or listed == [section.partition("\n")[0] for section in sections]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_other_tasks_of_the_small_pretrained_model_have_room_for_an_explanation(page):
+    """`arithmetic.py:smollm2` cuts completions at 24 tokens; a CPU needs the update in parts then."""
+    for line in re.sub(r"\\\n\s*", " ", text_of(page)).splitlines():
+        if "configs/arithmetic.py:smollm2" in line and re.search(r"--config\.task=\"?(jsonl|dataset|reasoning_gym)\b", line):
+            given = dict(re.findall(r"--config\.([\w.]+)=(\d+)", line))
+            assert int(given.get("sampling.max_tokens", 24)) >= 256 and int(given.get("learner.micro_batches", 1)) >= 4, line
+
+
 def resolve(dotted: str):
     """The module or the attribute with this name."""
     parts = dotted.split(".")
@@ -150,6 +178,7 @@ def test_the_checks_fail_where_they_should():
     assert result == [("experiments/show.py", ["nopage", "bogus"])]
     assert commands("```bash\njaxrl_llm show runs/x --out=y\n```") == [("experiments/show.py", ["out"])]
     assert "nopage" in flags_of("experiments/show.py") and "bogus" not in flags_of("experiments/show.py")
+    assert options_alone(["a \\", "  --b=1", "--c=2"]) == ["--c=2"] and options_alone(["--a=1 \\", "--b"]) == ["--a=1 \\"]
     assert is_key("sampling.group") and not is_key("sampling.groups") and not is_key("steps.x")
     with pytest.raises(AttributeError):
         resolve("jaxrl_llm.masked.nothing")

@@ -115,6 +115,21 @@ def test_the_file_for_skypilot(tmp_path):
     assert recipe.model.path == f"models/{folder}"
 
 
+def test_skypilot_downloads_the_model_and_the_teacher_of_a_recipe(tmp_path):
+    """The setup of the job, with a `hf` that prints its arguments and a folder without the package."""
+    job, (model, teacher) = yaml.safe_load(SKY.read_text()), ("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-7B-Instruct")
+    assert f"TEACHER={teacher}" in SKY.read_text() and job["envs"]["MODEL"] == model and not job["envs"]["TEACHER"]
+    recipe = importlib.import_module("configs.distill").get_config("qwen2.5_1.5b-h100-8")
+    for name, text in (("scripts/setup.sh", ""), (".venv/bin/activate", 'hf() { echo "$*"; }')):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    for given, paths in (("", [recipe.model.path]), (teacher, [recipe.model.path, recipe.teacher.path])):
+        done = subprocess.run(["bash", "-ec", job["setup"]], cwd=tmp_path, capture_output=True, text=True, check=True,
+                              env={"PATH": "/usr/bin:/bin", "MODEL": model, "TEACHER": given})
+        wanted = [f"download {name} --local-dir {path}" for name, path in zip((model, teacher), paths)]
+        assert done.stdout.splitlines() == wanted
+
+
 def test_the_file_for_kuberay(tmp_path):
     job = yaml.safe_load(KUBERAY.read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")

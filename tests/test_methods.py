@@ -38,16 +38,16 @@ def test_the_pages_say_how_many_methods_run():
     papers = {paper for row in methods.METHODS.values() for paper in row.arxiv}
     partial = [row for row in rows if "*omits " in row and re.match(r"\| `(\w+)`", row)[1] in {*runnable, *elsewhere}]
     assert papers == {*re.findall(r"\]\(https://arxiv.org/abs/([\d.]+)\)", catalogue)} and partial
-    sentence = (f"Of {known} methods from {len(papers)} papers {len(runnable)} run by name on any task, {len(elsewhere)} more "
-                f"in environments, with teachers or on tasks made for them; of all that run, {len(partial)} omit a part of the "
-                "published method")
+    sentence = (f"The catalogue has {known} methods from {len(papers)} papers. {len(runnable)} run by name on any task; "
+                f"{len(elsewhere)} more need an environment, a teacher or a special task. {len(partial)} of these "
+                f"{len(runnable) + len(elsewhere)} leave out a part of the published method.")
     for page in ("README.md", "CHANGELOG.md", "docs/architecture.md"):
         text = (PAGE.parent.parent / page).read_text()
         assert " ".join(text.split()).count(sentence) == 1, f"run: python -m jaxrl_llm.methods --counts {page}"
-        assert len(re.findall(r"Of \d+ methods", text)) == 1, f"{page} counts methods more than once"
+        assert len(re.findall(r"\d+ methods from \d+ papers", text)) == 1, f"{page} counts methods more than once"
     assert catalogue.count("**not provided: ") == known - len(runnable)
-    stale = re.sub(r"\d+", "9", sentence).replace("in environments", "in\n  environments") + "; 9 of 8"
-    assert methods.with_counts(stale) == sentence.replace("in environments", "in\n  environments") + "; 9 of 8"
+    stale = re.sub(r"\d+", "9", sentence).replace("a teacher", "a\n  teacher") + "; 9 of 8"
+    assert methods.with_counts(stale) == sentence.replace("a teacher", "a\n  teacher") + "; 9 of 8"
     assert not {*runnable} & {*elsewhere} and {"gigpo", "spiral", "rank_grpo", "swe_rl_reward"} <= {*elsewhere}
     assert not {"portool", "oprl", "luffy", "sil"} & {*elsewhere}  # an environment alone is not enough
 
@@ -119,6 +119,30 @@ def test_command_prints_every_method():
     result = subprocess.run([sys.executable, "-m", "jaxrl_llm.methods"], capture_output=True, text=True, check=True,
                             cwd=PAGE.parent.parent)
     assert all(slug in result.stdout for slug in methods.names())
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, cwd=PAGE.parent.parent)
+
+
+def test_command_prints_the_row_of_a_method():
+    lines = dict(line.split(maxsplit=1) for line in command("jaxrl_llm.methods", "poise").stdout.splitlines())
+    row = methods.get("poise")
+    assert lines["method"] == "poise" and lines["title"] == row.title and lines["equation"] == row.equation
+    assert lines["paper"] == "https://arxiv.org/abs/2605.07579" and "group_size 2" in lines["setting"]
+    assert lines["estimator"].startswith("poise(") and lines["objective"].startswith(f"{row.objective[0]}(")
+    assert not {"omits", "replay", "filters"} & lines.keys()  # it has none
+    scalerl, gopd = (command("jaxrl_llm.methods", name).stdout for name in ("scalerl", "gopd"))
+    assert f"omits           {methods.get('scalerl').omits}\n" in scalerl and "controllers     pass_rate\n" in scalerl
+    assert "not provided    teacher_logprobs (a teacher, config.teacher.path)" in gopd
+
+
+def test_command_answers_an_unknown_method_with_near_ones_and_as_it_was_started():
+    for started, usage in ((("jaxrl_llm.methods",), "python -m jaxrl_llm.methods"),
+                           (("jaxrl_llm.cli", "methods"), "jaxrl_llm methods")):
+        done = command(*started, "drgrpo")
+        assert done.returncode == 2 and done.stderr.startswith(f"usage: {usage} [-h]") and not done.stdout
+        assert "Unknown method 'drgrpo'. Did you mean 'dr_grpo'?" in done.stderr
 
 
 def test_needs_are_known_names():

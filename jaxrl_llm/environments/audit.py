@@ -2,10 +2,11 @@
 
 Four policies play: one that says nothing, one that says something at random, a perfect one if the environment has an oracle,
 and one that attacks parsers and verifiers. Each check holds, fails, or was not checked, with the reason. The exit code is 1 if
-one fails.
+one fails, and 2 if the environment cannot be made.
 """
 import argparse
 import json
+import os
 import random
 import re
 import sys
@@ -21,6 +22,7 @@ from jaxrl_llm.environments.attacks import ATTACKS
 from jaxrl_llm.environments.threads import Threads
 from jaxrl_llm.rewards.worker import describe
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training.config import calls
 
 LEAK = 0.25  # a leak: a problem's answer is shown more often than another problem's, by more than this
 TURN_LIMIT = 200
@@ -141,16 +143,18 @@ def _text_of(error: Exception) -> str:
     return str(error) if isinstance(error, (_Late, _Failed)) else describe(error)
 
 
-def audit(environment: base.Environment, again: base.Environment, count: int, seed: int, deadline: float = DEADLINE
-          ) -> tuple[list[dict], dict[str, Check]]:
+def audit(environment: base.Environment, again: base.Environment, count: int, seed: int, deadline: float = DEADLINE,
+          heldout: bool = False) -> tuple[list[dict], dict[str, Check]]:
     """`(rows, checks)`: a row of numbers for each policy, and the result of each check.
 
-    `again` is the same environment, made a second time; `count` trajectories of each policy, of problems drawn by `seed`.
+    `again` is the same environment, made a second time; `count` trajectories of each policy, of training or held-out problems
+    drawn by `seed`.
     Attacks are played until each was the first message once, if `count` is smaller. A policy plays no more after a reset or
     step that takes longer than `deadline` seconds.
     """
-    rows = np.random.default_rng(seed).integers(len(environment.task.train), size=max(count, len(ATTACKS))).tolist()
-    problems = [environment.task.train[row] for row in rows]
+    source = environment.task.heldout if heldout else environment.task.train
+    rows = np.random.default_rng(seed).integers(len(source), size=max(count, len(ATTACKS))).tolist()
+    problems = [source[row] for row in rows]
     played = {name: list(_played(environment, policy, problems if name == "injection" else problems[:count], seed, deadline))
               for name, policy in POLICIES.items() if name != "oracle" or environment.oracle is not None}
     checks = {
@@ -162,7 +166,7 @@ def audit(environment: base.Environment, again: base.Environment, count: int, se
         "repeats itself": _repeats(again, [one for name in played for one in played[name] if one.whole], deadline),
         "answer not shown": _leak(played["null"]),
         "attacks earn nothing": _earned(played, environment.returns),
-        "oracle wins": _wins(environment, played.get("oracle", ())),
+        "oracle wins": _wins(played, environment.returns),
     }
     return [_row(name, trajectories) for name, trajectories in played.items()], checks
 
@@ -276,7 +280,8 @@ def _earned(all_played: Trajectories, returns: tuple[float, float]) -> Check:
     totals = {name: np.array([one.total for one in all_played[name]]) for name in ("null", "random", "injection")}
     paid = [turn.info.get(turn_info.RETURNS) for played in all_played.values() for one in played for turn in one.turns]
     if any(isinstance(agents, list) and any(agents) for agents in paid) and not any(x.any() for x in totals.values()):
-        return Check(UNCHECKED, "the policy plays all agents, whose returns differ, and its own return is always 0")
+        return Check(UNCHECKED, "the policy plays all agents, whose returns differ, and its own return is always 0; on "
+                                "held-out problems it may have an opponent, see --heldout")
     chance = max(totals["null"].mean(), totals["random"].mean())
     if chance >= returns[1]:
         return Check(UNCHECKED, f"silence or chance already earn the highest return, {returns[1]:g}")
@@ -287,30 +292,66 @@ def _earned(all_played: Trajectories, returns: tuple[float, float]) -> Check:
     return Check(FAILS, finding) if mean > bar else Check(HOLDS)
 
 
-def _wins(environment: base.Environment, played: Sequence[Played]) -> Check:
+def _wins(all_played: Trajectories, returns: tuple[float, float]) -> Check:
+    """Checks that the oracle always gets the highest return; against an opponent, more than chance and silence in the mean."""
+    played = all_played.get("oracle", ())
     if not played:
         return Check(UNCHECKED, "it has no oracle")
-    if turn_info.AGENT in environment.facts:
+    agents = [{turn.info[turn_info.AGENT] for turn in one.turns if turn_info.AGENT in turn.info} for one in played]
+    if any(len(seats) > 1 for seats in agents):
         return Check(UNCHECKED, "it has several agents, and the gain of one may be the loss of another")
-    lost = sum(one.total < environment.returns[1] for one in played)
-    finding = f"{lost} of {len(played)} trajectories have less than {environment.returns[1]:g}"
-    return Check(FAILS, finding) if lost else Check(HOLDS)
+    totals = np.array([one.total for one in played])
+    if any(agents):
+        chance = max(float(np.mean([one.total for one in all_played[name]])) for name in ("null", "random"))
+        bar = chance + 2 * totals.std() / len(totals) ** 0.5
+        finding = f"mean return {totals.mean():.3g}, chance {bar:.3g}"
+        return Check(FAILS, finding) if totals.mean() <= bar else Check(HOLDS)
+    lost = int((totals < returns[1]).sum())
+    return Check(FAILS, f"{lost} of {len(played)} trajectories have less than {returns[1]:g}") if lost else Check(HOLDS)
+
+
+def _options(text: str) -> dict[str, Any]:
+    """Options as a JSON object."""
+    try:
+        options = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON ({error}); write for example '{{\"size\": 4}}'") from error
+    if not isinstance(options, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON object; write for example '{{\"size\": 4}}'")
+    return options
+
+
+def _named(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and options of an environment as `config.environment` has them; ValueError unless there is one."""
+    named = calls(text)
+    if len(named) != 1:
+        raise ValueError(f"{text!r} names {len(named)} environments; give one, with its options in brackets")
+    return named[0]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table and the checks; returns 1 if a check fails, else 0."""
+    """Prints the table and the checks; returns 1 if a check fails, 2 if the environment cannot be made, else 0."""
     parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.environments.audit", description=__doc__)
-    parser.add_argument("name", help=f"one of {', '.join(environments.FACTORIES)}, or your own module:function")
-    parser.add_argument("--options", type=json.loads, default={}, help='of the environment, as JSON: {"size": 4}')
+    parser.add_argument("name", help=f"one of {', '.join(environments.FACTORIES)}, or your own module:function; options may "
+                                     "follow in brackets, as in config.environment: \"treasure(size=4)\"")
+    parser.add_argument("--options", type=_options, default={}, help='more options, as JSON: {"size": 4}')
     parser.add_argument("--trajectories", type=int, default=32, help=f"of each policy; of attacks {len(ATTACKS)} at least")
+    parser.add_argument("--heldout", action="store_true", help="held-out problems, on which games have an opponent")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds of a reset or a step")
     given = parser.parse_args(arguments)
     from jaxrl_llm.command_line import print_table
 
-    environment, again = (environments.make(given.name, **given.options) for _ in range(2))
-    rows, checks = audit(environment, again, given.trajectories, given.seed, given.deadline)
-    print_table(rows, f"{given.name}: {environment.name}")
+    try:
+        name, options = _named(given.name)
+        environment, again = (environments.make(name, **{**options, **given.options}) for _ in range(2))
+    except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
+        if os.environ.get("JAXRL_LLM_TRACEBACK"):
+            raise
+        print(f"{type(error).__name__}: {error}\n(JAXRL_LLM_TRACEBACK=1 shows where)", file=sys.stderr)
+        return 2
+    rows, checks = audit(environment, again, given.trajectories, given.seed, given.deadline, given.heldout)
+    print_table(rows, f"{given.name}: {environment.name}{', held-out problems' * given.heldout}")
     for name, check in checks.items():
         print(f"{check.state}  {name}" + (f": {check.why}" if check.why else ""))
     return int(any(check.failed for check in checks.values()))

@@ -14,6 +14,7 @@ from jaxrl_llm.tasks.base import Problem, Task
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 OPENING_ROLES = ("system", "user", "assistant", "tool")
 READER = "reader"  # key of a message: the agent that reads it, see `Environment.apart`
+CUT: Message = {"role": "limit", "content": ""}  # in the policy's place: the run ends the trajectory, see `Environment.cut`
 ROLES = ("system", "user", "tool")  # roles of messages after the opening: only the policy speaks for the assistant
 
 
@@ -80,6 +81,10 @@ class Environment:
       at_once: maximum number of steps at a time in an environment that waits, if each needs a core; None: no maximum.
       tokens: messages are tokens: each has `ids`, beside a content for display only. The policy reads these ids, without a chat
         template, and its own messages have ids too.
+      cut: `cut(state) -> float`, the last reward of a trajectory that a limit of the run ends before the environment does;
+        None: it keeps the rewards of its turns.
+      calls: a text about the tools and how they are called, which is part of the prompt if a published chat template shows no
+        tools; "": the messages say it, or need not.
       oracle: `oracle(state) -> str`, a perfect policy's next message, for audits; `choices(state) -> texts`, possible messages.
     """
 
@@ -96,6 +101,8 @@ class Environment:
     waits: bool = False
     at_once: int | None = None
     tokens: bool = False
+    cut: Callable[[Any], float] | None = None
+    calls: str = ""
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None
 
@@ -136,8 +143,18 @@ def addressed(opening: Sequence[Message]) -> tuple[list[Message], list[Message]]
 
 
 def advance(environment: Environment, state: Any, message: Message) -> Turn:
-    """The turn after a message of the policy, in types of JSON. Raises Rubbish if the environment returns no valid turn."""
-    return checked(environment, environment.step(state, message))
+    """The turn after a message of the policy or after `CUT`, in types of JSON.
+
+    Raises Rubbish if the environment returns no valid turn.
+    """
+    if message["role"] != CUT["role"]:
+        return checked(environment, environment.step(state, message))
+    assert environment.cut is not None
+    reward = environment.cut(state)
+    try:
+        return Turn(reward=number(reward), done=True)
+    except (TypeError, ValueError) as error:
+        raise Rubbish(f"cut returned {_short(reward)}: {error}; allowed is a finite number") from error
 
 
 def checked(environment: Environment, turn: Any) -> Turn:

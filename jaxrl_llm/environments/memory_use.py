@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm import registry, tasks
+from jaxrl_llm import tasks
 from jaxrl_llm.environments import tools as tool_room
 from jaxrl_llm.environments.base import Environment, Message, Turn
-from jaxrl_llm.environments.parsers import PARSERS
+from jaxrl_llm.environments.described import described
+from jaxrl_llm.environments.parsers import named_parser
 from jaxrl_llm.environments.single import ideal, opening, reader, scorer
-from jaxrl_llm.environments.tool_use import TOOLS, call_of
+from jaxrl_llm.environments.tool_use import call_of, named_tools
 from jaxrl_llm.environments.tools import Call, Tool
 from jaxrl_llm.tasks.base import Problem
 
@@ -41,15 +42,15 @@ def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = 
     if contexts < 2:
         raise ValueError(f"contexts={contexts}; give two at least, or take `tool_use`, which keeps what was said")
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
-    chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
-    registry.one_of("parser of calls", parser, PARSERS)
-    made = [registry.make(TOOLS, "tool", name, dict(given)) for name, given in chosen.items()]
+    made = named_tools(tools)
     name = reward or problems.reward
-    step = functools.partial(_step, parse=PARSERS[parser], tools=made, score=scorer(name), read=reader(name), limit=contexts)
+    step = functools.partial(_step, parse=named_parser(parser), tools=made, score=scorer(name), read=reader(name),
+                             limit=contexts)
+    schemas = tuple(tool.schema for tool in made)
     return Environment(
-        name=f"{problems.name}+{'+'.join(chosen)}+memory", task=problems, reset=lambda problem, key: (Dialogue(problem),
-                                                                                                     list(opening(problem))),
-        step=step, tools=tuple(tool.schema for tool in made), contexts=contexts, **tool_room.pace(made),
+        name="+".join([problems.name, *(tool.name for tool in made), "memory"]), task=problems,
+        reset=lambda problem, key: (Dialogue(problem), list(opening(problem))), step=step,
+        tools=schemas, calls=described(schemas, parser), contexts=contexts, **tool_room.pace(made),
         oracle=lambda state: _ideal(name, state, parser),
         choices=lambda state: [f"<memory>{state.said}</memory>", "7", "nothing"])
 

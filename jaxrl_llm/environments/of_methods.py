@@ -14,7 +14,8 @@ from jaxrl_llm import registry, tasks
 from jaxrl_llm.environments import tools
 from jaxrl_llm.environments.background import wait
 from jaxrl_llm.environments.base import Environment, Late, Message, Turn
-from jaxrl_llm.environments.parsers import PARSERS
+from jaxrl_llm.environments.described import described
+from jaxrl_llm.environments.parsers import named_parser
 from jaxrl_llm.environments.single import opening
 from jaxrl_llm.tasks.base import Problem, Task
 
@@ -46,12 +47,13 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
     """The environment of a class (or of a function that makes objects) and the problems of a task.
 
     `reset` gets those of `prompt`, `answer` and the entries of `problem.extra` that it accepts. The trajectory ends with a
-    message that calls nothing, or at the last of `turns`; its return is `get_reward()`, or `reward(object)` if that is given.
+    message that calls nothing, at the last of `turns`, or where a limit of the run cuts it; its return is `get_reward()`, or
+    `reward(object)` if that is given.
     Objects whose answers depend on more than their calls, such as on a server, are not `replayable`. An asynchronous method
     that takes more than `deadline` seconds loses the trajectory as a timeout; steps of a class that has one run concurrently.
     Raises ValueError for a class without `reset`, without a reward, or with a method that cannot be a tool.
     """
-    registry.one_of("parser of calls", parser, PARSERS)
+    parse = named_parser(parser)
     probe = factory()
     name = type(probe).__name__
     if not callable(getattr(probe, "reset", None)):
@@ -65,9 +67,12 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
         said = _called(instance.reset, deadline, _row(instance.reset, problem))
         return Played(instance), _with_text(opening(problem), said, name)
 
+    def value(state: Played) -> float:
+        return _called(state.instance.get_reward, deadline, {}) if reward is None else reward(state.instance)
+
     def step(state: Played, message: Message) -> Turn:
         state.turns += 1
-        calls = PARSERS[parser](message["content"])
+        calls = parse(message["content"])
         own = [_forgiving(tool, getattr(state.instance, tool.name), deadline) for tool in listed]
         results = tools.results(own, calls)
         said = tools.answers(calls, results)
@@ -75,10 +80,10 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
                 "malformed": any(call.error for call in calls), "action": tools.identity(calls) if calls else None}
         if calls and state.turns < turns:
             return Turn(said, info=info)
-        value = _called(state.instance.get_reward, deadline, {}) if reward is None else reward(state.instance)
-        return Turn(said, value, True, info)
+        return Turn(said, value(state), True, info)
 
-    return Environment(name=name, task=task, reset=reset, step=step, tools=tuple(tool.schema for tool in listed),
+    schemas = tuple(tool.schema for tool in listed)
+    return Environment(name=name, task=task, reset=reset, step=step, cut=value, tools=schemas, calls=described(schemas, parser),
                        returns=returns, replayable=replayable,
                        waits=any(inspect.iscoroutinefunction(tool.call) for tool in listed),
                        facts={"tool_calls": "count", "tool_errors": "count", "malformed": "any"})

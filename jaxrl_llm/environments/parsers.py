@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl_llm import registry
 from jaxrl_llm.environments.tools import Call
 from jaxrl_llm.rewards.code import extract_program
 
@@ -67,6 +68,19 @@ def fenced(text: str) -> list[Call]:
 
 PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": llama3, "pythonic": pythonic,
                                                       "fenced": fenced}
+
+
+def named_parser(name: str) -> Callable[[str], list[Call]]:
+    """The parser of that name, or your own "module:function". Raises ValueError if there is none."""
+    kind = "parser of calls"
+    return registry.function_of(kind, name) if ":" in name else PARSERS[registry.one_of(kind, name, PARSERS)]
+
+
+def calling_parser(name: str) -> Callable[[str], list[Call]]:
+    """As `named_parser`, for tools that are called by their names, which programs in fences do not."""
+    if name == "fenced":
+        registry.one_of("parser of calls", name, sorted(PARSERS.keys() - {"fenced"}))
+    return named_parser(name)
 
 
 def _json(name: str, key: str, arguments: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """Tasks with one answer in which the policy may call tools before it answers."""
 import dataclasses
 import functools
+import inspect
 import re
+import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +11,8 @@ from jaxrl_llm import registry, tasks
 from jaxrl_llm.environments import tools as tool_room
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.environments.calculator import calculator
-from jaxrl_llm.environments.parsers import PARSERS, WRITERS
+from jaxrl_llm.environments.described import described
+from jaxrl_llm.environments.parsers import WRITERS, named_parser
 from jaxrl_llm.environments.python_tool import python
 from jaxrl_llm.environments.search import search
 from jaxrl_llm.environments.single import ideal, opening, reader, scorer
@@ -41,22 +44,50 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
              reward: str | None = None, turns: int = 8, preface: Sequence[Message] = ()) -> Environment:
     """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
 
+    Your own tools are "module:function", see `named_tools`, and so is your own parser, `parse(text) -> calls` as in `parsers`.
     A message that calls tools is answered by their results, calls after the first `tools.CALLS` by one error. A message without
     calls is the answer, which the task's verifier scores. A policy that still calls at the last of its `turns` gets no reward.
-    `preface` are messages before the problem, such as rules and an example, for a chat template that shows no tools. The facts
-    of a turn are `tool_calls`; `tool_errors`, calls that failed, among them `tool_failed`, readable calls of a known tool, and
-    `tool_unknown`, readable calls of an unknown one; `error_words`, results that contain the word "error", failed or not;
-    `answer_blocks`, answers in a box or in `<answer>`, or read by the verifier; `malformed`, whether a call could not be
-    parsed; and `void`: no readable call and no answer. The `action` of a turn is its calls, or the answer as the verifier reads
-    it. Raises ValueError for unknown names, SandboxError if the tool `python` cannot run.
+    `preface` are messages before the problem, such as rules and an example; without them a policy whose chat template shows no
+    tools reads a description. The facts of a turn are `tool_calls`; `tool_errors`, calls that failed, among them `tool_failed`,
+    readable calls of a known tool, and `tool_unknown`, readable calls of an unknown one; `error_words`, results that contain
+    the word "error", failed or not; `answer_blocks`, answers in a box or in `<answer>`, or read by the verifier; `malformed`,
+    whether a call could not be parsed; and `void`: no readable call and no answer. The `action` of a turn is its calls, or the answer as the verifier reads
+    it. Raises ValueError for unknown names and two tools of one name, SandboxError if the tool `python` cannot run.
     """
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
-    chosen = tools if isinstance(tools, Mapping) else dict.fromkeys(tools, {})
-    registry.one_of("parser of calls", parser, PARSERS)
-    if parser == "fenced" and set(chosen) != {"python"}:
-        raise ValueError(f"the parser 'fenced' calls the tool 'python' alone, got the tools {sorted(chosen)}")
-    made = [registry.make(TOOLS, "tool", name, dict(given)) for name, given in chosen.items()]
-    return of_tools(problems, made, name="+".join(chosen), parser=parser, reward=reward, turns=turns, preface=preface)
+    made = named_tools(tools)
+    names = [tool.name for tool in made]
+    if parser == "fenced" and names != ["python"]:
+        raise ValueError(f"the parser 'fenced' calls the tool 'python' alone, got the tools {sorted(names)}")
+    return of_tools(problems, made, name="+".join(names), parser=parser, reward=reward, turns=turns, preface=preface)
+
+
+def named_tools(named: Mapping[str, Mapping[str, Any]] | Sequence[str]) -> list[Tool]:
+    """Tools by name or by name and options. "module:function" is your own function with types, or one that returns a `Tool`.
+
+    The second is annotated with `-> Tool` and takes the options. Raises ValueError for unknown names and options, for something
+    that is no tool, and for two tools of one name.
+    """
+    chosen = named if isinstance(named, Mapping) else dict.fromkeys(named, {})
+    made = [_own(name, given) if ":" in name else registry.make(TOOLS, "tool", name, dict(given))
+            for name, given in chosen.items()]
+    names = [tool.name for tool in made]
+    if len(set(names)) < len(names):
+        raise ValueError(f"the tools {list(chosen)} have the names {names}; give each a name of its own")
+    return made
+
+
+def _own(target: str, options: Mapping[str, Any]) -> Tool:
+    function = registry.function_of("tool", target)
+    if not inspect.isfunction(function) or inspect.iscoroutinefunction(function):
+        raise ValueError(f"tool {target!r} is no function, or an asynchronous one; the environment `methods_of` takes a class, "
+                         "whose methods are tools and may be asynchronous")
+    if typing.get_type_hints(function).get("return") is Tool:
+        return registry.own("tool", target, dict(options), Tool)
+    if options:
+        raise ValueError(f"tool {target!r} is called by the policy and takes no options, got {sorted(options)}; options go to "
+                         "a function that returns a Tool, annotated with -> Tool")
+    return tool_room.of_function(function)
 
 
 def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, reward: str | None, turns: int,
@@ -67,7 +98,7 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
     `opened` makes tools for each trajectory, with the same schemas, and an object that is kept as long as the trajectory.
     """
     fenced, verifier = parser == "fenced", reward or problems.reward
-    step = functools.partial(_step, parse=PARSERS[parser], score=scorer(verifier), read=reader(verifier), limit=turns,
+    step = functools.partial(_step, parse=named_parser(parser), score=scorer(verifier), read=reader(verifier), limit=turns,
                              role="user" if fenced else "tool")
 
     def reset(problem: Problem, key: int) -> tuple[Dialogue, list[Message]]:
@@ -75,10 +106,12 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
         own, kept = (tools, None) if opened is None else opened()
         return Dialogue(problem, own, kept=kept), [*rules, *preface, *opening(problem)]
 
+    schemas = () if fenced else tuple(tool.schema for tool in tools)
     calculates = turns > 1 and any(tool.name == "calculator" for tool in tools)
     return Environment(
         name=f"{problems.name}+{name}", task=problems, reset=reset, step=step, replayable=replayable,
-        **({"waits": waits} | tool_room.pace(tools)), tools=() if fenced else tuple(tool.schema for tool in tools), facts=FACTS,
+        **({"waits": waits} | tool_room.pace(tools)), tools=schemas, facts=FACTS,
+        calls="" if preface else described(schemas, parser),
         oracle=lambda state: _ideal(verifier, state, parser if calculates else ""),
         choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
                                '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])
@@ -90,9 +123,10 @@ def _ideal(reward: str, state: Dialogue, parser: str) -> str:
 
 
 def call_of(problem: Problem, parser: str) -> str | None:
-    """A call of the calculator with the expression in a problem; None without an expression, and for no parser or `fenced`."""
+    """A call of the calculator with the expression in a problem; None without one, and for parsers that read no such call."""
     match = _EXPRESSION.search(opening(problem)[-1]["content"])
-    return None if match is None or parser in ("", "fenced") else WRITERS[parser]("calculator", {"expression": match[0]})
+    write = None if parser == "fenced" else WRITERS.get(parser)
+    return None if match is None or write is None else write("calculator", {"expression": match[0]})
 
 
 def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], score: Callable[[str, Problem], float],

@@ -1,5 +1,6 @@
 """Functions that a policy may call: their schema for the chat template, checks of arguments, and results as text."""
 import dataclasses
+import enum
 import inspect
 import json
 import re
@@ -11,7 +12,8 @@ from typing import Any, NamedTuple
 from jaxrl_llm import registry
 from jaxrl_llm.rewards.pool import cores
 
-_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
+_SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}  # can be values of an enum
+_TYPES = _SCALARS | {list: "array", tuple: "array", dict: "object"}
 _CHECKS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
                                         "array": (list,), "object": (dict,), "null": (type(None),)}
 CALLS = 4  # calls of a message: without a limit they could exceed the deadline of a step
@@ -39,7 +41,7 @@ class Call(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A function by name; `parameters` is a JSON schema of type object.
+    """A function by name; `parameters` is a JSON schema of type object, which allows any arguments if it has no `properties`.
 
     `call(**arguments)` returns a text, or a `Result` if failures have an output of their own. `program`: a call runs a program,
     which takes a while and needs a core.
@@ -80,17 +82,55 @@ def of_function(function: Callable[..., Any]) -> Tool:
 
 def _schema_of(hint: Any, where: str) -> dict[str, Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return {}
     if origin is typing.Literal:
-        return {**_schema_of(type(arguments[0]), where), "enum": list(arguments)}
+        return _one_of(arguments, hint, where)
+    if inspect.isclass(hint) and issubclass(hint, enum.Enum):
+        return _one_of([member.value for member in hint], hint, where)
     if origin in (typing.Union, types.UnionType):
-        kinds = [_schema_of(kind, where)["type"] for kind in arguments]
-        return {"type": kinds if len(kinds) > 1 else kinds[0]}
-    if origin is list and arguments:
-        return {"type": "array", "items": _schema_of(arguments[0], where)}
+        return _any_of([_schema_of(kind, where) for kind in arguments])
     if (origin or hint) not in _TYPES:
-        raise ValueError(f"{where} has the type {hint}; allowed are {', '.join(kind.__name__ for kind in _TYPES)}, lists of "
-                         "them, Literal and unions")
-    return {"type": _TYPES[origin or hint]}
+        raise _not_of_json(hint, where)
+    schema: dict[str, Any] = {"type": _TYPES[origin or hint]}
+    if origin is list and arguments or arguments[1:] == (...,):
+        schema["items"] = _schema_of(arguments[0], where)
+    elif origin is tuple and arguments:
+        schema["prefixItems"] = [_schema_of(kind, where) for kind in arguments]
+    elif origin is dict and arguments:
+        schema["additionalProperties"] = _schema_of(arguments[1], where)
+    return schema
+
+
+def _one_of(values: Sequence[Any], hint: Any, where: str) -> dict[str, Any]:
+    """The schema of values that are listed."""
+    if not values or any(type(value) not in _SCALARS for value in values):
+        raise _not_of_json(hint, where)
+    return {"type": _joined([_SCALARS[type(value)] for value in values]), "enum": list(values)}
+
+
+def _any_of(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The schema of a union: a list of types, if they say no more. Null joins the types and values of a single other one."""
+    others = [schema for schema in schemas if schema != {"type": "null"}]
+    if {} in schemas:
+        return {}
+    if all(schema.keys() == {"type"} for schema in schemas):
+        return {"type": _joined([schema["type"] for schema in schemas])}
+    if len(others) > 1:
+        return {"anyOf": list(schemas)}
+    values = {"enum": [*others[0]["enum"], None]} if "enum" in others[0] else {}
+    return {**others[0], "type": _joined([others[0]["type"], "null"]), **values}
+
+
+def _joined(kinds: Sequence[str | list[str]]) -> str | list[str]:
+    """Names of types, each once; a single one is no list."""
+    names = list(dict.fromkeys(name for kind in kinds for name in ([kind] if isinstance(kind, str) else kind)))
+    return names[0] if len(names) == 1 else names
+
+
+def _not_of_json(hint: Any, where: str) -> ValueError:
+    return ValueError(f"{where} has the type {hint}; allowed are str, int, float, bool, None, list, tuple, dict, Any, Literal, "
+                      "Enum with values of the first five types, and unions of them")
 
 
 def pace(tools: Sequence[Tool]) -> dict[str, Any]:
@@ -155,23 +195,47 @@ def _plain(value: Any) -> Any:
 
 
 def check(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Raises ToolError if arguments are missing, unknown or not of the schema's type.
+    """Raises ToolError if arguments are missing, unknown or not as the schema says.
 
-    Only `type` and `enum` of a schema are checked.
+    Of the schema of an argument `type`, `enum` and `anyOf` are checked. An argument is unknown if the tool's schema has no such
+    property, and neither allows others by `additionalProperties` nor lacks `properties` altogether.
     """
     properties = tool.parameters.get("properties", {})
-    for name in arguments:
+    others = tool.parameters.get("additionalProperties", "properties" not in tool.parameters)
+    for name in arguments if others is False else ():
         registry.one_of(f"argument of {tool.name}", name, properties)
     missing = [name for name in tool.parameters.get("required", ()) if name not in arguments]
     if missing:
         raise ToolError(f"{tool.name} needs the argument {missing[0]!r}")
     for name, value in arguments.items():
-        kinds, allowed = properties[name].get("type", list(_CHECKS)), properties[name].get("enum")
-        kinds = [kinds] if isinstance(kinds, str) else kinds
-        fits = any(isinstance(value, _CHECKS[kind]) and (kind == "boolean" or not isinstance(value, bool)) for kind in kinds)
-        if not fits or (allowed is not None and value not in allowed):
-            wanted = f"one of {allowed}" if allowed is not None else " or ".join(kinds)
-            raise ToolError(f"argument {name!r} of {tool.name} is {json.dumps(value)[:100]}; allowed is {wanted}")
+        schema = properties.get(name, others)
+        if not _fits(schema, value):
+            raise ToolError(f"argument {name!r} of {tool.name} is {json.dumps(value)[:100]}; allowed is {_allowed(schema)}")
+
+
+def _fits(schema: Any, value: Any) -> bool:
+    if not isinstance(schema, Mapping):
+        return schema is not False  # True, as {}, allows all
+    if "anyOf" in schema and not any(_fits(one, value) for one in schema["anyOf"]):
+        return False
+    if "enum" in schema:  # true is not 1 in JSON
+        return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in schema["enum"])
+    return any(isinstance(value, _CHECKS.get(kind, object)) and (kind == "boolean" or not isinstance(value, bool))
+               for kind in _kinds(schema))
+
+
+def _kinds(schema: Mapping[str, Any]) -> list[str]:
+    kinds = schema.get("type", list(_CHECKS))
+    return [kinds] if isinstance(kinds, str) else list(kinds)
+
+
+def _allowed(schema: Any) -> str:
+    """What a schema allows, in words."""
+    if not isinstance(schema, Mapping):
+        return "nothing"
+    if "enum" in schema:
+        return f"one of {json.dumps(list(schema['enum']), ensure_ascii=False)}"
+    return " or ".join(map(_allowed, schema["anyOf"]) if "anyOf" in schema else _kinds(schema))
 
 
 def shorten(text: str) -> str:

@@ -44,7 +44,7 @@ def treasure(*, size: int = 3, mazes: int = 1000, heldout: int = 200, seed: int 
         raise ValueError(f"size={size}; allowed are 2 to 5")
 
     def build(number_of_maze: int, number: int) -> Problem:
-        return Problem(({"role": "user", "content": RULES},), "open chest", number, f"{size}x{size}", {"maze": number_of_maze})
+        return Problem(({"role": "user", "content": RULES},), "", number, f"{size}x{size}", {"maze": number_of_maze})
 
     def reset(problem: Problem, key: int) -> tuple[Maze, list[Message]]:
         maze = make_maze(size, f"{seed} {problem.extra['maze']}")

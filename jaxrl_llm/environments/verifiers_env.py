@@ -10,15 +10,16 @@ import functools
 import inspect
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import registry
 from jaxrl_llm.environments import tools as tool_room
 from jaxrl_llm.environments.background import Opened, wait
 from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.described import described
 from jaxrl_llm.environments.mcp_tools import text_of
-from jaxrl_llm.environments.parsers import PARSERS
+from jaxrl_llm.environments.parsers import calling_parser
 from jaxrl_llm.tasks.base import Problem, disjoint_task, optional
 
 
@@ -55,7 +56,7 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     optional("verifiers", "verifiers")
     import verifiers.v1 as vf
 
-    registry.one_of("parser of calls", parser, sorted(PARSERS.keys() - {"fenced"}))
+    calling_parser(parser)
     given = dict(config or {})
     loaded = vf.load_environment(vf.resolve_env_config(
         {**given, "id": env, "taskset": {**given.get("taskset", {}), "id": taskset}}))
@@ -64,7 +65,7 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
         raise ValueError(f"{type(loaded).__name__} starts resources that all episodes share, which is not done here")
     for task in tasks[:1]:
         _check(task)
-    described = _described(loaded)
+    schemas = _schemas(loaded)
     seats = sorted(_seats(loaded))
 
     def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
@@ -83,7 +84,8 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     first = max(len(tasks) - heldout, 0)
     return Environment(
         name=taskset if not env else f"{env}+{taskset}", reset=reset, replayable=replayable, waits=not replayable,
-        returns=returns, tools=described,
+        returns=returns, tools=schemas, calls=described(schemas, parser),
+        cut=functools.partial(_cut, deadline=deadline, what=taskset),
         task=disjoint_task(f"verifiers/{taskset}", rows[:first], rows[first:], problem_of, reward="environment"),
         step=functools.partial(_step, deadline=deadline, what=taskset, several=several),
         facts={"agent": "turn", "functional_group": "turn"} if several else {})
@@ -96,9 +98,23 @@ def _step(state: Played, message: Message, *, deadline: float, what: str, severa
         state.seat = asked.seat
         return Turn(asked.messages, info=info)
     metrics = {name: value for trace in asked.values() for one in trace for name, value in one.metrics.items()}
-    earned = [sum(one.reward for one in traces) for traces in asked.values()]
+    earned = _earned(asked)
     return Turn(reward=sum(earned) / len(earned), done=True,
                 info={**info, "metrics": metrics, **({"returns": earned} if several else {})})
+
+
+def _earned(traces: Mapping[str, Sequence[Any]]) -> list[float]:
+    """The rewards of each seat of an episode that has ended."""
+    return [sum(one.reward for one in of_seat) for of_seat in traces.values()]
+
+
+def _cut(state: Played, *, deadline: float, what: str) -> float:
+    """The mean reward of the agents where a limit of the run ends the episode: none of them speaks again."""
+    asked = wait(state.run.value(None, True), deadline, what)
+    while isinstance(asked, _Asked):
+        asked = wait(state.run.value(None, True), deadline, what)
+    earned = _earned(asked)
+    return sum(earned) / len(earned)
 
 
 def _seats(loaded: Any) -> dict[str, Any]:
@@ -162,7 +178,7 @@ async def _clients(loaded: Any, trace: Any, data: Any) -> AsyncIterator[dict[str
         yield clients
 
 
-def _described(loaded: Any) -> tuple[dict, ...]:
+def _schemas(loaded: Any) -> tuple[dict, ...]:
     """The schemas of all tools, for the chat template."""
     async def listed() -> tuple[dict, ...]:
         async with _clients(loaded, None, None) as clients:
@@ -177,7 +193,10 @@ def _tool(name: str, tool: Any) -> tool_room.Tool:
 
 @contextlib.asynccontextmanager
 async def _run(loaded: Any, task: Any, seats: list[str], parser: str) -> AsyncIterator[Any]:
-    """`advance(said)` of one episode, which returns the next `_Asked`, or at the end the traces of each seat."""
+    """`advance(said)` of one episode, which returns the next `_Asked`, or at the end the traces of each seat.
+
+    The first call opens the episode with None. With `cut` the policy says None, after which its agent's trace stops.
+    """
     import verifiers.v1 as vf
 
     asked: asyncio.Queue = asyncio.Queue()
@@ -197,8 +216,8 @@ async def _run(loaded: Any, task: Any, seats: list[str], parser: str) -> AsyncIt
 
     running = asyncio.ensure_future(play())
 
-    async def advance(said: str | None) -> Any:
-        if said is not None:
+    async def advance(said: str | None, cut: bool = False) -> Any:
+        if cut or said is not None:
             answers.put_nowait(said)
         getting = asyncio.ensure_future(asked.get())
         await asyncio.wait({getting, running}, return_when=asyncio.FIRST_COMPLETED)
@@ -224,8 +243,8 @@ class _Table(NamedTuple):
     episode: Any
     seats: list[str]
 
-    async def say(self, seat: str, messages: list[Message]) -> str:
-        """The policy's answer to these messages."""
+    async def say(self, seat: str, messages: list[Message]) -> str | None:
+        """The policy's answer to these messages; None if it says nothing more."""
         async with self.lock:
             self.asked.put_nowait(_Asked(self.seats.index(seat), messages))
             return await self.answers.get()
@@ -299,7 +318,10 @@ class _Interaction:
 
         new = [_plain(message) for message in self._messages[self._said:]]
         text = await self._table.say(self._seat, new)
-        calls = PARSERS[self._table.parser](text) if self._clients else []
+        if text is None:
+            self.trace.stop("cut")
+            return False
+        calls = calling_parser(self._table.parser)(text) if self._clients else []
         called = [vf.ToolCall(id=f"{len(self._messages)}-{place}", name=call.name, arguments=json.dumps(dict(call.arguments)))
                   for place, call in enumerate(calls)]
         answer = vf.AssistantMessage(content=text, tool_calls=called or None)

@@ -32,7 +32,7 @@ class RowCaches:
       slots: the slots on the device; None while no row is in them.
       near: maximum places of sliding-window layers; None if there are none.
       prefixes: caches of prompts, at most as many as rows, the most recently read last.
-      prefilled: number of prompt tokens computed.  read: the same, plus the tokens that others wrote into rows.
+      prefilled: number of prompt tokens computed, not copied.  read: the same, plus the tokens that others wrote into rows.
       programs: the compiled programs, one entry for each combination of shapes.
     """
 
@@ -116,20 +116,44 @@ class RowCaches:
             longest, known = max(map(len, new)), {*new, *self.prefixes}
             others = (prompt_of(row) for row in itertools.islice(waiting, self._rows) if not row.cached)
             new += list(dict.fromkeys(p for p in others if p and p not in known and len(p) <= longest))[:spare]
-        self.prefilled += sum(map(len, new))
-        self.read += sum(map(len, new))
         while new:
             part, new = new[:_LANES[-1]], new[_LANES[-1]:]
             block = self._block(weights, part)
             self.prefixes |= {prompt: Prefix(block, i) for i, prompt in enumerate(part)}
 
-    def _block(self, weights: Weights, prompts: Sequence[Sequence[int]]) -> Slots:
-        """Prefills a block with these prompts in its rows."""
-        rows, widths = lanes_for(len(prompts)), widths_of(max(map(len, prompts)))
-        room = self._room(sum(widths))
-        self.programs.add(("prefill", rows, widths[0], room))
-        block = programs_of.prefill(self._model, weights, _lines(prompts, rows, widths[0]), room=room, near=self.near)
-        return self._extended(weights, block, [(i, prompt[widths[0]:], widths[0]) for i, prompt in enumerate(prompts)])
+    def _block(self, weights: Weights, prompts: Sequence[tuple[int, ...]]) -> Slots:
+        """A block with these prompts in its rows; what a known prompt begins with too is copied from there."""
+        rows, starts = lanes_for(len(prompts)), [self._start(prompt) for prompt in prompts]
+        computed = sum(map(len, prompts)) - sum(before for before, _ in starts)
+        self.prefilled, self.read = self.prefilled + computed, self.read + computed
+        copies, fresh = _by_block(starts), [() if source else prompt for prompt, (_, source) in zip(prompts, starts)]
+        room = max([self._room(sum(widths_of(max(map(len, prompts))))), *(block.room for block, _, _ in copies)])
+        width = widths_of(max(map(len, fresh)))[0] if any(fresh) else 0
+        if width:
+            self.programs.add(("prefill", rows, width, room))
+            block = programs_of.prefill(self._model, weights, _lines(fresh, rows, width), room=room, near=self.near)
+        else:
+            block, copies = self._lengthened(self._picked(*copies[0], rows), room), copies[1:]
+        for source, which, where in copies:
+            block = self._copied(block, source, which, where)
+        entries = [(i, prompt, before or width) for i, (prompt, (before, _)) in enumerate(zip(prompts, starts))]
+        return self._extended(weights, block, [(i, prompt[before:], before) for i, prompt, before in entries])
+
+    def _start(self, prompt: tuple[int, ...]) -> tuple[int, Prefix | None]:
+        """How many tokens a prompt shares with the known one that begins most like it, and that one's cache, None for none.
+
+        Sliding-window layers do not keep their first places.
+        """
+        known = self.prefixes.items() if self.near is None else ()
+        starts = ((before, prefix) for other, prefix in known if (before := _alike(prompt, other)))
+        return max(starts, key=lambda start: start[0], default=(0, None))
+
+    def _picked(self, block: Slots, which: Sequence[int], where: Sequence[int], rows: int) -> Slots:
+        """A block of `rows` with rows `which` of another one in its rows `where`."""
+        source = np.zeros(rows, np.int32)
+        source[list(where)] = which
+        self.programs.add(("pick", block.rows, block.room, rows))
+        return programs_of.pick(block, source)
 
     def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Writes tokens into the slots in use, rows with about as many tokens together, see `_extended`."""
@@ -158,10 +182,13 @@ class RowCaches:
         """
         if block is not None:
             self.make_room(block.room)
-        count = next(n for n in (1, FEWEST, self._rows) if n >= len(entries))
-        slot, which = _padded([row.slot for _, row in entries], self._rows, count), _padded([i for i, _ in entries], 0, count)
-        self.programs.add(("put", count, *((block.rows, block.room) if block is not None else ()), self.slots.room))
-        self.slots = programs_of.put(self.slots, block, which, slot)
+        self.slots = self._copied(self.slots, block, [i for i, _ in entries], [row.slot for _, row in entries])
+
+    def _copied(self, slots: Slots, block: Slots | None, which: Sequence[int], where: Sequence[int]) -> Slots:
+        """The slots with rows `which` of a block, or of the slots themselves (None), in their rows `where`."""
+        count = next(n for n in (1, FEWEST, slots.rows) if n >= len(which))
+        self.programs.add(("put", count, *((block.rows, block.room, slots.rows) if block is not None else ()), slots.room))
+        return programs_of.put(slots, block, _padded(which, 0, count), _padded(where, slots.rows, count))
 
 
 def lanes_for(count: int) -> int:
@@ -193,6 +220,23 @@ def _lines(tokens: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray
     for line, own in zip(lines, tokens):
         line[:len(own[:width])] = own[:width]
     return lines
+
+
+def _alike(prompt: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two prompts begin with alike, in whole widths, as they are computed so."""
+    most, step = min(len(prompt), len(other)), WIDTHS[-1]
+    return next(n for n in range(0, most + 1, step) if n + step > most or prompt[n:n + step] != other[n:n + step])
+
+
+def _by_block(starts: Sequence[tuple[int, Prefix | None]]) -> list[tuple[Slots, list[int], list[int]]]:
+    """What is copied from each block: `(block, rows of it, numbers of the starts)`."""
+    copies: dict[int, tuple[Slots, list[int], list[int]]] = {}
+    for i, (_, source) in enumerate(starts):
+        if source is not None:
+            _, which, where = copies.setdefault(id(source.block), (source.block, [], []))
+            which.append(source.row)
+            where.append(i)
+    return list(copies.values())
 
 
 def prompt_of(row: Row) -> tuple[int, ...]:

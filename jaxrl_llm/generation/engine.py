@@ -55,7 +55,15 @@ class Engine:
           tokenizer: for stop texts.
           version: policy version of these weights.
           chunks: numbers of steps between two looks at the rows, ascending: the longest is used unless a shorter one suffices.
+        Raises:
+          ValueError: for numbers that no engine could work with, and lengths that the model does not support.
         """
+        if slots < 1:
+            raise ValueError(f"slots={slots}; give 1 at least")
+        if slot_tokens < 2:
+            raise ValueError(f"slot_tokens={slot_tokens}; give 2 at least: a token of the prompt and one of the policy")
+        if not chunks or chunks[0] < 1 or any(later <= n for n, later in zip(chunks, chunks[1:])):
+            raise ValueError(f"chunks={tuple(chunks)}; give numbers of steps in ascending order, each 1 at least")
         model.check_length(slot_tokens)
         self._model, self._slot_tokens, self._tokenizer, self._chunks = model, slot_tokens, tokenizer, tuple(chunks)
         leaf = jax.tree.leaves(params)[0]
@@ -140,16 +148,17 @@ class Engine:
         """
         self._settle()
         row = self._held(uid)
-        limit = row.limit if limit is None else limit
+        request = row.request if limit is None else dataclasses.replace(row.request, limit=limit)
+        check_request(request, self._tokenizer)
         check_tokens(uid, tokens, self.vocab_size)
-        check_size(uid, len(row.tokens) + len(tokens), limit, row.drawn, self._slot_tokens)
+        check_size(uid, len(row.tokens) + len(tokens), request.limit, row.drawn, self._slot_tokens)
         if row in self._queue:
             self._queue.remove(row)
         if not row.ended and row.measured:
             self._done.append(row.node("extended"))
         row.tokens += [int(t) for t in tokens]
-        row.limit, row.start, row.measured, row.ended, row.paused = limit, len(row.tokens), [], False, False
-        row.search = self._search(row.request)
+        row.request, row.start, row.measured, row.finish, row.paused = request, len(row.tokens), [], None, False
+        row.search = self._search(request)
         self._queue.appendleft(row)
 
     def pause(self, uid: int) -> Node:
@@ -263,7 +272,7 @@ class Engine:
         check_tokens(request.uid, request.tokens, self.vocab_size)
         check_size(request.uid, len(request.tokens), request.limit, 0, self._slot_tokens)
         tokens = [int(t) for t in request.tokens]
-        return Row(request, tokens, request.limit, self._search(request), start=len(tokens))
+        return Row(request, tokens, self._search(request), start=len(tokens))
 
     def _child(self, request: Request) -> Row:
         """A row that continues its parent's tokens, with a copy of the parent's cache, made once it has a slot of its own."""
@@ -274,9 +283,9 @@ class Engine:
         check_size(request.uid, len(parent.tokens) + len(request.tokens), request.limit, parent.drawn, self._slot_tokens)
         tokens = parent.tokens + [int(t) for t in request.tokens]
         search = self._search(request)
-        if not len(request.tokens) and not parent.ended:
+        if not len(request.tokens) and parent.finish not in ("stop", "stop_string"):
             search.feed(parent.search.tokens)
-        return Row(request, tokens, request.limit, search, cached=parent.cached, drawn=parent.drawn, start=len(tokens),
+        return Row(request, tokens, search, cached=parent.cached, drawn=parent.drawn, start=len(tokens),
                    source=parent if parent.slot is not None and parent.cached else parent.source, cache=parent.cache,
                    begun=parent.begun)
 
@@ -415,7 +424,7 @@ class Engine:
         before = len(row.search.tokens)
         kept = row.search.feed(tokens[:-1] if stopped else tokens)
         if kept is None:
-            finish = "stop" if stopped else "limit" if row.left == 0 else None
+            finish = "stop" if stopped else "limit" if row.left <= 0 else None
         else:
             finish, dropped = "stop_string", before + len(tokens) - kept
             self._changed |= not stopped and row.left > 0
@@ -427,7 +436,7 @@ class Engine:
 
     def _finish(self, row: Row, finish: str) -> None:
         self._done.append(row.node(finish))
-        row.ended = True
+        row.finish = finish
         if not row.request.keep:
             del self._rows[row.request.uid]
             self._free(row)

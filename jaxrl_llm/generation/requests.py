@@ -1,5 +1,6 @@
 """Requests to an engine, the nodes that it answers with, and the host's state of the rows in between."""
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ class Request:
       limit: maximum number of policy tokens in it, its parent's included.
       tokens: the prompt; with a parent, what is appended to the parent's tokens.
       parent: uid of the trajectory that it continues, from that one's current token.
-      sampling: the distribution to draw from.
+      sampling: the distribution to draw from, without `spread`, and without `max_tokens` below the limit.
       stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
       keep: whether it is held after its end, to be forked or extended, until it is released.
       seed: number from which its random numbers are derived instead of its uid, 0 to 2^63 - 1; None: the uid.
@@ -75,8 +76,9 @@ class Row:
     """The host's state of a trajectory.
 
     Attributes:
+      request: with the limit and the sampling that hold now.
       tokens: all of it.  cached: how many of them are in its cache, all but the last where it decodes.
-      drawn, limit: how many the policy wrote, and may write.
+      drawn: how many the policy wrote.
       start: where its current node begins.  search: stop strings of the completion, which may have begun before a fork.
       measured: log-prob, entropy and version of each token of the node.
       paused: whether it waits for `resume`, in its slot until another row needs that.
@@ -85,13 +87,12 @@ class Row:
         with sliding windows.
       forks: rows whose `source` it is.
       cache: a copy of its cache on the host, while it has neither slot nor source; None otherwise, or if nothing is cached.
-      ended: whether it waits for `extend`, in its slot until another row needs that.
+      finish: why it ended and waits for `extend`, in its slot until another row needs that; None: it has not ended.
       begun: policy version that computed its cache's first places, and how many; forks have those of the parent.
     """
 
     request: Request
     tokens: list[int]
-    limit: int
     search: StopSearch
     cached: int = 0
     drawn: int = 0
@@ -102,12 +103,16 @@ class Row:
     source: "Row | None" = None
     forks: "list[Row]" = dataclasses.field(default_factory=list)
     cache: Slots | None = None
-    ended: bool = False
+    finish: str | None = None
     begun: tuple[int, int] = (0, 0)
 
     @property
     def left(self) -> int:
-        return self.limit - self.drawn
+        return self.request.limit - self.drawn
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None
 
     @property
     def idle(self) -> bool:
@@ -130,9 +135,22 @@ def held(rows: Mapping[int, RowT], uid: int) -> RowT:
     return rows[uid]
 
 
+def check_sampling(request: Request) -> None:
+    """Raises ValueError for a limit or a distribution that no engine heeds."""
+    check(request.sampling)
+    if not _whole(request.limit):
+        raise ValueError(f"uid {request.uid} has a limit of {request.limit!r} tokens; give a whole number")
+    if request.sampling.max_tokens is not None and request.sampling.max_tokens < request.limit:
+        raise ValueError(f"uid {request.uid} has sampling.max_tokens={request.sampling.max_tokens} below its limit of "
+                         f"{request.limit}; give the limit as Request(limit=...)")
+    if request.sampling.spread:
+        raise ValueError(f"uid {request.uid} has sampling.spread={request.sampling.spread}, but an engine draws each row by "
+                         "itself; leave spread out, or sample with generation.generate")
+
+
 def check_request(request: Request, tokenizer: Any) -> None:
     """Raises ValueError for a request that no engine could meet."""
-    check(request.sampling)
+    check_sampling(request)
     if not 0 <= request.stream < 2**63:
         raise ValueError(f"uid {request.uid} has the number {request.stream} for its draws; give one from 0 to 2^63 - 1")
     if request.stop_texts and tokenizer is None:
@@ -142,9 +160,12 @@ def check_request(request: Request, tokenizer: Any) -> None:
 
 
 def check_tokens(uid: int, tokens: Sequence[int], vocab: int) -> None:
-    """Raises ValueError if there are no tokens, or if some are outside the vocabulary."""
+    """Raises ValueError if there are no tokens, or if some are no whole numbers or outside the vocabulary."""
     if not len(tokens):
         raise ValueError(f"uid {uid} was given no tokens; one at least is needed")
+    if np.asarray(tokens).dtype.kind not in "iu":  # one look at all of them: prompts are long
+        wrong = next((token for token in tokens if not _whole(token)), tokens[0])
+        raise ValueError(f"uid {uid} was given the token {wrong!r}; give whole numbers, 0 to {vocab - 1}")
     if min(tokens) < 0 or max(tokens) >= vocab:
         raise ValueError(f"uid {uid} was given a token outside the vocabulary, 0 to {vocab - 1}")
 
@@ -154,7 +175,16 @@ def check_size(uid: int, length: int, limit: int, drawn: int, slot_tokens: int) 
     if limit <= drawn:
         raise ValueError(f"uid {uid} has a limit of {limit} tokens of the policy, {drawn} of which are there already; "
                          "give it a higher limit")
-    if length + limit - drawn > slot_tokens:
-        raise ValueError(f"uid {uid} may get {length} + {limit - drawn} tokens, a slot holds {slot_tokens}; lower "
-                         f"its limit to {max(slot_tokens - length, 0) + drawn}, shorten its prompt, or make the "
-                         "engine with a larger slot_tokens")
+    room = slot_tokens - length
+    if limit - drawn > room:
+        lower = f"lower its limit to {room + drawn}, " if room > 0 else ""
+        raise ValueError(f"uid {uid} may get {length} + {limit - drawn} tokens, a slot holds {slot_tokens}; {lower}shorten its "
+                         "prompt, or make the engine with a larger slot_tokens")
+
+
+def _whole(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True

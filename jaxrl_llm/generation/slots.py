@@ -254,6 +254,12 @@ def take(slots: Slots, slot, *, room: int) -> Slots:
     return Slots(row(slots.keys, 3), row(slots.values, 2))
 
 
+@jax.jit
+def pick(block: Slots, which) -> Slots:
+    """Slots with copies of the rows `which i32[m]` of a block."""
+    return jax.tree.map(lambda x: x[which], block)
+
+
 @functools.partial(jax.jit, donate_argnames=("slots",))
 def put(slots: Slots, block: Slots | None, which, slot) -> Slots:
     """The slots with the rows `which i32[n]` of `block`, None for themselves, copied into the rows `slot i32[n]`.

@@ -3,6 +3,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+_REST = "\N{REPLACEMENT CHARACTER}"  # of a letter whose rest may still come
+
 
 @dataclasses.dataclass
 class StopSearch:
@@ -16,7 +18,7 @@ class StopSearch:
       tokenizer: decodes the tokens; unused without texts.
       tokens: tokens of the completion so far.
       window, settled: tokens before `settled` are text for good; those from `window` on are decoded with the next ones.
-      tail: the end of that text, in which a stop text may have begun.
+      tail: the end of that text, in which a stop text may have begun.  searched: letters behind it that were searched too.
     """
 
     sequences: Sequence[Sequence[int]]
@@ -26,9 +28,10 @@ class StopSearch:
     window: int = 0
     settled: int = 0
     tail: str = ""
+    searched: int = 0
 
     def feed(self, new: Iterable[int]) -> int | None:
-        """Adds new tokens; returns the completion's length through its first stop string, None if it has none so far."""
+        """Adds new tokens; returns the completion's length through the first stop string that ends in them, None for none."""
         start = len(self.tokens)
         self.tokens.extend(new)
         ends = [end for end in (self._sequence_end(start), self._text_end()) if end is not None]
@@ -44,18 +47,22 @@ class StopSearch:
         if not self.texts or self.settled == len(self.tokens):
             return None
         before, now = self._decoded([self.settled, len(self.tokens)])
-        if self._stops(now[len(before):]):
+        fresh, end = now[len(before):], None
+        if self._stops(fresh):
             ends = range(self.settled + 1, len(self.tokens) + 1)
-            return next(end for end, text in zip(ends, self._decoded(ends)) if self._stops(text[len(before):]))
-        if not now.endswith("\N{REPLACEMENT CHARACTER}"):  # the rest of a letter may still come
-            kept = max(map(len, self.texts)) - 1
-            text = self.tail + now[len(before):]
-            self.tail = text[len(text) - min(kept, len(text)):]
-            self.window, self.settled = self.settled, len(self.tokens)
-        return None
+            end = next(n for n, text in zip(ends, self._decoded(ends)) if self._stops(text[len(before):]))
+        if now.endswith(_REST):
+            self.searched = len(fresh.rstrip(_REST))
+        else:
+            text = self.tail + fresh
+            self.tail = text[max(len(text) - max(map(len, self.texts)) + 1, 0):]
+            self.window, self.settled, self.searched = self.settled, len(self.tokens), 0
+        return end
 
     def _decoded(self, ends: Iterable[int]) -> list[str]:
         return self.tokenizer.decode_batch([self.tokens[self.window:end] for end in ends])
 
     def _stops(self, fresh: str) -> bool:
-        return any(stop in self.tail + fresh for stop in self.texts)
+        """Whether a stop text ends in letters that were not searched before."""
+        text, before = self.tail + fresh, len(self.tail) + self.searched
+        return any(text.find(stop, max(before - len(stop) + 1, 0)) >= 0 for stop in self.texts)

@@ -1,23 +1,32 @@
-"""`python -m jaxrl_llm.methods` prints the catalogue; `--write PATH` writes it as Markdown, `--counts PAGE` renews counts."""
+"""Prints the catalogue, or the row of NAME; `--write PATH` writes it as Markdown, `--counts PAGE` renews counts in pages."""
 
 import argparse
 import pathlib
+import sys
 
 from jaxrl_llm import methods
+from jaxrl_llm.methods import page as pages
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.methods", description="the catalogue of methods")
+    prog = "python -m jaxrl_llm.methods" if "jaxrl_llm.methods" in sys.orig_argv else "jaxrl_llm methods"  # as it was started
+    parser = argparse.ArgumentParser(prog=prog, description="the catalogue of methods")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a method, whose row is printed; default: all in one line each")
     parser.add_argument("--write", metavar="PATH", type=pathlib.Path, help="write the Markdown page to PATH")
     parser.add_argument("--counts", metavar="PAGE", type=pathlib.Path, nargs="+",
-                        help="renew the sentence `Of N methods M run by name` in these pages")
+                        help="renew the counts of methods in these pages")
     arguments = parser.parse_args()
     for page in arguments.counts or ():
         page.write_text(methods.with_counts(page.read_text()))
     if arguments.write is not None:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
         arguments.write.write_text(methods.markdown())
-    if arguments.counts or arguments.write is not None:
+    if arguments.name is not None:
+        try:
+            print(pages.described(methods.get(arguments.name), methods.lacks(arguments.name)))
+        except ValueError as error:
+            parser.error(str(error))
+    if arguments.counts or {arguments.name, arguments.write} != {None}:
         return
     for family, rows in methods.FAMILIES.items():
         print(f"\n{family}")

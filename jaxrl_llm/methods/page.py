@@ -11,10 +11,10 @@ from jaxrl_llm import control
 from jaxrl_llm.methods.base import DEFAULTS, Method, Part
 from jaxrl_llm.methods.provision import Lack
 
-# The sentence by which other pages count methods, and where it stands in a page, in one line or several.
-SENTENCE = ("Of 0 methods from 0 papers 0 run by name on any task, 0 more in environments, with teachers or on tasks made for "
-            "them; of all that run, 0 omit a part of the published method")
-COUNTS = re.compile(r"\s+".join(r"\d+" if word == "0" else re.escape(word) for word in SENTENCE.split()))
+# The sentences by which other pages count methods, and where they stand in a page, in one line or several.
+SENTENCES = ("The catalogue has 0 methods from 0 papers. 0 run by name on any task; 0 more need an environment, a teacher or a "
+             "special task. 0 of these 0 leave out a part of the published method.")
+COUNTS = re.compile(r"\s+".join(r"\d+" if word == "0" else re.escape(word) for word in SENTENCES.split()))
 
 HEAD = """# Methods
 
@@ -54,9 +54,9 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
 
 
 def with_counts(text: str, counts: Sequence[int]) -> str:
-    """`text` with these five numbers in each `SENTENCE`."""
+    """`text` with these five numbers, and the third and the fourth together, in each `SENTENCES`."""
     def counted(match):
-        numbers = iter(counts)
+        numbers = iter((*counts, counts[2] + counts[3]))
         return re.sub(r"\d+", lambda _: str(next(numbers)), match.group())
     return COUNTS.sub(counted, text)
 
@@ -65,6 +65,27 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[st
     def line(cells):
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
+
+
+def described(row: Method, lacks: Sequence[Lack]) -> str:
+    """A row for the terminal: one line `key   value` for each entry that it has."""
+    numbers = ", ".join(f"{key}={value!r}" for key, value in row.control.items())
+    entries = {
+        "method": row.slug,
+        "title": row.title,
+        "paper": ", ".join(f"https://arxiv.org/abs/{paper}" for paper in row.arxiv),
+        "equation": row.equation,
+        "estimator": _call(row.estimator).strip("`"),
+        "objective": _call(row.objective).strip("`"),
+        "setting": ", ".join(f"{name} {value}" for name, value in row.defaults.items()),
+        "needs": ", ".join(row.needs),
+        "filters": ", ".join(row.filters),
+        "controllers": ", ".join(row.controllers) + (f" ({numbers})" if numbers else ""),
+        **{name: _call(part).strip("`") for name in ("allocation", "guidance", "replay") if (part := getattr(row, name))},
+        "not provided": ", ".join(f"{lack.what} ({lack.who})" for lack in lacks),
+        "omits": row.omits or "",
+    }
+    return "\n".join(f"{name:16}{value}" for name, value in entries.items() if value)
 
 
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:

@@ -90,13 +90,15 @@ class _Server:
         """Uses weights from a directory from the next chunk on; answers once they are in use."""
         self.check(request)
         body = await self.body(request)
-        known = {"model_path": str, "weight_version": str}
-        if not isinstance(body, dict) or body.keys() != known.keys() or not all(isinstance(x, str) for x in body.values()):
-            raise Refused(f"the body is {str(body)[:200]}; give {{'model_path': DIRECTORY, 'weight_version': NAME}}")
+        known = {"model_path", "weight_version"}
+        if not isinstance(body, dict) or body.keys() != known or not all(
+                isinstance(x, str) and x.isprintable() for x in body.values()):
+            raise Refused(f"the body is {str(body)[:200]}; give {{'model_path': DIRECTORY, 'weight_version': NAME}}, both of "
+                          "printable characters")
         directory = self.allowed(body["model_path"])
         async with self.loading:  # one at a time: each holds one more copy of all weights
             try:
-                config, params = await asyncio.to_thread(weights.load, directory)
+                config, params = await asyncio.to_thread(_loaded, directory)
                 if config != self.served.config:
                     raise ValueError(f"{directory} holds a model of another architecture than the one that is served")
                 await asyncio.wrap_future(self.worker.publish(body["weight_version"], params))
@@ -237,6 +239,15 @@ class _Rows:
         """Frees the slots of rows that are still running."""
         with contextlib.suppress(Closed):
             self._worker.release(self._uids)
+
+
+def _loaded(directory: Path) -> tuple[ModelConfig, Any]:
+    """Architecture and parameters; OSError and ValueError for whatever is wrong with the files."""
+    try:
+        return weights.load(directory)
+    except (TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"{directory} holds no readable model, say for values of a wrong type in config.json: "
+                         f"{type(error).__name__}: {error}") from error
 
 
 def joined(nodes: list[Node]) -> Node:

@@ -47,7 +47,13 @@ async def read_json(request: Request, limit: int) -> Any:
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """An error as OpenAI's clients read it."""
-    return {"error": {"message": message, "type": _TYPES.get(status, "invalid_request_error"), "param": param, "code": code}}
+    return {"error": {"message": _encodable(message), "type": _TYPES.get(status, "invalid_request_error"),
+                      "param": None if param is None else _encodable(param), "code": code}}
+
+
+def _encodable(text: str) -> str:
+    """The text with lone surrogates escaped: JSON may name them, and UTF-8 has none."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def handlers(see: str) -> dict[Any, Any]:

@@ -12,6 +12,7 @@ from jaxrl_llm.tokenizers import Tokenizer, conversation
 
 _COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as OpenAI has it
 _STOPS = 16  # stop texts and stop tokens of a request
+_STOP_LETTERS = 1000  # of a stop text: all of them are compared with the end of a completion, piece by piece
 _SAMPLED = ("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "stream",
             "stream_options", "logprobs", "return_token_ids")
 _UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")  # of people, not of text
@@ -116,11 +117,13 @@ class Reader:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """A text or a list of texts, none of them empty."""
+        """A text or a list of texts, none of them empty or too long."""
         value = self._body.get(name, [])
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts) or len(texts) > _STOPS:
             raise Refused(f"{name}={_shown(value)}; give a text that is not empty, or a list of up to {_STOPS}", name)
+        if (longest := max(map(len, texts), default=0)) > _STOP_LETTERS:
+            raise Refused(f"{name} has a text of {longest} letters; give texts of up to {_STOP_LETTERS}", name)
         return texts
 
     def ids(self, name: str, value: Any, vocab_size: int, most: int) -> list[int]:
@@ -236,7 +239,7 @@ def _conversation(fields: Reader, tokenizer: Tokenizer) -> list[int]:
     variables = others | ({"tools": tools} if tools and fields.get("tool_choice", "auto") != "none" else {})
     try:
         ids = conversation.start(tokenizer, [_message(one) for one in messages], **variables)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise Refused(str(error), "messages") from None
     if not ids:
         raise Refused("the chat template writes nothing for these messages", "messages")

@@ -42,6 +42,5 @@ class Spelling:
 
     def _begun(self) -> int:
         """How many letters at the end may be the beginning of a stop text."""
-        lengths = range(max(map(len, self.stops), default=1) - 1, 0, -1)
-        return next((n for n in lengths if any(stop.startswith(self.held[-n:]) for stop in self.stops if n < len(stop))
-                     and n <= len(self.held)), 0)
+        lengths = range(min(max(map(len, self.stops), default=1) - 1, len(self.held)), 0, -1)
+        return next((n for n in lengths if any(stop.startswith(self.held[-n:]) for stop in self.stops if n < len(stop))), 0)

@@ -110,8 +110,12 @@ class Worker:
         """Uses other weights from the next chunk on. The future raises ValueError for weights of another model."""
         def change(engine):
             version = engine.version + 1
-            engine.publish(version, params)
-            self.tags[version] = tag
+            self.tags[version] = tag  # first, as other threads read the tag of the engine's version at any time
+            try:
+                engine.publish(version, params)
+            except BaseException:
+                del self.tags[version]
+                raise
 
         return self.call(change)
 

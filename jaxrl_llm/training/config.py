@@ -281,11 +281,27 @@ def paper_table(config: ConfigDict, defaults: Mapping[str, Any]) -> list[tuple[s
     rows = []
     for name, value in defaults.items():
         key = PAPER.get(name)
-        yours = None if key is None else functools.reduce(getattr, key.split("."), config)
+        yours = None if key is None else _value(config, key)
         if yours != value:
             other = "which no key sets" if key is None else f"yours: {yours} ({key})"
             rows.append((f"{name} of the paper", f"{value}, {other}"))
     return rows
+
+
+def replaced_table(config: ConfigDict, defaults: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows for the terminal: values of a configuration, as it was given, that the paper's settings replace."""
+    if not config.setting:
+        return []
+    plain = config.copy_and_resolve_references()
+    plain.setting = ""
+    yours, theirs = resolve(plain, defaults), resolve(config, defaults)
+    keys = {name: PAPER[name] for name in defaults if name in PAPER}
+    return [(f"{name} of the paper", f"{_value(theirs, key)} ({key} was {_value(yours, key)})")
+            for name, key in keys.items() if _value(theirs, key) != _value(yours, key)]
+
+
+def _value(config: ConfigDict, key: str) -> Any:
+    return functools.reduce(getattr, key.split("."), config)
 
 
 def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
@@ -322,7 +338,7 @@ def check(config: ConfigDict) -> None:
     """Raises ValueError for values that cannot work, before anything is loaded or compiled."""
     for least, names in _AT_LEAST.items():
         for name in names.split():
-            value = functools.reduce(getattr, name.split("."), config)
+            value = _value(config, name)
             if not value >= least:  # refuses NaN too
                 raise ValueError(f"config.{name} is {value}; it must be at least {least}")
     for name in ("b1", "b2"):

@@ -6,6 +6,7 @@ import io
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from jaxrl_llm.training import warm_starts as warm_starts_lib
 from jaxrl_llm.training import workdir as folders
 from jaxrl_llm.training.best import Best
 from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.config import arithmetic_table, paper_table
+from jaxrl_llm.training.config import arithmetic_table, paper_table, replaced_table
 from jaxrl_llm.training.forecast import forecast
 from jaxrl_llm.training.heldout import Evaluation, evaluate, evaluate_set
 from jaxrl_llm.training.lock import locked
@@ -95,13 +96,14 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: P
     with preemption.at_once():
         run, params = setup.build(config)
     preemption.check()
+    replaced = replaced_table(config, run.method.defaults)
     config, primary = run.config, parallel.is_primary()
     check_other(config.model.path, workdir)
     work = open_workdir(workdir, config, resume)  # compares the resolved numbers of the run
     check_agreement(work)  # nothing is written before every process has checked
     if not work.resume and primary:
         work.record()
-    _print_head(run, params)
+    _print_head(run, params, replaced)
     with (Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
@@ -128,8 +130,8 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: P
                     draw_or_warn(plot_curves, writer.path, folder / "curves.png")
 
 
-def _of_method(run: setup.Run) -> list[tuple[str, str]]:
-    """The differences between the run and the paper of its method."""
+def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What the settings of its method's paper `replaced`, and the differences between the run and that paper."""
     rows, first, steps = paper_table(run.config, run.method.defaults), run.learner.estimator.bootstrap, run.config.steps
     if rows:
         rows.append(("to have the paper's", "--config.setting=paper"))
@@ -139,15 +141,15 @@ def _of_method(run: setup.Run) -> list[tuple[str, str]]:
     if run.source.prior is not None:
         source = run.config.prior.source
         rows.append(("expected rewards", f"prior.source={source}" + (", not the value model V0" if source != "v0" else "")))
-    return [("method", run.method.slug), *rows]
+    return [("method", run.method.slug), *replaced, *rows]
 
 
-def _print_head(run: setup.Run, params) -> None:
+def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()) -> None:
     """Prints the run, its devices and its needs."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
     server = [] if run.source.server is None else [("sampled by", run.source.server.url)]
-    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run),
+    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run, replaced),
             *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups), *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")

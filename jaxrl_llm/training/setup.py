@@ -47,7 +47,7 @@ from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import jitted, make_joint_update
-from jaxrl_llm.training.trajectories import Trajectories, hears_tools
+from jaxrl_llm.training.trajectories import Trajectories, describes_tools, hears_tools
 from jaxrl_llm.training.variants import check_there
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features, turn_critic
@@ -202,7 +202,8 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
                    functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer))
     sampler = Trajectories(make_engine, runner, parts.sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
                            s.turn_tokens, s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings),
-                           s.observation_tokens, hears_tools(tokenizer, runner.environment))
+                           s.observation_tokens, hears_tools(tokenizer, runner.environment),
+                           describes_tools(tokenizer, runner.environment))
     prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, sampler.encode)
     runner.forget()
     return dataclasses.replace(sampler, prompt_tokens=prompt_tokens)

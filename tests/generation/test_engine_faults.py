@@ -1,4 +1,6 @@
 """What the engine refuses, forgets and loses: a clear error, and the other rows go on as if nothing had been."""
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,16 @@ from jaxrl_llm.generation import Sampling
 REFUSED = {
     "longer than a slot": (lambda e: e.submit(request(70, limit=T + 9)), ValueError, r"uid 70 may get 5 \+ 29 tokens, a slot "
                            "holds 25; lower its limit to 20, shorten its prompt, or make the engine with a larger slot_tokens"),
+    "a prompt that fills a slot": (lambda e: e.submit(request(70, tokens=[1] * 25)), ValueError,
+                                   r"uid 70 may get 25 \+ 20 tokens, a slot holds 25; shorten its prompt, or make"),
+    "a limit that is no whole number": (lambda e: e.submit(request(70, limit=2.5)), ValueError,
+                                        "uid 70 has a limit of 2.5 tokens; give a whole number"),
+    "an extension to such a limit": (lambda e: e.extend(11, [1], limit=2.5), ValueError, "uid 11 has a limit of 2.5"),
+    "a token that is no whole number": (lambda e: e.submit(request(70, tokens=[1, 1.5])), ValueError,
+                                        "uid 70 was given the token 1.5; give whole numbers, 0 to 63"),
+    "a limit of the distribution": (lambda e: e.submit(request(70, sampling=Sampling(max_tokens=3))), ValueError,
+                                    r"max_tokens=3 below its limit of 20; give the limit as Request\(limit=...\)"),
+    "spread-out draws": (lambda e: e.submit(request(70, sampling=Sampling(spread=0.5))), ValueError, "spread=0.5, but an"),
     "twice": (lambda e: e.submit(request(71), request(11)), ValueError, "uid 11 was submitted before"),
     "twice at once": (lambda e: e.submit(request(71), request(71)), ValueError, "uid 71 was submitted before"),
     "fork of an unknown row": (lambda e: e.fork(99, [100]), KeyError, "uid 99 is not held"),
@@ -29,6 +41,21 @@ REFUSED = {
     "weights of another shape": (lambda e: e.publish(1, params() | {"embed": np.zeros((V, 16), np.float32)}), ValueError,
                                  r"'embed'.* was float32\[64, 32\] and is float32\[64, 16\]; 1 arrays differ"),
 }
+
+
+@pytest.mark.parametrize("given, message", (
+    ({"slots": 0}, "slots=0; give 1"), ({"slot_tokens": 1}, "slot_tokens=1; give 2"), ({"chunks": ()}, "chunks=(); give"),
+    ({"chunks": (16, 4)}, "chunks=(16, 4); give"), ({"chunks": (4, 4)}, "ascending order"), ({"chunks": (0, 4)}, "each 1 at")))
+def test_engines_of_impossible_sizes_are_refused(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        engine(**given)
+
+
+def test_what_limits_nothing_is_accepted():
+    """Callers may pass on a distribution whose own limit is the longest that any of their rows has."""
+    one = engine()
+    one.submit(request(4, sampling=Sampling(0.8, max_tokens=np.int32(T), spread=np.float32(0)), limit=np.int64(T)))
+    agrees(drain(one)[4][0], scanned()[4])
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -70,6 +70,21 @@ def test_forks_wait_for_a_slot_while_their_parent_goes_on_and_share_one_copy_onc
     assert_whole(found, 4, 5, 6)
 
 
+def test_forks_have_the_limit_of_the_last_extension():
+    one = engine(slots=4)
+    one.submit(endless(8, limit=4, keep=True))
+    [root] = one.collect()
+    one.extend(8, [5, 6], limit=12)
+    one.fork(8, (100,))
+    found = drain(one)
+    before = [*prompts()[2], *root.tokens, 5, 6]
+    for uid in (8, 100):
+        assert found[uid][0].tokens.tolist() == plain(before, uid, 4, 8) and found[uid][0].finish == "limit"
+    one.extend(8, [7], limit=15)
+    one.fork(8, (101,))
+    assert len(drain(one)[101][0].tokens) == 3
+
+
 def test_a_paused_row_leaves_its_slot_when_another_needs_it(copies):
     one = engine(slots=4)
     one.submit(*(endless(uid) for uid in (4, 5, 6, 8)))

@@ -58,8 +58,38 @@ def test_a_stop_string_may_begin_before_a_fork_but_not_before_an_extension():
     one.submit(request(60, parent=8, tokens=(), stop_tokens=(), stop_sequences=([whole[stood - 1], *first],)))
     [node] = drain(one)[60]
     assert node.tokens.tolist() == first and node.finish == "stop_string"
+    ended = engine()
+    ended.submit(request(8, stop_tokens=(), limit=stood, keep=True))  # a row that its limit ended continues too
+    assert ended.collect()[0].finish == "limit"
+    ended.submit(request(60, parent=8, tokens=(), stop_tokens=(), stop_sequences=([whole[stood - 1], *first],)))
+    [node] = drain(ended)[60]
+    assert node.tokens.tolist() == first and node.finish == "stop_string"
     search = StopSearch([[1, 2]], ())
     assert search.feed([1]) is None and search.feed([2]) == 2 and StopSearch([[1, 2]], ()).feed([2]) is None
+
+
+def test_a_stop_text_that_ended_before_a_fork_does_not_end_the_fork():
+    """The parent has other stop texts: those of the child count from where they end in its own tokens."""
+    tokenizer = ByteTokenizer()
+    whole, _, _, _ = scanned(stop_tokens=())[8]
+    one = engine(tokenizer=tokenizer)
+    one.submit(request(8, stop_tokens=(), limit=6, keep=True))
+    one.collect()
+    next_one = plain([*prompts()[2], *whole[:6]], 60, 6, 1)
+    for uid, stop in ((60, tokenizer.decode(whole[2:5])), (61, tokenizer.decode(whole[5:6] + next_one))):
+        one.submit(request(uid, parent=8, tokens=(), stop_tokens=(), stop_texts=(stop,), seed=60))
+    found = drain(one)
+    rest = plain([*prompts()[2], *whole[:6]], 60, 6, T - 6)
+    assert found[60][0].tokens.tolist() == rest and found[60][0].finish == "limit"
+    assert found[61][0].tokens.tolist() == next_one and found[61][0].finish == "stop_string"
+
+
+def test_letters_are_searched_once():
+    """The euro sign is three tokens of which two were searched with the stop text before it."""
+    search = StopSearch((), ("ab", "b€"), ByteTokenizer())
+    tokens = ByteTokenizer().encode("ab€")
+    assert search.feed(tokens[:4]) == 2 and search.feed(tokens[4:]) == 5
+    assert StopSearch((), ("ab", "b€"), ByteTokenizer()).feed(tokens) == 2
 
 
 LETTERS = "a€b😀 éEND\n日本"

@@ -1,4 +1,4 @@
-"""The example of docs/guides/method.md, a method in a configuration file: trained, evaluated, resumed, compared, exported.
+"""The example of docs/guides/method.md, a method in a configuration file, by the five commands of the page.
 
 Its task and reward are functions of modules beside that file, which evaluations and exports find in another folder and without
 the path of the training.
@@ -6,6 +6,7 @@ the path of the training.
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +22,12 @@ OWN = ("--config.task=my_tasks:sums(top=10)", "--config.rewards=isolated(target=
 SMALL = """
     c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 16, 1, 2, 24
     c.steps, c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 1, 2, 2, 4
-    c.eval.every, c.eval.problems, c.checkpoint.every, c.lora.rank = 1, 2, 1, 2
+    c.eval.every, c.eval.problems, c.checkpoint.every, c.lora.rank, c.warmup.steps = 1, 2, 1, 2, 2
 """
+FEW = {"--config.steps=500": "--config.steps=2", "--budget=steps=100": "--budget=steps=1"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def mine(tmp_path_factory):
     """The configuration file of the guide, with a tiny model."""
     example = re.search(r"```python\n(from jaxrl_llm import masked.*?)```", GUIDE, re.DOTALL)[1]
@@ -34,6 +36,22 @@ def mine(tmp_path_factory):
     (file.parent / "my_tasks.py").write_text(re.search(r"```python\n# my_tasks.py\n(.*?)```", DATA_GUIDE, re.DOTALL)[1])
     (file.parent / "my_rewards.py").write_text("def score(completion, answer, problem):\n    return 0.5\n")
     return file
+
+
+def lines_of_the_page(places):
+    """(script, arguments) of the commands below the example, with other files and folders: `{that of the page: the other}`."""
+    block = re.search(r"```bash\n(python experiments/train.py --config=configs/mine.py.*?)```", GUIDE, re.DOTALL)[1]
+    for name, place in places.items():
+        block = block.replace(f"={name}", f"={place}")
+    words = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
+    assert all(line[0] == "python" for line in words)
+    return [(Path(line[1]).name, [FEW.get(word, word) for word in line[2:]]) for line in words]
+
+
+def test_the_page_has_a_command_for_each_of_five_purposes():
+    lines = lines_of_the_page({})
+    assert [name for name, _ in lines] == ["train.py", "evaluate.py", "compare.py", "export.py", "train.py"]
+    assert "--resume" in lines[-1][1] and {*FEW.values()} <= {word for _, given in lines for word in given}
 
 
 def script(name, *arguments, cwd=ROOT, path=()):
@@ -46,26 +64,21 @@ def script(name, *arguments, cwd=ROOT, path=()):
     return done
 
 
-@pytest.fixture(scope="module")
-def run(mine, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run") / "mine"
-    script("train.py", f"--config={mine}", f"--workdir={workdir}", *OWN, path=[mine.parent])
-    return workdir
-
-
 @pytest.mark.slow
-def test_a_method_of_a_configuration_file_is_trained_evaluated_exported_and_resumed(mine, run, tmp_path):
+def test_a_method_of_a_configuration_file_by_the_commands_of_the_page(mine, tmp_path):
+    workdir = tmp_path / "mine"
+    lines = lines_of_the_page({"configs/mine.py": mine, "runs/mine": workdir, "runs/compared": tmp_path / "compared",
+                               "models/mine": tmp_path / "model"})
+    (train, first), (evaluate, measured), compare, (export, written), (_, resumed) = lines
+    script(train, *first, *OWN, path=[mine.parent])
     modules = [{"module": name, "file": str(mine.parent / f"{name}.py")} for name in ("my_rewards", "my_tasks")]
-    assert json.loads((run / "environment.json").read_text())["starts"][0]["code"] == [str(mine), *modules]
-    done = script("evaluate.py", f"--workdir={run}", "--problems=2", cwd=tmp_path)
-    assert "best_of_group" not in methods.METHODS and "UserWarning" not in done.stderr and "WARNING" not in done.stderr
-    script("export.py", f"--workdir={run}", "--step=1", f"--out={run / 'exported'}", cwd=tmp_path)
-    script("train.py", f"--config={mine}", f"--workdir={run}", "--resume", "--config.steps=2", *OWN, path=[mine.parent])
-    assert (run / "checkpoints/2").is_dir()
-
-
-@pytest.mark.slow
-def test_a_method_of_a_configuration_file_is_compared(mine, tmp_path):
-    script("compare.py", f"--config={mine}", "--methods=best_of_group", "--seeds=0", "--budget=flops=1e3", f"--out={tmp_path}")
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert list(report["methods"]) == ["best_of_group"]
+    assert json.loads((workdir / "environment.json").read_text())["starts"][0]["code"] == [str(mine), *modules]
+    done = script(evaluate, *measured, "--problems=2", cwd=tmp_path)
+    assert "rare_success" not in methods.METHODS and "UserWarning" not in done.stderr and "WARNING" not in done.stderr
+    script(compare[0], *compare[1])
+    report = json.loads((tmp_path / "compared/report.json").read_text())
+    assert list(report["methods"]) == ["grpo", "rare_success"]
+    script(export, *written, cwd=tmp_path)
+    assert (tmp_path / "model/config.json").is_file()
+    script(train, *resumed, *OWN, path=[mine.parent])
+    assert (workdir / "checkpoints/2").is_dir()

@@ -97,7 +97,9 @@ def test_what_a_server_cannot_do_is_refused(server):
     for bad, reason in ((requests([0]), "submitted before"), (requests([1, 1]), "submitted before"),
                         (requests([2], parent=0), "fork"), (requests([2], stop_sequences=((1, 2),)), "stop sequences"),
                         (requests([2], limit=0), "a limit of 0"), ([Request(2, 4)], "has 0 tokens"),
-                        (requests([2], sampling=Sampling(-1.0)), "temperature")):
+                        (requests([2], sampling=Sampling(-1.0)), "temperature"), (requests([2], limit=2.5), "whole number"),
+                        (requests([2], sampling=Sampling(max_tokens=3)), "max_tokens=3 below its limit of 24"),
+                        (requests([2], sampling=Sampling(spread=0.5)), "spread=0.5")):
         with pytest.raises(ValueError, match=reason):
             engine.submit(*requests([3]), *bad)  # and none of them is asked for
     with pytest.raises(ValueError, match="runs; wait"):

@@ -146,6 +146,10 @@ def test_a_server_that_holds_too_few_tokens_is_refused_before_the_first_step(tmp
     ({"server.weights": ""}, "config.server.weights to a folder that both see"),
     ({"server.url": "127.0.0.1:8000"}, "give an address such as http://127.0.0.1:8000"),
     ({"server.url": "http:///v1"}, "give an address such as"),
+    ({"server.url": "http://127.0.0.1:abc"}, "server.url='http://127.0.0.1:abc'; give an address such as"),
+    ({"server.url": "http://127.0.0.1:99999"}, "give an address such as"),
+    ({"server.url": "http://127.0.0.1:0"}, "give an address such as"),
+    ({"server.url": "http://[::1"}, "give an address such as"),
     ({"server.deadline": 0.0}, "server.deadline is 0.0"),
     ({"server.max_mismatch": -1.0}, "server.max_mismatch"),
     ({"method": "aepo_advantage"}, "reads the sampler's entropies")))

@@ -30,6 +30,7 @@ def test_every_field_is_read():
                  "stream_options": {"include_usage": True}, "logprobs": 0, "return_token_ids": True, "user": "me",
                  "echo": None})
     assert one.request.sampling == Sampling(0.5, 3, 0.9, 0.1) and one.request.stop_texts == ("x", "yz")
+    assert asked({"prompt": "a", "stop": "a" * 1000}).request.stop_texts == ("a" * 1000,)
     assert one.request.stop_tokens == (258, 7) and one.usage and one.stream and one.logprobs and one.token_ids
     rows = one.requests
     assert [row.seed for row in rows] == [5, 6, 7, 8] and [len(row.tokens) for row in rows] == [3, 3, 2, 2]
@@ -81,6 +82,7 @@ def test_conversations_reach_the_template_as_it_wants_them():
     (False, {"prompt": "a", "seed": 2**63}, "seed="),
     (False, {"prompt": "a", "stop": [""]}, "a text that is not empty"),
     (False, {"prompt": "a", "stop": ["a"] * 17}, "a list of up to 16"),
+    (False, {"prompt": "a", "stop": ["a", "a" * 1001]}, "stop has a text of 1001 letters; give texts of up to 1000"),
     (False, {"prompt": "a", "stop_token_ids": [300]}, "0 to 258"),
     (False, {"prompt": "a", "stream": "yes"}, "stream='yes'; give true or false"),
     (False, {"prompt": "a", "stream_options": {"a": 1}}, "stream_options"),
@@ -95,6 +97,7 @@ def test_conversations_reach_the_template_as_it_wants_them():
     (True, {"messages": [{"role": "user", "content": "a"}], "tools": {}}, "tools={}; give a list"),
     (True, {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": []}, "give an object"),
     (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "Expecting property name"),
+    (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}]}, "recursion"),
     (True, {"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "tool_calls with 'a'"),
     (True, {"messages": [{"role": "user", "content": "a"}], "logprobs": 1}, "logprobs=1; give true or false")])
 def test_wrong_requests_are_refused_with_a_reason(chat, body, reason):

@@ -11,12 +11,13 @@ import jax
 import numpy as np
 import openai
 import pytest
-from server import MODEL, SLOTS, TOKENIZER, make_worker, params, sampled, serving, until
+from server import KEY, MODEL, SLOTS, TOKENIZER, make_worker, params, sampled, serving, until
 
 from jaxrl_llm.generation import Sampling
 from jaxrl_llm.generation import engine as engines
 from jaxrl_llm.models import weights
 from jaxrl_llm.serving.requests import Limits
+from jaxrl_llm.serving.worker import Worker
 from jaxrl_llm.tokenizers import conversation
 
 PROMPT = [257, *b"the prompt"]
@@ -238,6 +239,7 @@ def test_errors_are_in_the_format_of_openai(client, url):
         return answer.status_code, answer.json()["error"]["message"]
 
     assert post(b"{")[1].startswith("the body is not JSON: Expecting property name") and post(b"{")[0] == 400
+    assert post(rb'{"\ud800": 1}')[0] == 400 and r"unknown field '\ud800'" in post(rb'{"\ud800": 1}')[1]
     assert post(b"[" * 15000)[0] == 400 and post(b"\xff")[0] == 400
     assert post(b"{}", "text/plain")[0] == 415  # what a page of a browser may send to another host
     assert post(b" " * 20_001)[0] == 413
@@ -305,6 +307,24 @@ def test_weights_are_published_between_chunks(tmp_path, worker, client, update):
     assert complete(client).choices[0].token_ids == sampled(PROMPT, [5], 12)[5].tokens.tolist()
 
 
+def test_weights_have_their_tag_as_soon_as_they_are_in_use():
+    """Requests that are answered during a publication read the tag in the middle of it."""
+    class Watched(engines.Engine):
+        def publish(self, *given):
+            super().publish(*given)
+            seen.extend(one.tag for one in workers)
+
+    seen, workers = [], []
+    one = Worker(Watched(MODEL, params(), KEY, slots=1, slot_tokens=8), "first")
+    workers.append(one)
+    one.publish("second", params(1)).result()
+    assert seen == ["second"] == [one.tag]
+    with pytest.raises(ValueError, match="another policy"):
+        one.publish("third", {}).result()
+    assert one.tag == "second" and one.tags == {0: "first", 1: "second"}
+    one.close()
+
+
 def test_weights_that_cannot_be_served_change_nothing(tmp_path, client, url, update, worker):
     weights.save_hf(tmp_path / "good", MODEL.config, jax.device_get(params(1)))
     shutil.copytree(tmp_path / "good", tmp_path / "cut")
@@ -313,7 +333,14 @@ def test_weights_that_cannot_be_served_change_nothing(tmp_path, client, url, upd
     shutil.copytree(tmp_path / "good", tmp_path / "others")
     described = json.loads((tmp_path / "others/config.json").read_text())
     (tmp_path / "others/config.json").write_text(json.dumps(described | {"rms_norm_eps": 0.5}))
+    for name, changes in (("a text", {"hidden_size": "a"}), ("no heads", {"num_key_value_heads": 0}),
+                          ("no object", {"rope_scaling": "a"})):
+        shutil.copytree(tmp_path / "good", tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(described | changes))
     for path, status, reason in ((tmp_path / "cut", 400, "cut"), (tmp_path / "none", 400, "none"),
+                                 (tmp_path / "a text", 400, "a text holds no readable model"),
+                                 (tmp_path / "no heads", 400, "ZeroDivisionError"), (tmp_path / "no object", 400, "no object"),
+                                 ("\0", 400, "printable characters"),
                                  (tmp_path / "others", 400, "another architecture"), ("/etc", 403, "does not lie in"),
                                  (tmp_path / "good/../../../../etc", 403, "does not lie in")):
         answer = update(path)

@@ -32,6 +32,20 @@ def test_what_may_be_the_beginning_of_a_stop_text_is_held_back():
     assert pieces("xab", [2], ("abc",))[0] == ["x", "ab"]  # the end shows that it is none
 
 
+def test_long_stop_texts_are_compared_with_few_letters():
+    class Counted(str):
+        compared = 0
+
+        def startswith(self, *given):
+            Counted.compared += 1
+            return super().startswith(*given)
+
+    stops = [Counted(letter + "z" * 250_000) for letter in "abcdefghijklmnop"]
+    one = Spelling(ByteTokenizer(), stops)
+    assert one.feed(ByteTokenizer().encode("xyc")) == "xy" and one.held == "c"
+    assert one.feed(ByteTokenizer().encode("zq")) == "czq" and Counted.compared <= 6 * len(stops)
+
+
 def test_letters_come_whole():
     assert pieces("é🙂", [1, 1, 2])[0] == ["", "é", "", "🙂"]
     assert pieces("é", [1])[0] == ["", "é"]

@@ -1,7 +1,17 @@
 """Defaults, hyper-parameters in a string, and refusals before anything is loaded."""
 import pytest
 
-from jaxrl_llm.training.config import arithmetic_table, calls, check, default_config, keywords, paper_table, resolve
+from jaxrl_llm.training import loop
+from jaxrl_llm.training.config import (
+    arithmetic_table,
+    calls,
+    check,
+    default_config,
+    keywords,
+    paper_table,
+    replaced_table,
+    resolve,
+)
 
 
 def test_defaults_pass_and_are_locked_against_typing_errors():
@@ -135,6 +145,31 @@ def test_table_of_the_batch_arithmetic():
     assert table["prompts x completions per step"] == "8 x 4 = 32"
     assert table["epochs x minibatches per step"] == "3 x 2 = 6"
     assert table["prompts per update"] == "4 in 1 micro-batches"
+
+
+def test_values_that_the_setting_of_the_paper_replaces():
+    c, defaults = default_config(), {"group_size": 2, "temperature": 1.0, "epochs": 2, "max_group": 40, "buffer": 7}
+    c.sampling.group = 8
+    assert replaced_table(c, defaults) == []  # nothing is replaced without the setting
+    c.setting = "paper"
+    assert replaced_table(c, defaults) == [("group_size of the paper", "2 (sampling.group was 8)"),
+                                           ("max_group of the paper", "40 (sampling.max_group was 32)")]
+    c.learner.epochs = 1
+    assert ("epochs of the paper", "2 (learner.epochs was 1)") in replaced_table(c, defaults)  # 0 is the method's own
+    assert replaced_table(resolve(c, defaults), defaults) == [] and replaced_table(c, {"buffer": 7}) == []
+
+
+@pytest.mark.slow
+def test_the_head_of_a_run_says_what_the_setting_of_the_paper_replaces(tmp_path, capsys):
+    c = default_config()
+    c.update_from_flattened_dict({
+        "method": "poise", "setting": "paper", "sampling.group": 8, "sampling.max_tokens": 2, "steps": 1, "prompts.per_step": 2,
+        "model.hidden_size": 8, "model.num_layers": 1, "model.num_heads": 2, "model.mlp_size": 8, "eval.problems": 1})
+    loop.train(c, tmp_path / "replaced")
+    assert f"{'group_size of the paper':32}2 (sampling.group was 8)\n" in capsys.readouterr().out
+    c.sampling.group = 2
+    loop.train(c, tmp_path / "same")
+    assert "of the paper" not in capsys.readouterr().out
 
 
 def test_the_setting_of_the_paper_and_what_differs_from_it():

@@ -8,6 +8,7 @@ import pytest
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import Environment
+from jaxrl_llm.environments.parsers import PARSERS
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training import setup
@@ -92,3 +93,19 @@ def test_a_template_that_cannot_show_results_is_refused_at_the_start(configured)
         setup.build(configured("gemma3", **{"model.chat_template": MUTE}))
     run, _ = setup.build(configured("gemma3", **{"model.chat_template": MUTE, "environment": "single(options={'chat': True})"}))
     assert [name for name, _ in run.source.sampler.prepare()] == ["environment"], "nothing is to be shown after its one turn"
+
+
+@pytest.mark.parametrize("family, described", [("smollm2", True), ("gemma3", True), ("qwen2.5", False)])
+def test_a_template_that_shows_no_tools_gets_a_description_of_them(configured, family, described):
+    """Names, types and an example that the parser reads, behind the system's message or before the user's."""
+    run, _ = setup.build(configured(family, environment="tool_use(turns=3, parser=pythonic)"))
+    sampler = run.source.sampler
+    [ids] = sampler.encode([run.source.task.train[0]], sampler.tokenizer)
+    shown = sampler.tokenizer.decode(ids, skip_special=False)
+    assert ("tools" in dict(sampler.prepare())) == described and "calculator" in shown
+    line = shown.partition("A call is written like this: ")[2].partition("\n")[0]
+    assert ([call.name for call in PARSERS["pythonic"](line)] == ["calculator"]) == described
+    assert shown.count('"expression"') == 1 + described or not described
+    preface = [{"role": "system", "content": "Call the calculator."}]
+    run, _ = setup.build(configured(family, environment=f"tool_use(turns=3, parser=pythonic, preface={preface!r})"))
+    assert "tools" not in dict(run.source.sampler.prepare()), "the messages say it"

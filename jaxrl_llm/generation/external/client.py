@@ -55,7 +55,12 @@ class Client:
             import httpx
         except ModuleNotFoundError as error:
             raise ValueError(f"sampling from the server {url} needs a package: pip install 'jaxrl_llm[external]'") from error
-        if not url.startswith(("http://", "https://")) or not urllib.parse.urlsplit(url).hostname:
+        try:
+            parts = urllib.parse.urlsplit(url)
+            usable = url.startswith(("http://", "https://")) and parts.hostname and parts.port != 0 and httpx.URL(url).host
+        except (ValueError, httpx.InvalidURL):
+            usable = False
+        if not usable:
             raise ValueError(f"server.url={url!r}; give an address such as http://127.0.0.1:8000")
         self.url, self.deadline = url.rstrip("/").removesuffix("/v1"), deadline
         self._httpx = httpx

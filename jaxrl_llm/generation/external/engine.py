@@ -12,9 +12,9 @@ from jaxrl_llm.generation.by_engine import completed, request_of
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import ServerError
 from jaxrl_llm.generation.external.server import Server, Stale
-from jaxrl_llm.generation.requests import Node, Request, held
+from jaxrl_llm.generation.requests import Node, Request, check_sampling, held
 from jaxrl_llm.generation.sampler import Completions, row_keys
-from jaxrl_llm.generation.sampling import Sampling, check
+from jaxrl_llm.generation.sampling import Sampling
 
 _STALE = 3  # answers by other weights in a row, after which a trajectory is given up
 
@@ -67,7 +67,7 @@ class ExternalEngine:
         """Requests trajectories: all of them, or none if one is refused. Raises ValueError for a request that cannot be met."""
         rows: dict[int, _Row] = {}
         for request in requests:
-            check(request.sampling)
+            check_sampling(request)
             if request.uid in self._rows or request.uid in rows:
                 raise ValueError(f"uid {request.uid} was submitted before; release it, or give this trajectory its own uid")
             if request.parent is not None or len(request.stop_sequences):
