@@ -51,8 +51,9 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     tools reads a description. The facts of a turn are `tool_calls`; `tool_errors`, calls that failed, among them `tool_failed`,
     readable calls of a known tool, and `tool_unknown`, readable calls of an unknown one; `error_words`, results that contain
     the word "error", failed or not; `answer_blocks`, answers in a box or in `<answer>`, or read by the verifier; `malformed`,
-    whether a call could not be parsed; and `void`: no readable call and no answer. The `action` of a turn is its calls, or the answer as the verifier reads
-    it. Raises ValueError for unknown names and two tools of one name, SandboxError if the tool `python` cannot run.
+    whether a call could not be parsed; and `void`: no readable call and no answer. The `action` of a turn is its calls, or the
+    answer as the verifier reads it. Raises ValueError for unknown names and two tools of one name, SandboxError if the tool
+    `python` cannot run.
     """
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     made = named_tools(tools)

@@ -131,7 +131,8 @@ def known():
     problems = [train[i] for i in range(len(train))]
     lengths = np.array([len(ids) for ids in encode_problems(problems, ByteTokenizer())], np.int32)
     return {"prompts": len(train), "shares": Shares(*tasks_of(train)), "levels": levels_of(train), "prompt_lengths": lengths,
-            "seed": np.array([0, 1], np.uint32), "embeddings": np.random.default_rng(0).normal(size=(len(train), 4)).astype(np.float32)}
+            "seed": np.array([0, 1], np.uint32),
+            "embeddings": np.random.default_rng(0).normal(size=(len(train), 4)).astype(np.float32)}
 
 
 def proposals(entry, known):
