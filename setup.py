@@ -111,6 +111,7 @@ setup(
         "tinker": ["starlette>=1.0", "uvicorn>=0.40", "tinker>=0.38"],  # serve --tinker
         "external": ["httpx>=0.28"],  # to sample from a server
         "gpu": ["jax[cuda12]>=0.8"],
+        "gpu13": ["jax[cuda13]>=0.8"],  # needs a driver of 580 or later
         "tpu": ["jax[tpu]>=0.8"],
         "wandb": ["wandb>=0.22"],
         "notebooks": ["jupyterlab>=4.2", "ipykernel>=6.29"],
