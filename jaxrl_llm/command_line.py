@@ -18,6 +18,7 @@ from jaxrl_llm.training.variants import MACHINES, PUBLISHED
 
 flags.DEFINE_string("compilation_cache", "~/.cache/jaxrl_llm/xla", "Compiled programs are kept here; '' turns it off.")
 
+EXPECTED = (ValueError, NotImplementedError, OSError, RuntimeError)  # errors whose message says what to do
 _CONFIGS = Path(__file__).parent / "configs"  # those that are installed with the package
 _ALLOCATOR_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"  # keep freed memory, in large pages
 
@@ -56,13 +57,18 @@ def run(main: Callable[[], None], *required: str) -> None:
     flags.mark_flags_as_required(required)
     try:
         app.run(start, flags_parser=parse)
-    except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
-        if os.environ.get("JAXRL_LLM_TRACEBACK"):
-            raise
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        sys.exit(f"{type(error).__name__}: {error}{notes}\n(JAXRL_LLM_TRACEBACK=1 shows where)")
+    except EXPECTED as error:
+        sys.exit(message_of(error))
     except KeyboardInterrupt as error:
         sys.exit("\n".join(["interrupted", *getattr(error, "__notes__", ())]))
+
+
+def message_of(error: Exception) -> str:
+    """What the terminal shows of an expected error that is being handled; with JAXRL_LLM_TRACEBACK=1 it is raised again."""
+    if os.environ.get("JAXRL_LLM_TRACEBACK"):
+        raise error
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return f"{type(error).__name__}: {error}{notes}\n(JAXRL_LLM_TRACEBACK=1 shows where)"
 
 
 def print_table(rows: Sequence[Mapping[str, str | int | float]], title: str) -> None:

@@ -6,7 +6,6 @@ one fails, and 2 if the environment cannot be made.
 """
 import argparse
 import json
-import os
 import random
 import re
 import sys
@@ -340,15 +339,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds of a reset or a step")
     given = parser.parse_args(arguments)
-    from jaxrl_llm.command_line import print_table
+    from jaxrl_llm.command_line import EXPECTED, message_of, print_table
 
     try:
         name, options = _named(given.name)
         environment, again = (environments.make(name, **{**options, **given.options}) for _ in range(2))
-    except (ValueError, NotImplementedError, OSError, RuntimeError) as error:
-        if os.environ.get("JAXRL_LLM_TRACEBACK"):
-            raise
-        print(f"{type(error).__name__}: {error}\n(JAXRL_LLM_TRACEBACK=1 shows where)", file=sys.stderr)
+    except EXPECTED as error:
+        print(message_of(error), file=sys.stderr)
         return 2
     rows, checks = audit(environment, again, given.trajectories, given.seed, given.deadline, given.heldout)
     print_table(rows, f"{given.name}: {environment.name}{', held-out problems' * given.heldout}")

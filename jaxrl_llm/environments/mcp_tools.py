@@ -10,7 +10,7 @@ from typing import Any, TextIO
 from jaxrl_llm import registry, tasks
 from jaxrl_llm.environments.background import Opened, wait
 from jaxrl_llm.environments.base import Died, Environment, Late
-from jaxrl_llm.environments.parsers import calling_parser
+from jaxrl_llm.environments.parsers import BY_NAME, named_parser
 from jaxrl_llm.environments.tool_use import of_tools
 from jaxrl_llm.environments.tools import Tool, ToolError
 from jaxrl_llm.tasks.base import optional
@@ -39,7 +39,7 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
     if replayable and not shared:
         raise ValueError("replayable=True needs shared=True: each process that plays a trajectory again would start servers")
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
-    calling_parser(parser)
+    named_parser(parser, BY_NAME)
     connect = functools.partial(_shared if shared else Connections, json.dumps(dict(servers), sort_keys=True), shared)
     try:
         listed = _listed(connect(), tools, deadline)

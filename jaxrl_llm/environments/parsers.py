@@ -7,7 +7,7 @@ malformed call is returned with its `error`, so that the policy can read it. Cal
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from jaxrl_llm import registry
@@ -70,17 +70,13 @@ PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": l
                                                       "fenced": fenced}
 
 
-def named_parser(name: str) -> Callable[[str], list[Call]]:
-    """The parser of that name, or your own "module:function". Raises ValueError if there is none."""
+BY_NAME = sorted(PARSERS.keys() - {"fenced"})  # those that read names of tools, which programs in fences do not have
+
+
+def named_parser(name: str, allowed: Collection[str] = tuple(PARSERS)) -> Callable[[str], list[Call]]:
+    """The parser of that name, one of `allowed`, or your own "module:function". Raises ValueError if there is none."""
     kind = "parser of calls"
-    return registry.function_of(kind, name) if ":" in name else PARSERS[registry.one_of(kind, name, PARSERS)]
-
-
-def calling_parser(name: str) -> Callable[[str], list[Call]]:
-    """As `named_parser`, for tools that are called by their names, which programs in fences do not."""
-    if name == "fenced":
-        registry.one_of("parser of calls", name, sorted(PARSERS.keys() - {"fenced"}))
-    return named_parser(name)
+    return registry.function_of(kind, name) if ":" in name else PARSERS[registry.one_of(kind, name, allowed)]
 
 
 def _json(name: str, key: str, arguments: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import registry
@@ -19,8 +19,10 @@ from jaxrl_llm.environments.background import Opened, wait
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.environments.described import described
 from jaxrl_llm.environments.mcp_tools import text_of
-from jaxrl_llm.environments.parsers import calling_parser
+from jaxrl_llm.environments.parsers import BY_NAME, named_parser
 from jaxrl_llm.tasks.base import Problem, disjoint_task, optional
+
+Parse = Callable[[str], list[tool_room.Call]]
 
 
 @dataclasses.dataclass
@@ -56,7 +58,7 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     optional("verifiers", "verifiers")
     import verifiers.v1 as vf
 
-    calling_parser(parser)
+    parse = named_parser(parser, BY_NAME)
     given = dict(config or {})
     loaded = vf.load_environment(vf.resolve_env_config(
         {**given, "id": env, "taskset": {**given.get("taskset", {}), "id": taskset}}))
@@ -69,7 +71,7 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     seats = sorted(_seats(loaded))
 
     def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
-        run = Opened(_run(loaded, tasks[problem.extra["row"]], seats, parser), deadline, taskset)
+        run = Opened(_run(loaded, tasks[problem.extra["row"]], seats, parse), deadline, taskset)
         asked = wait(run.value(None), deadline, taskset)
         if not isinstance(asked, _Asked):
             raise ValueError(f"the episode of task {problem.id} ended before any agent was asked for a turn")
@@ -192,7 +194,7 @@ def _tool(name: str, tool: Any) -> tool_room.Tool:
 
 
 @contextlib.asynccontextmanager
-async def _run(loaded: Any, task: Any, seats: list[str], parser: str) -> AsyncIterator[Any]:
+async def _run(loaded: Any, task: Any, seats: list[str], parse: Parse) -> AsyncIterator[Any]:
     """`advance(said)` of one episode, which returns the next `_Asked`, or at the end the traces of each seat.
 
     The first call opens the episode with None. With `cut` the policy says None, after which its agent's trace stops.
@@ -202,7 +204,7 @@ async def _run(loaded: Any, task: Any, seats: list[str], parser: str) -> AsyncIt
     asked: asyncio.Queue = asyncio.Queue()
     answers: asyncio.Queue = asyncio.Queue()
     episode = vf.Episode(task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash))
-    table = _Table(loaded, parser, asked, answers, asyncio.Lock(), episode, seats)
+    table = _Table(loaded, parse, asked, answers, asyncio.Lock(), episode, seats)
 
     async def play() -> dict[str, list[Any]]:
         agents = _Agents(table)
@@ -236,7 +238,7 @@ class _Table(NamedTuple):
     """The state that the agents of an episode share: one speaks at a time."""
 
     loaded: Any
-    parser: str
+    parse: Parse
     asked: asyncio.Queue
     answers: asyncio.Queue
     lock: asyncio.Lock
@@ -321,7 +323,7 @@ class _Interaction:
         if text is None:
             self.trace.stop("cut")
             return False
-        calls = calling_parser(self._table.parser)(text) if self._clients else []
+        calls = self._table.parse(text) if self._clients else []
         called = [vf.ToolCall(id=f"{len(self._messages)}-{place}", name=call.name, arguments=json.dumps(dict(call.arguments)))
                   for place, call in enumerate(calls)]
         answer = vf.AssistantMessage(content=text, tool_calls=called or None)

@@ -163,10 +163,11 @@ def check_tokens(uid: int, tokens: Sequence[int], vocab: int) -> None:
     """Raises ValueError if there are no tokens, or if some are no whole numbers or outside the vocabulary."""
     if not len(tokens):
         raise ValueError(f"uid {uid} was given no tokens; one at least is needed")
-    if np.asarray(tokens).dtype.kind not in "iu":  # one look at all of them: prompts are long
+    given = np.asarray(tokens)  # one look at all of them: prompts are long
+    if given.dtype.kind not in "iu":
         wrong = next((token for token in tokens if not _whole(token)), tokens[0])
         raise ValueError(f"uid {uid} was given the token {wrong!r}; give whole numbers, 0 to {vocab - 1}")
-    if min(tokens) < 0 or max(tokens) >= vocab:
+    if given.min() < 0 or given.max() >= vocab:
         raise ValueError(f"uid {uid} was given a token outside the vocabulary, 0 to {vocab - 1}")
 
 

@@ -7,8 +7,7 @@ from jaxrl_llm.replay.base import Replay, rule
 
 @rule
 def dots_rr(*, fresh: float = 0.5, capacity: int = 4096) -> Replay:
-    """A share `1 - fresh` of a batch are random stored groups; each problem's newest group is stored if it disagrees,
-    and otherwise none of the problem.
+    """A share `1 - fresh` of a batch are random stored groups; of each problem its newest group is stored, if it disagrees.
 
     `capacity` rollouts are the paper's 512 groups of 8. Old log-probs are the current policy's, behaviour log-probs those of
     sampling.

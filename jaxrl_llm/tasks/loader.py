@@ -117,16 +117,16 @@ def levels_of(problems: Sequence[Problem]) -> np.ndarray:
     return np.array([place[name] for name in names], np.int32)
 
 
-def drawn(seed: np.ndarray, count: int, weights: np.ndarray) -> np.ndarray:
-    """i64[count]: problems in proportion to `weights` f32[N], without replacement (Gumbel top-k, arXiv 1903.06059).
+def drawn(seed: np.ndarray, count: int, weights: np.ndarray, base: np.ndarray | float = 1.0) -> np.ndarray:
+    """i64[count]: problems in proportion to `weights * base`, f[N], without replacement (Gumbel top-k, arXiv 1903.06059).
 
-    If fewer than `count` have a weight above 0, all of them are drawn before one is repeated; if none has, all are equally
-    likely. `seed` holds integers. Raises ValueError for weights that are negative or not finite.
+    If fewer than `count` have a weight above 0, all of them are drawn before one is repeated; if none has, `base` alone
+    decides. `seed` holds integers. Raises ValueError for weights that are negative or not finite.
     """
     weights = np.asarray(weights, np.float64)
     if not (np.isfinite(weights) & (weights >= 0)).all():
         raise ValueError("prompt_weights must be finite and not negative")
-    weights = weights if weights.any() else np.ones_like(weights)
+    weights = (weights if weights.any() else np.ones_like(weights)) * base
     having = np.flatnonzero(weights)
     noise = np.random.default_rng(seed).gumbel(size=(-(-count // len(having)), len(having)))
     order = np.argsort(-(np.log(weights[having]) + noise), axis=1)

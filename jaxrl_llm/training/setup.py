@@ -43,11 +43,12 @@ from jaxrl_llm.training.learner import Learner
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
+from jaxrl_llm.training.shown_tools import describes_tools, hears_tools
 from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.start import load_model
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import jitted, make_joint_update
-from jaxrl_llm.training.trajectories import Trajectories, describes_tools, hears_tools
+from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.training.variants import check_there
 from jaxrl_llm.values import critic as critic_lib
 from jaxrl_llm.values import features, turn_critic

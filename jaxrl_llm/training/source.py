@@ -339,9 +339,8 @@ class Source:
             raise ValueError(f"controllers propose {len(weights)} weights and problems {proposed.tolist()} for a task of "
                              f"{len(self.task.train)} training problems")
         seed = jax.random.fold_in(jax.random.fold_in(key, _PROMPT_STREAM), self.data.number)
-        # Tasks have their shares where a controller weighs all problems alike, and where none is left to it.
-        weights = (weights if np.any(weights) else np.ones_like(weights)) * evenly(self.task.train)
-        others = drawn(parallel.fetch(jax.random.key_data(seed)), self.data.size - len(proposed), weights)
+        others = drawn(parallel.fetch(jax.random.key_data(seed)), self.data.size - len(proposed), weights,
+                       evenly(self.task.train))
         return self.data.chosen(np.concatenate([proposed, others]))
 
     def _expectations(self, new: Forest, rows, state: TrainState, sample: Sample) -> prior_lib.Facts:

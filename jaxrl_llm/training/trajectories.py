@@ -19,8 +19,10 @@ from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.engine import Node, Request
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.tokenizers import ByteTokenizer, conversation
+from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.shown_tools import behind, variables_of
+from jaxrl_llm.training.trajectory import Trajectory
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
 _REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * _REQUEST`: each has its own random numbers
@@ -50,99 +52,6 @@ class Weights(NamedTuple):
     lora: Any
     sampling: sampling_lib.Sampling
     limits: Limits
-
-
-class Waiting(NamedTuple):
-    """The context of an agent while others speak, see `Trajectory`."""
-
-    ids: list[int]
-    last: int
-    drawn: int
-    request: int
-
-
-@dataclasses.dataclass
-class Trajectory:
-    """A trajectory so far.
-
-    `ids` are all tokens of the context, `prompt_ids` its first ones, `pieces` the nodes of all contexts (see `grow`), `parents`
-    the index of the piece before each in its context (-1: it begins the context), `last` that of the context's last piece,
-    `drawn` the policy's tokens in the context; `done`: the environment ended it. `contexts`: how many were begun.
-    `most`: the problem's own limit of tokens after the prompt; None: it has none.
-    `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again, and
-    `request` the number of the context's own request. If contexts are those of agents, `reader` is the agent of this one, and
-    `waiting` has those of the others.
-    """
-
-    ids: list[int]
-    prompt: int
-    prompt_ids: list[int] = dataclasses.field(default_factory=list)
-    pieces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    drawn: int = 0
-    turns: int = 0
-    total: float = 0.0
-    done: bool = False
-    parents: list[int] = dataclasses.field(default_factory=list)
-    last: int = -1
-    contexts: int = 1
-    opening: Sequence[base.Message] = ()
-    requests: int = 0
-    request: int = 0
-    reader: int | None = None
-    waiting: dict[int, "Waiting"] = dataclasses.field(default_factory=dict)
-    most: int | None = None
-
-    @property
-    def behind(self) -> int:
-        """Number of tokens of the context after the prompt."""
-        return len(self.ids) - len(self.prompt_ids)
-
-    @property
-    def open_requests(self) -> set[int]:
-        """Numbers of the requests of its contexts, which the engine holds."""
-        return {self.request, *(context.request for context in self.waiting.values())}
-
-    def begin(self) -> None:
-        """Begins a new context with the prompt."""
-        self.ids, self.last, self.contexts = list(self.prompt_ids), -1, self.contexts + 1
-        self.ask_anew()
-
-    def ask_anew(self) -> None:
-        """Begins a new request: the engine reads all ids again, and counts its samples from 0."""
-        self.drawn, self.requests = 0, self.requests + 1
-        self.request = self.requests
-
-    def hand_to(self, reader: int) -> bool:
-        """Goes to the context of an agent; returns whether it is a new one."""
-        if reader == self.reader:
-            return False
-        assert self.reader is not None
-        self.waiting[self.reader] = Waiting(self.ids, self.last, self.drawn, self.request)
-        self.reader, known = reader, self.waiting.pop(reader, None)
-        if known is None:
-            self.begin()
-        else:
-            self.ids, self.last, self.drawn, self.request = known
-        return known is None
-
-    def append(self, role: Role, ids: Sequence[int], text: str, **columns) -> None:
-        """Appends a node."""
-        self.ids += map(int, ids)
-        self.parents.append(self.last)
-        self.last = len(self.pieces)
-        self.pieces.append({"role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
-                            "entropies": np.zeros(len(ids)), "turn_rewards": 0.0, "turn_info": {}, **columns})
-
-    def add(self, reward: float) -> None:
-        """Adds a reward to the policy's last turn, for a trajectory that has ended."""
-        last = next(piece for piece in reversed(self.pieces) if piece["role"] in (Role.POLICY, Role.HINT))
-        last["turn_rewards"], self.total = last["turn_rewards"] + reward, self.total + reward
-
-    def pop(self) -> None:
-        """Removes the last node, which is one of this context."""
-        piece, self.last = self.pieces.pop(), self.parents.pop()
-        self.total -= piece["turn_rewards"]
-        del self.ids[len(self.ids) - len(piece["tokens"]):]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -510,48 +419,6 @@ class Trajectories:
 def without_readers(messages: Sequence[base.Message]) -> list[base.Message]:
     """The messages as a chat template reads them."""
     return [{name: value for name, value in message.items() if name != base.READER} for message in messages]
-
-
-def variables_of(environment: base.Environment) -> dict[str, Any]:
-    """The variables of a chat template beside messages."""
-    return {"tools": list(environment.tools)} if environment.tools else {}
-
-
-def behind(opening: Sequence[base.Message], text: str) -> list[base.Message]:
-    """The opening with a text before its first message that all agents read, and behind a rule of the system.
-
-    It is part of that message, since some chat templates have no system, and write one of their own where none is given.
-    """
-    first = opening[0]
-    system = first["role"] == "system"
-    content = f"{first['content']}\n\n{text}" if system else f"{text}\n\n{first['content']}"
-    return [{**first, "content": content}, *opening[1:]]
-
-
-def describes_tools(tokenizer, environment: base.Environment) -> bool:
-    """Whether the environment has a description of its tools, and the published chat template shows nothing of them.
-
-    A policy of bytes, which is made from scratch, cannot read a description.
-    """
-    if not environment.calls or isinstance(tokenizer, ByteTokenizer):
-        return False
-    said = [{"role": "user", "content": "271828"}]
-    return conversation.start(tokenizer, said) == conversation.start(tokenizer, said, **variables_of(environment))
-
-
-def hears_tools(tokenizer, environment: base.Environment) -> bool:
-    """Whether the chat template writes messages of tools after one of the policy; True for environments of tokens.
-
-    Raises ValueError if the environment has tools, and the template writes their results neither so nor as the user's.
-    """
-    results = [{"role": "tool", "name": "probe", "content": content} for content in ("result 271828", "result 314159")]
-    variables = variables_of(environment)
-    if environment.tokens or conversation.shows(tokenizer, results, **variables):
-        return True
-    if environment.tools and not conversation.shows(tokenizer, conversation.without_tools(results), **variables):
-        raise ValueError(f"environment {environment.name!r} answers calls, and the chat template writes neither messages "
-                         "of tools nor of the user after one of the policy; set config.model.chat_template to one that does")
-    return False
 
 
 def check_openings(opened: Mapping[int, tuple[int, base.Turn]]) -> None:

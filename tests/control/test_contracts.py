@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from one_task import alone
 
 from jaxrl_llm import control
-from jaxrl_llm.control import passes
 from jaxrl_llm.rollouts import check, from_lists
 
 # Four prompts by (accuracy, total reward): mixed, all right with a varying bonus, all wrong, mixed but of equal totals.
@@ -102,14 +102,13 @@ def test_without_components_filters_look_at_the_rewards():
 
 
 SEED = jax.random.key_data(jax.random.key(1))
-ONE_TASK = passes.Shares(np.zeros(5, np.int32), np.ones(1, np.float32))
-STARTS = {"acereason_curriculum": (5, 32), "brorl": (8,), "dart_curation": (ONE_TASK, 2, SEED, 8), "dart_lengths": (5, 32),
-          "drive": (ONE_TASK, 2, SEED, 2, 8, 32),
+STARTS = {"acereason_curriculum": (5, 32), "brorl": (8,), "dart_curation": (alone(5), 2, SEED, 8), "dart_lengths": (5, 32),
+          "drive": (alone(5), 2, SEED, 2, 8, 32),
           "dots_rr": (np.eye(5, 3), SEED), "props": (),
-          "gdro_rollout": (ONE_TASK, 2, SEED, 2, 8), "kimi_sampling": (np.arange(5),),
+          "gdro_rollout": (alone(5), 2, SEED, 2, 8), "kimi_sampling": (np.arange(5),),
           "qwenlong_l1": (20_000 * np.arange(5),),
-          "rapo_curriculum": (ONE_TASK, 2, SEED), "remix": ({"w": jnp.zeros(2)},), "siri": (32,),
-          "sws_domains": (np.arange(5) % 2,), "task_balance": (np.arange(5) % 2, 3, SEED), "vade": (ONE_TASK, 2, SEED),
+          "rapo_curriculum": (alone(5), 2, SEED), "remix": ({"w": jnp.zeros(2)},), "siri": (32,),
+          "sws_domains": (np.arange(5) % 2,), "task_balance": (np.arange(5) % 2, 3, SEED), "vade": (alone(5), 2, SEED),
           "acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
           "spear": (), "t1": ({"w": jnp.zeros(2)},), "tool_bonus": (), "tti": (), "turn_control": ()}
 FACTS = {"score": 0.3, "step": jnp.int32(0), "tried": jnp.array([4, 0, 4, 8, 0]), "right": jnp.array([4, 0, 1, 2, 0]),

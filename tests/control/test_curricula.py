@@ -3,6 +3,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from one_task import alone
 
 from jaxrl_llm import control
 from jaxrl_llm.advantages.kimi_opmd import length_reward
@@ -10,11 +11,6 @@ from jaxrl_llm.control import acereason_curriculum, drive, kimi_sampling, passes
 
 close = np.testing.assert_allclose
 SEED = jax.random.key_data(jax.random.key(3))
-
-
-def alone(problems):
-    """The shares of one task with this number of problems."""
-    return passes.Shares(np.zeros(problems, np.int32), np.ones(1, np.float32))
 
 
 def facts(tried, right=None, step=0):

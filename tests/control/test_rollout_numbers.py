@@ -7,18 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies
+from one_task import alone
 
 from jaxrl_llm import control
-from jaxrl_llm.control import brorl, dart_curation, gdro_bins, gdro_rollout, passes
+from jaxrl_llm.control import brorl, dart_curation, gdro_bins, gdro_rollout
 from jaxrl_llm.rollouts import Role, Rollouts
 
 close = np.testing.assert_allclose
 SEED = jax.random.key_data(jax.random.key(3))
-
-
-def alone(problems):
-    """The shares of one task with this number of problems."""
-    return passes.Shares(np.zeros(problems, np.int32), np.ones(1, np.float32))
 
 
 # --- bins and bandits of group DRO
