@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.caches import RowCaches
 from jaxrl_llm.generation.lanes import Common, common_places, lane_counts, lanes_of
-from jaxrl_llm.generation.requests import Node, Request, Row, check_request, check_size, check_tokens, held
+from jaxrl_llm.generation.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
 from jaxrl_llm.generation.slots import Drawn, Lanes, Slots
 from jaxrl_llm.generation.stopping import StopSearch
 from jaxrl_llm.kernels.products import reads_transposed
@@ -156,7 +156,7 @@ class Engine:
             self._queue.remove(row)
         if not row.ended and row.measured:
             self._done.append(row.node("extended"))
-        row.tokens += [int(t) for t in tokens]
+        row.tokens += as_ints(tokens)
         row.request, row.start, row.measured, row.finish, row.paused = request, len(row.tokens), [], None, False
         row.search = self._search(request)
         self._queue.appendleft(row)
@@ -271,7 +271,7 @@ class Engine:
         check_request(request, self._tokenizer)
         check_tokens(request.uid, request.tokens, self.vocab_size)
         check_size(request.uid, len(request.tokens), request.limit, 0, self._slot_tokens)
-        tokens = [int(t) for t in request.tokens]
+        tokens = as_ints(request.tokens)
         return Row(request, tokens, self._search(request), start=len(tokens))
 
     def _child(self, request: Request) -> Row:
@@ -281,7 +281,7 @@ class Engine:
         if len(request.tokens):
             check_tokens(request.uid, request.tokens, self.vocab_size)
         check_size(request.uid, len(parent.tokens) + len(request.tokens), request.limit, parent.drawn, self._slot_tokens)
-        tokens = parent.tokens + [int(t) for t in request.tokens]
+        tokens = parent.tokens + as_ints(request.tokens)
         search = self._search(request)
         if not len(request.tokens) and parent.finish not in ("stop", "stop_string"):
             search.feed(parent.search.tokens)

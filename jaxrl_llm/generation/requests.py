@@ -135,6 +135,11 @@ def held(rows: Mapping[int, RowT], uid: int) -> RowT:
     return rows[uid]
 
 
+def as_ints(tokens: Sequence[int]) -> list[int]:
+    """Tokens as numbers of Python, whatever sequence or array has them."""
+    return np.asarray(tokens, np.int64).tolist()
+
+
 def check_sampling(request: Request) -> None:
     """Raises ValueError for a limit or a distribution that no engine heeds."""
     check(request.sampling)

@@ -3,6 +3,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_llm.generation.requests import as_ints
+
 
 @dataclasses.dataclass
 class Spelling:
@@ -27,7 +29,7 @@ class Spelling:
 
     def feed(self, new: Sequence[int], last: bool = False) -> str:
         """The text that these tokens add; with `last` also the text held back. Empty after a stop text."""
-        self.tokens.extend(int(token) for token in new)
+        self.tokens += as_ints(new)
         before, now = self.tokenizer.decode_batch([self.tokens[self.window:self.settled], self.tokens[self.window:]])
         if last or not now.endswith("\N{REPLACEMENT CHARACTER}"):
             self.held += now[len(before):]

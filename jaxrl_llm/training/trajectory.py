@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.environments import base
+from jaxrl_llm.generation.requests import as_ints
 from jaxrl_llm.rollouts import Role
 
 
@@ -84,7 +85,7 @@ class Trajectory:
 
     def append(self, role: Role, ids: Sequence[int], text: str, **columns) -> None:
         """Appends a node."""
-        self.ids += map(int, ids)
+        self.ids += as_ints(ids)
         self.parents.append(self.last)
         self.last = len(self.pieces)
         self.pieces.append({"role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),

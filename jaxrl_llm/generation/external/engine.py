@@ -12,7 +12,7 @@ from jaxrl_llm.generation.by_engine import completed, request_of
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import ServerError
 from jaxrl_llm.generation.external.server import Server, Stale
-from jaxrl_llm.generation.requests import Node, Request, check_sampling, held
+from jaxrl_llm.generation.requests import Node, Request, as_ints, check_sampling, held
 from jaxrl_llm.generation.sampler import Completions, row_keys
 from jaxrl_llm.generation.sampling import Sampling
 
@@ -76,7 +76,7 @@ class ExternalEngine:
             if request.limit < 1 or not len(request.tokens):
                 raise ValueError(f"uid {request.uid} has {len(request.tokens)} tokens and a limit of {request.limit}; give one "
                                  "at least of each")
-            rows[request.uid] = _Row(request, [int(t) for t in request.tokens], request.limit, self._stream(request))
+            rows[request.uid] = _Row(request, as_ints(request.tokens), request.limit, self._stream(request))
         self._rows |= rows
         for row in rows.values():
             self._ask(row)
@@ -93,7 +93,7 @@ class ExternalEngine:
         if limit <= row.drawn or not len(tokens):
             raise ValueError(f"uid {uid} is given {len(tokens)} tokens and a limit of {limit}, {row.drawn} of which are there "
                              "already; give more")
-        row.tokens += [int(t) for t in tokens]
+        row.tokens += as_ints(tokens)
         row.limit = limit
         self._ask(row)
 

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.generation.engine import Request
 from jaxrl_llm.generation.external import answers
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import Client, Fault, Refusal, ServerError
+from jaxrl_llm.generation.requests import Request, as_ints
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import merge
@@ -113,8 +113,8 @@ class Server:
         """Requests up to `limit` tokens after these. The future raises `Stale`, `Refusal` and `Fault`, see `Client.ask`."""
         s, wanted = request.sampling, self._order[self.tag]
         off = {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0}  # sent, as servers may have other defaults
-        body = {"model": self._model, "prompt": [int(token) for token in tokens], "max_tokens": limit, "seed": seed,
-                "stop": list(request.stop_texts), "stop_token_ids": [int(token) for token in request.stop_tokens],
+        body = {"model": self._model, "prompt": as_ints(tokens), "max_tokens": limit, "seed": seed,
+                "stop": list(request.stop_texts), "stop_token_ids": as_ints(request.stop_tokens),
                 "logprobs": 0, "return_token_ids": True,
                 **{name: value if getattr(s, name) is None else np.asarray(getattr(s, name)).item()
                    for name, value in off.items()}}
