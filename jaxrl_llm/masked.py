@@ -90,7 +90,7 @@ def whiten(x: Array, mask: Array, *, eps: float, ddof: int) -> Array:
 
 
 def to_tokens(x_PG: Array, mask_PGT: Array) -> Array:
-    """Repeat one number per rollout on each of its tokens: `[P, G] -> [P, G, T]`, 0 outside `mask`."""
+    """Repeats one number per rollout on each of its tokens: `[P, G] -> [P, G, T]`, 0 outside `mask`."""
     return jnp.where(mask_PGT, x_PG[..., None], jnp.zeros((), x_PG.dtype))
 
 

@@ -1,4 +1,4 @@
-"""Exclude rollouts from an objective: from the loss and from its denominator."""
+"""Rollouts that an objective excludes: from the loss and from its denominator."""
 
 from collections.abc import Callable
 

@@ -48,7 +48,7 @@ def start(work: Callable[[], None]) -> int:
 
 
 def reap(worker: int, status: int | None) -> tuple[int | None, bool]:
-    """Collect the children that have ended: the wait status of the worker, once known, and whether there are others."""
+    """Collects the children that have ended: the wait status of the worker, once known, and whether there are others."""
     while True:
         try:
             pid, ended = os.waitpid(-1, os.WNOHANG)
@@ -60,7 +60,7 @@ def reap(worker: int, status: int | None) -> tuple[int | None, bool]:
 
 
 def end_all(worker: int, status: int | None) -> int | None:
-    """Kill children, including those inherited from killed processes, until there are none; returns the worker's status."""
+    """Kills children, including those inherited from killed processes, until there are none; returns the worker's status."""
     end = time.monotonic() + END_LIMIT
     while True:
         status, more = reap(worker, status)
@@ -76,7 +76,7 @@ def end_all(worker: int, status: int | None) -> int | None:
 
 
 def keep(work: Callable[[], None], control: socket.socket) -> None:
-    """Keep a worker that does `work` until it should end; then leave nothing behind. Runs in its own process."""
+    """Keeps a worker that does `work` until it should end; then leaves nothing behind. Runs in its own process."""
     parent = os.getppid()
     os.setsid()
     prctl(_PR_SET_CHILD_SUBREAPER, 1)

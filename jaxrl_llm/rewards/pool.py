@@ -72,7 +72,7 @@ class WorkerPool:
                 self._lock.release()
 
     def close(self) -> None:
-        """End the processes once they are idle; a later call starts new ones."""
+        """Ends the processes once they are idle; a later call starts new ones."""
         with self._lock:
             self._end()
 
@@ -83,7 +83,7 @@ class WorkerPool:
             self._template = None
 
     def _serve(self, calls, outcomes: list[Outcome], until: float | None, stop) -> bool:
-        """Fill `outcomes`; returns whether none of them was one to stop at."""
+        """Fills `outcomes`; returns whether none of them was one to stop at."""
         waiting, crashed, put_off = deque(range(len(calls))), set(), set()
         while (waiting or self._running) and (until is None or time.monotonic() < until):
             self._start(len(calls))
@@ -101,7 +101,7 @@ class WorkerPool:
         return True
 
     def _start(self, count: int) -> None:
-        """Start processes until each of `count` calls has one, and one more for each call that is likely to be late."""
+        """Starts processes until each of `count` calls has one, and one more for each call that is likely to be late."""
         now = time.monotonic()
         wanted = min(self.workers, count) + sum(process.end - now < process.limit / 2 for process in self._running)
         for _ in range(wanted - len(self._starting) - len(self._ready) - len(self._running)):
@@ -115,7 +115,7 @@ class WorkerPool:
 
     def _assign(self, waiting: deque, calls, crashed: set[int], put_off: set[int],
                 until: float | None) -> list[tuple[int, Outcome]]:
-        """Give calls to ready processes, crashed ones to new processes; returns the outcomes of calls that cannot be sent."""
+        """Gives calls to ready processes, crashed ones to new processes; returns the outcomes of calls that cannot be sent."""
         failed: list[tuple[int, Outcome]] = []
         share = self.deadline if until is None else (until - time.monotonic()) * self.workers / max(len(waiting), 1)
         while waiting and self._ready and len(self._running) < self.workers:
@@ -136,7 +136,7 @@ class WorkerPool:
         return failed
 
     def _collect(self, until: float | None) -> list[tuple[int, Outcome]]:
-        """Wait until something changes; returns the outcomes so far."""
+        """Waits until something changes; returns the outcomes so far."""
         settled = []
         for process in self._changed(until):
             outcome = process.poll()
@@ -171,7 +171,7 @@ class WorkerPool:
         return [process for process in active if process in changed or process.end <= time.monotonic()]
 
     def _stop(self, processes: Sequence[Process]) -> None:
-        """End these processes and wait for all that were ended."""
+        """Ends these processes and waits for all that were ended."""
         for process in processes:
             process.stop()
         for process in [*processes, *self._stopped]:

@@ -39,11 +39,11 @@ class Template:
         return self._process.poll() is None
 
     def start(self, descriptors: list[int]) -> None:
-        """Start a worker that uses these descriptors: requests, replies and the control of its keeper."""
+        """Starts a worker that uses these descriptors: requests, replies and the control of its keeper."""
         socket.send_fds(self._socket, [b"+"], descriptors)
 
     def stop(self) -> None:
-        """End the process; stop its workers first."""
+        """Ends the process, whose workers must have been stopped before."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -71,7 +71,7 @@ class Process:
         self._code: str | None = None
 
     def ask(self, request: bytes, limit: float) -> None:
-        """Send the next request, to be answered within `limit` seconds."""
+        """Sends the next request, to be answered within `limit` seconds."""
         self._number += 1
         self._unsent = memoryview(len(request).to_bytes(8, "big") + self._number.to_bytes(8, "big") + request)
         self.limit, self.end = limit, time.monotonic() + limit
@@ -107,7 +107,7 @@ class Process:
         return Outcome("timeout", message=f"no result within {self.limit:g} s; the process was killed")
 
     def stop(self) -> None:
-        """End the process and everything that it started. Does not wait for it; `wait` does."""
+        """Ends the process and everything that it started. Does not wait for it; `wait` does."""
         self.alive = False
         self._requests.close()
         self._replies.close()
@@ -117,7 +117,7 @@ class Process:
             pass
 
     def wait(self) -> str:
-        """Wait, after `stop`, until all has ended; the exit code, "?" when no process is left to report it."""
+        """Waits, after `stop`, until all has ended; the exit code, "?" when no process is left to report it."""
         if self._code is None:
             self._control.settimeout(END_LIMIT)
             try:

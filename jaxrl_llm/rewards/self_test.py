@@ -279,7 +279,7 @@ def report(verifier: str, **options) -> Report:
 
 
 def compare() -> None:
-    """Print the errors of `boxed` and of other graders on the same boxes, as a table in Markdown."""
+    """Prints the errors of `boxed` and of other graders on the same boxes, as a table in Markdown."""
     rows = cases_of("boxed")
     print("| grader | cases | of them right | accepts wrong | rejects right |\n|---|---|---|---|---|")
     for name in ("boxed", "boxed, strict=False", *graders.GRADERS):
@@ -308,7 +308,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def print_errors() -> None:
-    """Print which rows of the table each verifier judges wrongly."""
+    """Prints which rows of the table each verifier judges wrongly."""
     for verifier in WRAPPERS:
         result = report(verifier)
         print(f"{verifier}: {result.cases} cases, {len(result.false_positives)} false positives, "

@@ -24,7 +24,7 @@ def copyable() -> bool:
 
 
 def start(template: socket.socket, descriptors: list[int], function, settings: list[str]) -> None:
-    """Fork a keeper with a worker that calls `function`, or imports it again where this is None."""
+    """Forks a keeper with a worker that calls `function`, or imports it again where this is None."""
     requests, replies, control = descriptors
     if os.fork() == 0:
         try:
@@ -50,7 +50,7 @@ def start(template: socket.socket, descriptors: list[int], function, settings: l
 
 
 def main(template: socket.socket, parent: int, settings: list[str]) -> None:
-    """Serve until the run is gone."""
+    """Serves until the run is gone."""
     for number in keeper.IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for

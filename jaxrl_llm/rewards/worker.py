@@ -70,13 +70,13 @@ def channels() -> tuple[BinaryIO, BinaryIO]:
 
 
 def send(replies: BinaryIO, number: int, content: bytes) -> None:
-    """Write one reply."""
+    """Writes one reply."""
     replies.write(b'{"number": %d, %s}\n' % (number, content))
     replies.flush()
 
 
 def serve(function, streams: tuple[BinaryIO, BinaryIO], memory_mb: str, restricted: str, scores: str) -> None:
-    """Answer requests for `function`; reply 0 means that the worker is ready."""
+    """Answers requests for `function`; reply 0 means that the worker is ready."""
     requests, replies = streams
     me = os.getpid()
     if int(memory_mb):
@@ -92,7 +92,7 @@ def serve(function, streams: tuple[BinaryIO, BinaryIO], memory_mb: str, restrict
 
 
 def main(target: str, *settings: str) -> None:
-    """Import the function and serve it, or report in reply 0 why this cannot be done."""
+    """Imports the function and serves it, or reports in reply 0 why this cannot be done."""
     streams = channels()
     try:
         function = resolve(target)

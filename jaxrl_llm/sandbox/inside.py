@@ -153,7 +153,7 @@ def confine(job: dict, lifeline: int) -> None:
 
 
 def main(job_fd: int, report_fd: int, lifeline: int) -> None:
-    """Confine this process, then run the program of the job; the value of a named function follows as JSON."""
+    """Confines this process, then runs the program of the job; the value of a named function follows as JSON."""
     with open(job_fd) as file:
         job = json.load(file)
     import site  # noqa: F401  exit() and quit(), which programs use; nothing is read from folders of packages

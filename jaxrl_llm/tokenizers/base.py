@@ -214,7 +214,7 @@ class CodecTokenizer:
 
 
 def split_specials(text: str, specials: Mapping[str, int]) -> Iterator[int | str]:
-    """Cut `text` at the spellings in `specials`, longest first: yields their ids, and the non-empty texts between."""
+    """Cuts `text` at the spellings in `specials`, longest first: yields their ids, and the non-empty texts between."""
     if not specials:
         yield from [text] if text else []
         return

@@ -62,7 +62,7 @@ class FastCodec:
         self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values())
 
     def mark_special(self, tokens: list[str]) -> None:
-        """Make sure that `skip_special` skips `tokens`, whatever their entry in tokenizer.json says."""
+        """Makes sure that `skip_special` skips `tokens`, whatever their entry in tokenizer.json says."""
         special = {token.content for token in self._backend.get_added_tokens_decoder().values() if token.special}
         self._backend.add_special_tokens([token for token in tokens if token not in special])
 

@@ -54,7 +54,7 @@ class Renderer:
         return text
 
     def close(self) -> None:
-        """End the process; a later call starts a new one."""
+        """Ends the process; a later call starts a new one."""
         with self._lock:
             self._end()
 
@@ -88,7 +88,7 @@ class Renderer:
         return process
 
     def _end(self) -> int | None:
-        """End the process, if there is one; its exit code."""
+        """Ends the process, if there is one; its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None

@@ -85,7 +85,7 @@ def answer(request: bytes, memory_mb: int) -> bytes:
 
 
 def serve(cpu_seconds: float, memory_mb: int) -> None:
-    """Answer requests from standard input until it closes; the first reply, an empty text, signals that this process is ready.
+    """Answers requests from standard input until it closes; the first reply, an empty text, signals that this process is ready.
 
     The kernel ends the process at `cpu_seconds` of processor time in one request, whatever it does and whether or not the
     parent still lives.

@@ -60,7 +60,7 @@ def tokens(b):
 
 
 def check(slug, b, rollouts, loss_of, gradient_of=None, **hyper):
-    """Compare with `loss_of(new) -> float` and its gradient: given, or by central differences."""
+    """Compares with `loss_of(new) -> float` and its gradient: given, or by central differences."""
     actual, _, gradient = run(slug, b["new"], rollouts, b["advantage"], **hyper)
     close(actual, loss_of(b["new"]), rtol=1e-8)
     if gradient_of is None:

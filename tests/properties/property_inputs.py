@@ -214,7 +214,7 @@ def double(x):
 
 
 def same(actual, expected, rtol=1e-5, atol=1e-6):
-    """Assert that two pytrees agree."""
+    """Asserts that two pytrees agree."""
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), actual, expected)
 
 

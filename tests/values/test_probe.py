@@ -22,7 +22,7 @@ def table(rows=160, real=120, seed=0):
 
 
 def by_hand(x, y, alpha):
-    """Standardise, centre, solve: float64 numpy."""
+    """Standardised, centred and solved, in float64 numpy."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     std = x.std(0)
     z = (x - x.mean(0)) / np.where(std > 1e-12, std, 1)
