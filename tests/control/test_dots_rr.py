@@ -1,19 +1,14 @@
 """DOTS-RR: predictions from measured problems, the choice of problems, and the worked example of buffer and loss."""
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_replay_buffer import EMPTY, batch, step, uids
 
 from jaxrl_llm import control, objectives
 from jaxrl_llm.control.dots_rr import attention, calibrated, calibration, networks, predictions, projected, selection
 from jaxrl_llm.rollouts import from_lists
 from jaxrl_llm.tasks.loader import drawn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "replay"))
-from test_replay_buffer import EMPTY, batch, step, uids  # noqa: E402
 
 Q, R = np.float32([[1, 0], [0, 1]]), np.float32([[1, 0], [0, 1], [1, 1]])
 

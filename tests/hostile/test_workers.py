@@ -11,17 +11,14 @@ import time
 
 import numpy as np
 import pytest
+import worker_attacks
+from processes import eventually, marked
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import Reward, RewardError, combine
 from jaxrl_llm.rewards.pool import WorkerPool
 
 FOLDER = pathlib.Path(__file__).parent
-sys.path.insert(0, str(FOLDER))  # workers must be able to import worker_attacks
-
-import worker_attacks  # noqa: E402
-from processes import eventually, marked  # noqa: E402
-
 TARGET = "worker_attacks:attack"
 linux = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="processes are found in /proc")
 

@@ -1,17 +1,13 @@
 """Runs in a process of its own with eight virtual devices: what every estimator sends between shards of a batch, as JSON."""
 import json
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
+import property_inputs as inputs
 
 from jaxrl_llm import advantages, parallel
 from jaxrl_llm.parallel import communication
 from jaxrl_llm.training.learner import estimate
-
-sys.path.append(str(Path(__file__).parents[1] / "properties"))
-import property_inputs as inputs  # noqa: E402
 
 P, G, T = 16, 4, 64
 

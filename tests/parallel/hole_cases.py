@@ -1,8 +1,7 @@
 """Runs in a process of its own with eight virtual devices: updates of trajectories with holes on a 2 x 2 x 2 mesh, as JSON."""
 import json
-import sys
-from pathlib import Path
 
+import hole_inputs as inputs
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,13 +16,19 @@ from jaxrl_llm.values import features
 from jaxrl_llm.values.critic import Critic
 from jaxrl_llm.values.critic import make_update as make_critic_update
 
-sys.path.append(str(Path(__file__).parents[1] / "training"))
-import hole_inputs as inputs  # noqa: E402
-
 MESH = parallel.make_mesh(data=2, fsdp=2, tensor=2)
 SHARDS = 4  # of the prompts
 POLICY = Policy(inputs.MODEL, inputs.POLICY.temperature, chunk=24, mesh=MESH)
 WATCHED = inputs.Watched(inputs.MODEL, inputs.POLICY.temperature, chunk=24, mesh=MESH)
+
+
+def learned(update, state, *given):
+    """`(gradient, loss, targets)` of an update: whether gradients go back through log-probs of trained tokens, of others."""
+    inputs.SEEN.clear()
+    state, metrics = jax.block_until_ready(update(spread(state), *map(placed, given)))
+    jax.effects_barrier()
+    targets = [any(bool(cotangent[mask == own].any()) for cotangent, mask in inputs.SEEN) for own in (True, False)]
+    return state.opt_state.trace, float(metrics["loss"]), targets
 
 
 def spread(state):
@@ -34,36 +39,29 @@ def placed(tree):
     return parallel.put(tree, parallel.batch_sharding(MESH))
 
 
-def updated(objective, parts):
+def updated(objective, parts, adapted=False):
     """An update without padding, in parts, against that of plain rows on one device."""
+    lora = inputs.adapters() if adapted else None
     filled = quarters_filled(np.asarray(inputs.batch().token_mask), inputs.P // (parts * SHARDS))
     assert filled < 4
-    update = make_update(POLICY, objective, inputs.GRADIENT, clip_norm=None, micro_batches=parts)
-    batch = placed((inputs.batch().replace(filled=filled), inputs.advantages()))
-    state, metrics = update(spread(inputs.fresh_state(objective)), *batch)
-    wanted = inputs.gradient(objective, None, inputs.batch(), inputs.advantages())
-    return {"apart": inputs.distance(state.opt_state.trace, wanted), "loss": float(metrics["loss"])}
+    update = make_update(WATCHED, objective, inputs.GRADIENT, clip_norm=None, micro_batches=parts)
+    gradient, loss, targets = learned(update, inputs.fresh_state(objective, lora), inputs.batch().replace(filled=filled),
+                                      inputs.advantages())
+    wanted = inputs.gradient(objective, inputs.adapters() if adapted else None, inputs.batch(), inputs.advantages())
+    return {"apart": inputs.distance(gradient, wanted), "loss": loss, "targets": targets}
 
 
-def targets(adapted):
-    """Whether gradients go back through log-probs of trained tokens, and whether through those of others."""
-    inputs.SEEN.clear()
-    update = make_update(WATCHED, inputs.CLIPPED, inputs.GRADIENT)
-    state = spread(inputs.fresh_state(inputs.CLIPPED, inputs.adapters() if adapted else None))
-    jax.block_until_ready(update(state, *placed((inputs.batch(), inputs.advantages()))))
-    jax.effects_barrier()
-    return [any(bool(cotangent[mask == own].any()) for cotangent, mask in inputs.SEEN) for own in (True, False)]
-
-
-def joint():
+def joint(adapted=False):
     """With a baseline of the other rollout's reward, as in the first batch of POISE."""
+    lora = inputs.adapters() if adapted else None
     objective, rollouts = make("reinforce"), inputs.batch().replace(old_logprobs=None)
     estimator = advantages.make("poise", feature_size=features.feature_size(32), capacity=16)
-    update = make_joint_update(POLICY, Capture(1, pool=2), objective, estimator, inputs.GRADIENT, clip_norm=None)
-    state, metrics = update(spread(inputs.fresh_state(objective, estimator=estimator)), placed(rollouts))
+    update = make_joint_update(WATCHED, Capture(1, pool=2), objective, estimator, inputs.GRADIENT, clip_norm=None)
+    gradient, loss, targets = learned(update, inputs.fresh_state(objective, lora, estimator), rollouts)
     values = np.where(rollouts.valid.all(1, keepdims=True), rollouts.rewards - rollouts.rewards[:, ::-1], 0)[..., None]
-    wanted = inputs.gradient(objective, None, inputs.batch(), np.broadcast_to(values, rollouts.mask.shape))
-    return {"apart": inputs.distance(state.opt_state.trace, wanted), "loss": float(metrics["loss"])}
+    wanted = inputs.gradient(objective, inputs.adapters() if adapted else None, inputs.batch(),
+                             np.broadcast_to(values, rollouts.mask.shape))
+    return {"apart": inputs.distance(gradient, wanted), "loss": loss, "targets": targets}
 
 
 def critic():
@@ -96,9 +94,12 @@ def norms():
 
 
 def main():
-    print(json.dumps({"one pass": updated(inputs.CLIPPED, 1), "micro-batches": updated(inputs.CLIPPED, 2),
-                      "whole batch": updated(inputs.WHOLE, 2), "joint": joint(), "critic": critic(), "norms": norms()}))
-    print(json.dumps({"weights": targets(False), "adapters": targets(True)}))
+    print(json.dumps({
+        "one pass": updated(inputs.CLIPPED, 1), "micro-batches": updated(inputs.CLIPPED, 2),
+        "whole batch": updated(inputs.WHOLE, 2), "adapters": updated(inputs.CLIPPED, 1, adapted=True),
+        "adapters in micro-batches": updated(inputs.CLIPPED, 2, adapted=True),
+        "adapters, whole batch": updated(inputs.WHOLE, 2, adapted=True), "joint": joint(),
+        "joint, adapters": joint(adapted=True), "critic": critic(), "norms": norms()}))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = [ROOT / "tests" / name for name in ("parallel", "properties", "training")]  # whose modules scripts import
 TINY = ["--config=configs/arithmetic.py"] + [f"--config.{option}" for option in (
     "task=arithmetic(level=digit)", "rewards=format(pattern='(?s).*[a-z].*')",  # half of what an untrained model writes
     "model.hidden_size=32", "model.num_layers=2", "model.num_heads=4", "model.mlp_size=48",
@@ -35,7 +36,7 @@ def with_devices(count: int, flags: str | None = None) -> dict[str, str]:
     others = os.environ.get("XLA_FLAGS", "") if flags is None else flags
     kept = [part for part in others.split() if "device_count" not in part]
     return os.environ | {"XLA_FLAGS": " ".join([*kept, f"--xla_force_host_platform_device_count={count}"]),
-                         "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}",
+                         "JAX_PLATFORMS": "cpu", "PYTHONPATH": ":".join(map(str, (ROOT, *FOLDERS))),
                          # A waiting device keeps a thread; with one thread per core all may wait for a device without one.
                          "PJRT_NPROC": str(8 * count)}
 

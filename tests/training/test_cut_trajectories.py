@@ -1,17 +1,13 @@
 """Trajectories that a limit of the run ends before their environment: the reward of an object, in every way of running."""
 import dataclasses
-import sys
-from pathlib import Path
 
 import chatter
 import numpy as np
 import pytest
+from faulty_environments import TASK, Drawers
 
 from jaxrl_llm.environments import Environment, base, of_methods
 from jaxrl_llm.training import setup
-
-sys.path.append(str(Path(__file__).parents[1] / "environments"))
-from faulty_environments import TASK, Drawers  # noqa: E402
 
 HIDDEN = dataclasses.replace(TASK, train=[dataclasses.replace(TASK.train[i], extra={"hidden": 1 + i % 2}) for i in range(20)])
 CALL = '<tool_call>{"name": "open_drawer", "arguments": {"number": 1}}</tool_call>'

@@ -1,10 +1,10 @@
 """Results of tools in runs, token by token, for chat templates with a role of tools and without one (the shape of Gemma 3)."""
 import json
-import sys
-from pathlib import Path
 
 import chatter
 import pytest
+from published_templates import BEGINS, ENDS, TEMPLATES, vocabulary
+from tokenizer_cases import write_checkpoint
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import Environment
@@ -12,10 +12,6 @@ from jaxrl_llm.environments.parsers import PARSERS
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training import setup
-
-sys.path.append(str(Path(__file__).parents[1] / "tokenizers"))
-from published_templates import BEGINS, ENDS, TEMPLATES, vocabulary  # noqa: E402
-from tokenizer_cases import write_checkpoint  # noqa: E402
 
 MUTE = ("{% if messages | length > 1 %}{{ raise_exception('one question, one answer') }}{% endif %}{{ messages[0].content }}"
         "{% if add_generation_prompt %}{{ '\n' }}{% endif %}")
