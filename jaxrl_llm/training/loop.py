@@ -18,6 +18,7 @@ from jaxrl_llm import parallel
 from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.training import given as given_lib
 from jaxrl_llm.training import offload, optimizers, preemption, schedules, setup
 from jaxrl_llm.training import warm_starts as warm_starts_lib
 from jaxrl_llm.training import workdir as folders
@@ -108,7 +109,8 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: P
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         with preemption.at_once():
-            first: Reached | None = _first(run, params, work, checkpoints, progress, warm_starts)
+            given = given_lib.sums_of(run.learner.recorders)
+            first: Reached | None = _first(run, params, work, checkpoints, progress, warm_starts, given)
             params = None  # the state has its own, and there may be no room for both
         preemption.check()
         assert first is not None
@@ -124,7 +126,7 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: P
                               "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
             try:
                 reached, first = first, None  # the session consumes it
-                return _Session(run, folder, checkpoints, best, writer, progress, reached, frozen).steps()
+                return _Session(run, folder, checkpoints, best, writer, progress, reached, frozen, given).steps()
             finally:
                 if writer.last_step is not None:
                     draw_or_warn(plot_curves, writer.path, folder / "curves.png")
@@ -155,7 +157,8 @@ def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()
         print(f"{name:32}{value}")
 
 
-def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress, warm_starts: Path | None) -> Reached:
+def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress, warm_starts: Path | None,
+           given: given_lib.Sums) -> Reached:
     """The beginning of a run, or its last checkpoint, whose position is then set in the source."""
     away = run.learner.offload
     if not work.resume:
@@ -163,6 +166,7 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
         return Reached(state, run.source.position())
     progress.phase("restoring")
     restored = checkpoints.restore(offload.moments_away(away, setup.initial_state(run, params)))
+    given_lib.check_same(given, restored.host.get("given", {}))
     run.source.set_position(restored.host)
     progress.step(restored.step, {})
     seen, reset = restored.host.get("observed", True), restored.host.get("reset", False)  # earlier versions saved neither
@@ -226,10 +230,10 @@ class _Session:
     """The steps of a run from `reached` on, with everything that happens between two of them."""
 
     def __init__(self, run: setup.Run, folder: Path, checkpoints: Checkpoints, best: Best, writer: MetricWriter,
-                 progress: Progress, reached: Reached, frozen: dict[str, Any]):
+                 progress: Progress, reached: Reached, frozen: dict[str, Any], given: given_lib.Sums):
         self.run, self.folder, self.checkpoints, self.writer, self.progress = run, folder, checkpoints, writer, progress
         self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
-        self.best, self.frozen, self.changed = best, frozen, False
+        self.best, self.frozen, self.given, self.changed = best, frozen, given, False
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
         runner = run.source.sampler.runner if isinstance(run.source.sampler, Trajectories) else None
@@ -342,16 +346,16 @@ class _Session:
         self.progress.phase("saving")
         state = self.reached.state
         with self.timer("checkpoint"):
-            self.checkpoints.save(int(state.step), state, self.reached.host)
+            self.checkpoints.save(int(state.step), state, self.reached.host | {"given": self.given})
         self.saved = int(state.step)
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
-        """The learning rate of a step's last update, the step's duration, and sampled tokens per second."""
+        """The learning rate of a step's last update if it has a schedule, the step's duration, sampled tokens per second."""
         updates = optimizers.updates_made(done.learned.state.opt_state)
         tokens = np.sum(done.finished.forest.version == int(done.learned.state.step) - 1)  # without replayed ones
-        rate = float(self.run.learning_rate(max(updates - 1, 0))) * done.learned.metrics.get("control/learning_rate", 1.0)
-        return {"learning_rate": rate, "time/step": seconds,
-                "speed/tokens_per_second": float(tokens) / seconds}
+        rates = {} if updates is None else {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0)))
+                                            * done.learned.metrics.get("control/learning_rate", 1.0)}
+        return rates | {"time/step": seconds, "speed/tokens_per_second": float(tokens) / seconds}
 
     def rescue(self, error: BaseException) -> None:
         """Saves the progress since the last checkpoint if that is still possible; `error` gets a note of it."""

@@ -11,7 +11,7 @@ from run_files import assert_same, lines, repeatable
 from jaxrl_llm import methods
 from jaxrl_llm.recorders import teacher
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.training import given, loop, setup
 
 
 def tiny(**changes):
@@ -88,7 +88,7 @@ def test_each_task_has_its_teacher():
 
 def test_impossible_settings_are_refused(taught, tmp_path):
     assert {"gopd", "exopd", "kepo"} <= {*methods.runnable_elsewhere()}
-    with pytest.raises(NotImplementedError, match="needs teacher_logprobs .from a teacher, config.teacher.path."):
+    with pytest.raises(NotImplementedError, match="needs teacher_logprobs .from the recorder `teacher` with config.teach"):
         setup.build(tiny())
     with pytest.raises(ValueError, match="names 2 teachers for 1 tasks; give one for all"):
         setup.build(tiny(**{"teacher.path": f"{taught}, {taught}"}))
@@ -107,8 +107,9 @@ def test_a_teacher_that_reads_other_tokens_is_refused(taught, monkeypatch):
     task, mesh = run.source.task, run.source.mesh
     from jaxrl_llm.training import teachers
     def asked(own):
-        return teachers.make_recorders(run.config, run.needs, task, own, mesh, 14, lambda model: None)
-    assert [one.name for one in asked(tokenizer)] == ["teacher"]
+        return teachers.loader(run.config, task, own, mesh, 14, lambda model: "scorer")("path")
+    assert [scorer for scorer, _ in asked(tokenizer)] == ["scorer"]
+    assert [one.name for one in run.learner.recorders] == ["teacher"]
     with pytest.raises(ValueError, match="config.teacher.path=.* reads '.*=' as other tokens than the policy"):
         asked(Shifted())
 
@@ -129,6 +130,37 @@ def test_three_steps_by_name_and_a_resume(taught, tmp_path):
     assert_same(run_files.saved(tmp_path / "resumed", tiny(**options, steps=3)), wanted)
     assert_same(run_files.saved(tmp_path / "away", tiny(**again, steps=3)), wanted)
     assert [repeatable(line) for line in lines(tmp_path / "resumed")] == [repeatable(line) for line in lines(tmp_path / "gopd")]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_whose_teacher_has_changed_is_refused(taught, tmp_path):
+    """The teacher's folder is the same, and it went on learning; its earlier weights are found wherever they are now."""
+    options = {"eval.every": 0, "samples_every": 0, "teacher.path": str(tmp_path / "teacher")}
+    shutil.copytree(taught, tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "teacher/checkpoints/2")
+    loop.train(tiny(**options, steps=1), tmp_path / "run")
+    shutil.copytree(tmp_path / "teacher", tmp_path / "earlier")
+    shutil.copytree(taught / "checkpoints/2", tmp_path / "teacher/checkpoints/2")
+    with pytest.raises(ValueError, match="the weights of the recorder 'teacher' are not those that this run learned from"):
+        loop.train(tiny(**options, steps=2), tmp_path / "run", resume=True)
+    for offload in ("", "teacher"):  # checksums are those of the weights, wherever these wait
+        resumed = shutil.copytree(tmp_path / "run", tmp_path / f"resumed{offload}")
+        moved = dict(options, **{"teacher.path": str(tmp_path / "earlier"), "learner.offload": offload})
+        loop.train(tiny(**moved, steps=2), resumed, resume=True)
+        assert [line["step"] for line in lines(resumed)] == [0, 1, 2]
+
+
+def test_given_weights_are_compared_tensor_by_tensor():
+    saved = {"teacher": {"0.a": 1, "0.b": 2}}
+    for same in (saved, {}, {"base": {"a": 7}}, {**saved, "base": {"a": 7}}):
+        given.check_same(same, saved)
+    for other, tensor in (({"0.a": 1, "0.b": 3}, "0.b"), ({"0.a": 1}, "0.b"), ({"0.a": 1, "0.b": 2, "1.a": 1}, "1.a")):
+        with pytest.raises(ValueError, match=f"1 of {len(other)} tensors differ, {tensor} first"):
+            given.check_same({"teacher": other}, saved)
+    w = np.arange(6, dtype=np.float32).reshape(2, 3)
+    next_to = np.where(w == 4, np.nextafter(w, np.float32(9)), w)
+    one, same, other = (given.sums_of([teacher([None], [{"w": jax.numpy.asarray(x)}])]) for x in (w, w, next_to))
+    assert one == same != other and one["teacher"].keys() == {"0.w"}
 
 
 @pytest.mark.slow
