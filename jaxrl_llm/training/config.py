@@ -23,7 +23,7 @@ WAITS = ("auto", "yes", "no")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches "
        "sampling.max_turns sampling.turn_tokens "
-       "sampling.max_rounds probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
+       "sampling.max_draws probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
        "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size "
        "model.experts_per_token",
     0: "model.experts model.expert_size learner.balance learner.packed_rows "
@@ -115,7 +115,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.stop_strings = ()       # texts that end a completion; what follows them is cut
     c.sampling.micro_batches = 1       # parts of a batch that are sampled one after another; more parts need less memory
     c.sampling.engine = "auto"         # sampler of single turns: "scan", "slots", or the faster one, see docs/guides/engine.md
-    c.sampling.max_rounds = 4          # largest number of sampling rounds in which a filter fills a batch
+    c.sampling.max_draws = 4           # largest number of draws of problems by which a filter fills a batch
 
     c.server = ConfigDict()            # a server that samples instead of this process, see docs/guides/serving.md
     c.server.url = ""                  # its address, e.g. "http://127.0.0.1:8000"; empty: this process samples
@@ -129,13 +129,14 @@ def _sampling(c: ConfigDict) -> None:
 def _learning(c: ConfigDict) -> None:
     """The optimiser and the updates of a batch."""
     c.optimizer = ConfigDict()
-    c.optimizer.name = "adamw"         # an optax optimiser: "adamw", "adam", "lion", "muon", "adafactor", "rmsprop" or "sgd"
+    c.optimizer.name = "adamw"         # "adam", "lion", "muon", "adafactor", "rmsprop", "sgd", module:function ("optax:nadam")
     c.optimizer.learning_rate = 1e-4   # peak learning rate, reached after warmup_updates
     c.optimizer.warmup_updates = 5     # updates of the linear warm-up of the learning rate
     c.optimizer.schedule = "constant"  # learning rate after the warm-up; "linear" and "cosine" decay to 0
     c.optimizer.weight_decay = 0.0     # decoupled weight decay: each update subtracts learning rate x this x weight
     c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's default, 0.9 for Adam
     c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's default, 0.999 for Adam
+    c.optimizer.momentum = 0.0         # of SGD and RMSProp: decay of the sum of updates; 0: none
     c.optimizer.clip_norm = 1.0        # gradients are scaled down to this global norm; 0: off
     c.optimizer.ema = 0.0              # decay of an exponential moving average of the weights, for `--average`; 0: off
 
@@ -325,7 +326,7 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     budget = config.budget
     budget.utility, budget.prompts = budget.utility or defaults.get("budget", ""), budget.prompts or max(P // 2, 1)
     o = config.optimizer
-    settings = settings_of(o.name, b1=o.b1, b2=o.b2, weight_decay=o.weight_decay)
+    settings = settings_of(o.name, b1=o.b1, b2=o.b2, momentum=o.momentum, weight_decay=o.weight_decay)
     o.b1, o.b2 = settings.get("b1", o.b1), settings.get("b2", o.b2)
     critic = config.critic
     critic.learning_rate = critic.learning_rate or config.optimizer.learning_rate
@@ -345,8 +346,10 @@ def check(config: ConfigDict) -> None:
         value = config.optimizer[name]
         if value != UNSET[name] and not 0 <= value < 1:
             raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
-    if not 0 <= config.optimizer.ema < 1:
-        raise ValueError(f"config.optimizer.ema is {config.optimizer.ema}; give a decay below 1, for example 0.99, or 0: none")
+    for name in ("momentum", "ema"):
+        if not 0 <= config.optimizer[name] < 1:
+            raise ValueError(f"config.optimizer.{name} is {config.optimizer[name]}; give a decay below 1, for example 0.99, or "
+                             "0: none")
     for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
                           ("pool.max_age", config.pool.max_age),
                           ("environment_deadline", config.environment_deadline)):

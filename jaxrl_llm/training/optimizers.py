@@ -1,4 +1,4 @@
-"""The optimisers of `config.optimizer.name`: constructors of optax, each with its settings."""
+"""The optimisers of `config.optimizer.name`: constructors of optax, each with its settings, and your own."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,10 +8,11 @@ import optax
 from ml_collections import ConfigDict
 from optax import contrib
 
+from jaxrl_llm import registry
 from jaxrl_llm.memo import remembered
-from jaxrl_llm.registry import one_of
 
-UNSET = {"b1": -1.0, "b2": -1.0, "weight_decay": 0.0}  # values of the configuration that every optimiser accepts
+UNSET = {"b1": -1.0, "b2": -1.0, "momentum": 0.0, "weight_decay": 0.0}  # values of the configuration that all accept
+_KEY = "config.optimizer.name"
 
 
 class Kind(NamedTuple):
@@ -46,25 +47,38 @@ def adafactor(schedule: optax.Schedule, *, weight_decay: float) -> optax.Gradien
     return optax.adafactor(schedule, weight_decay_rate=decay if weight_decay else None)
 
 
+def rmsprop(schedule: optax.Schedule, *, b2: float, eps: float, momentum: float) -> optax.GradientTransformation:
+    """RMSProp, whose updates accumulate with `momentum` if it is not 0."""
+    return optax.rmsprop(schedule, decay=b2, eps=eps, momentum=momentum or None)
+
+
+def sgd(schedule: optax.Schedule, *, momentum: float) -> optax.GradientTransformation:
+    """The gradient, or its sum that decays with `momentum` if this is not 0."""
+    return optax.sgd(schedule, momentum=momentum or None)
+
+
 TABLE = {
     "adamw": Kind(optax.adamw, {"b1": 0.9, "b2": 0.999, "weight_decay": 0.0, "eps": 1e-8}),
     "adam": Kind(optax.adam, {"b1": 0.9, "b2": 0.999, "eps": 1e-8}),
     "lion": Kind(optax.lion, {"b1": 0.9, "b2": 0.99, "weight_decay": 0.0}),
     "muon": Kind(muon, {"b1": 0.9, "b2": 0.999, "weight_decay": 0.0}),
     "adafactor": Kind(adafactor, {"weight_decay": 0.0}),
-    "rmsprop": Kind(optax.rmsprop, {}),
-    "sgd": Kind(optax.sgd, {}),
+    "rmsprop": Kind(rmsprop, {"b2": 0.9, "eps": 1e-8, "momentum": 0.0}),
+    "sgd": Kind(sgd, {"momentum": 0.0}),
 }
 
 
 def settings_of(name: str, **given: float) -> dict[str, float]:
-    """The settings of an optimiser: the `given` ones, and its defaults for those left `UNSET`.
+    """The settings of an optimiser: the `given` ones, and its defaults for those left `UNSET`; your own has no such defaults.
 
     Raises:
       ValueError: unknown names, and settings that the optimiser does not have.
     """
-    own = TABLE[one_of("config.optimizer.name", name, TABLE)].own
     chosen = {setting: value for setting, value in given.items() if value != UNSET.get(setting)}
+    if ":" in name:
+        registry.function_of(_KEY, name)
+        return chosen
+    own = TABLE[registry.one_of(_KEY, name, TABLE)].own
     for setting, value in chosen.items():
         if setting not in own:
             having = [other for other, kind in TABLE.items() if setting in kind.own]
@@ -73,15 +87,29 @@ def settings_of(name: str, **given: float) -> dict[str, float]:
     return own | chosen
 
 
-@remembered(16)  # equal settings, one object, with which runs of a process share compiled updates
 def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "adamw", warmup_updates: int = 0,
                    schedule: str = "constant", **settings: float) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """An optimiser with linear warm-up to `learning_rate`, then `constant`, `linear` or `cosine` (the last two down to 0).
 
     The update itself clips by global norm, since it needs the norm anyway. Returns the optimiser and its schedule (for the
-    log). `settings` are those of `settings_of`.
+    log). `settings` are those of `settings_of`. Your own "module:function" is called with them and the schedule as
+    `learning_rate`, and returns an `optax.GradientTransformation`: any function of optax fits, for example "optax:nadam".
     """
-    settings, rest = settings_of(name, **settings), max(total_updates - warmup_updates, 1)
+    settings = settings_of(name, **settings)
+    rate = _schedule(learning_rate, max(total_updates - warmup_updates, 1), warmup_updates, schedule)
+    if ":" in name:
+        return registry.own(_KEY, name, {"learning_rate": rate, **settings}, optax.GradientTransformation), rate
+    return _of_table(name, rate, **settings), rate
+
+
+@remembered(16)  # equal settings, one object, with which runs of a process share compiled updates
+def _of_table(name: str, schedule: optax.Schedule, **settings: float) -> optax.GradientTransformation:
+    return TABLE[name].make(schedule, **settings)
+
+
+@remembered(16)
+def _schedule(learning_rate: float, rest: int, warmup_updates: int, schedule: str) -> optax.Schedule:
+    """The learning rate of each update, with `rest` updates after the warm-up."""
     shapes = {"constant": lambda: optax.constant_schedule(learning_rate),
               "linear": lambda: optax.linear_schedule(learning_rate, 0.0, rest),
               "cosine": lambda: optax.cosine_decay_schedule(learning_rate, rest)}
@@ -89,13 +117,13 @@ def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "ada
         raise ValueError(f"optimizer.schedule={schedule!r}; allowed: {', '.join(sorted(shapes))}")
     ramp = optax.linear_schedule(0.0, learning_rate, warmup_updates)
     # The first update has count 0: a ramp through (count + 1) avoids wasting it on a rate of zero.
-    joined = optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
-    return TABLE[name].make(joined, **settings), joined
+    return optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
 
 
-def updates_made(opt_state: Any) -> int:
-    """Updates so far, as counted for the learning rate's schedule; every optimiser of the table has this count."""
-    return int(optax.tree.get_all_with_path(opt_state, "ScaleByScheduleState")[0][1].count)
+def updates_made(opt_state: Any) -> int | None:
+    """Updates so far; None for an optimiser that does not count them, whose learning rate then follows no schedule."""
+    counts = [int(count) for _, count in optax.tree.get_all_with_path(opt_state, "count")]
+    return max(counts, default=None)
 
 
 def metrics(o: ConfigDict, opt_state: Any) -> dict[str, jax.Array]:

@@ -55,7 +55,7 @@ def test_calls_that_cannot_be_read(text):
 
 
 @pytest.mark.parametrize("key", (
-    "steps", "prompts.per_step", "sampling.group", "sampling.max_tokens", "sampling.max_rounds", "learner.epochs",
+    "steps", "prompts.per_step", "sampling.group", "sampling.max_tokens", "sampling.max_draws", "learner.epochs",
     "learner.minibatches", "learner.micro_batches", "eval.problems"))
 def test_zero_is_refused_by_name(key):
     config = resolve(default_config(), {})
@@ -73,6 +73,7 @@ def test_zero_is_refused_by_name(key):
     ("eval.every", -1, "config.eval.every is -1; it must be at least 0"), ("checkpoint.every", -5, "config.checkpoint.every"),
     ("checkpoint.keep", 0, "config.checkpoint.keep"), ("samples_every", -1, "config.samples_every"),
     ("prompts.max_tokens", -1, "config.prompts.max_tokens is -1"), ("model.num_layers", 0, "config.model.num_layers"),
+    ("optimizer.momentum", 1.0, "config.optimizer.momentum is 1.0; give a decay below 1, for example 0.99, or 0: none"),
     ("optimizer.b2", 1.0, "config.optimizer.b2 is 1.0; give 0 or more and less than 1, or -1: the optimiser's own"),
     ("reward_deadline", 0.0, "config.reward_deadline is 0.0; give a number of seconds above 0"),
     ("server.reload", "vlm", "Unknown config.server.reload 'vlm'. Did you mean 'vllm'?"),
@@ -90,6 +91,8 @@ def test_values_that_cannot_work_are_refused_by_name(key, value, words):
     ("name", "adamw", "muom", "Unknown config.optimizer.name 'muom'. Did you mean 'muon'? Allowed: adafactor, adam, adamw,"),
     ("weight_decay", "sgd", 0.1, "config.optimizer.weight_decay is 0.1, but sgd has no weight_decay: leave it at 0.0, or take "
                                  "one of adamw, lion, muon, adafactor"),
+    ("momentum", "adamw", 0.9, "config.optimizer.momentum is 0.9, but adamw has no momentum: leave it at 0.0, or take one of "
+                               "rmsprop, sgd"),
     ("b1", "adafactor", 0.9, "config.optimizer.b1 is 0.9, but adafactor has no b1: leave it at -1.0, or take one of adamw,")))
 def test_settings_that_an_optimiser_does_not_have_are_refused(key, name, value, words):
     config = default_config()

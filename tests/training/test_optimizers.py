@@ -2,6 +2,8 @@
 import dataclasses
 import functools
 import math
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +73,47 @@ def test_adamw_is_that_of_optax():
     assert jax.tree.structure(optimizer.init(params())) == jax.tree.structure(plain.init(params()))
     ours, theirs = (one.update(gradient(), one.init(params()), params())[0] for one in (optimizer, plain))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize("name", ("sgd", "rmsprop"))
+def test_momentum_adds_the_decayed_sum_of_earlier_changes(name):
+    """Of the same gradient twice: change + 0.5 x the change before, with as many more numbers kept as there are weights."""
+    first, second = (changes(name, steps) for steps in (1, 2))
+    for moved, one, two in zip(*map(jax.tree.leaves, (changes(name, 2, momentum=0.5), first, second)), strict=True):
+        np.testing.assert_allclose(moved, two + 0.5 * one, rtol=1e-6)
+    sizes = [sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(
+        make_optimizer(1e-2, 10, name=name, momentum=momentum)[0].init, params()))) for momentum in (0.0, 0.5)]
+    assert sizes[1] - sizes[0] == sum(leaf.size for leaf in jax.tree.leaves(params()))
+
+
+def test_every_optimiser_of_optax_can_be_named():
+    """It gets the schedule and the settings that are given, and no others."""
+    ours, schedule = make_optimizer(1e-2, 10, name="optax:nadamw", warmup_updates=2, b1=0.5, b2=-1.0, weight_decay=0.25)
+    theirs = optax.nadamw(schedule, b1=0.5, weight_decay=0.25)
+    result = [one.update(gradient(), one.init(params()), params())[0] for one in (ours, theirs)]
+    jax.tree.map(np.testing.assert_array_equal, *result)
+    assert updates_made(ours.init(params())) == 0 and float(schedule(0)) == pytest.approx(5e-3)
+
+
+@pytest.mark.parametrize("name, message, settings", [
+    ("adamww", "Unknown config.optimizer.name 'adamww'. Did you mean 'adamw'?", {}),
+    ("no_such_module:sgd", "there is no module 'no_such_module'", {}), ("optax:", "names no function", {}),
+    ("optax:yogii", "Did you mean 'yogi'?", {}), ("optax:constant_schedule", "takes", {}),
+    ("optax:sgd", "takes", {"weight_decay": 0.1}), ("optax:global_norm", "takes", {}),
+    ("own_optimizers:none_at_all", "it must return", {}), ("sgd", "sgd has no b1", {"b1": 0.9})])
+def test_what_is_no_optimiser_is_refused(name, message, settings, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "integration"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make_optimizer(1e-2, 10, name=name, **settings)
+
+
+def test_updates_are_counted_if_the_optimiser_counts_them():
+    scheduled = optax.chain(optax.trace(0.9), optax.sgd(optax.constant_schedule(1.0)))
+    for made, first, second in ((optax.sgd(1e-2), None, None), (optax.sgd(1e-2, momentum=0.9), None, None),
+                                (optax.adam(1e-2), 0, 1), (scheduled, 0, 1)):
+        state = made.init(params())
+        assert updates_made(state) == first
+        assert updates_made(made.update(gradient(), state, params())[1]) == second
 
 
 def test_muon_orthogonalises_the_matrices_of_the_layers_one_by_one_and_adam_does_the_rest():
