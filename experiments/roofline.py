@@ -84,9 +84,12 @@ def measured(phase: str, c, w, mesh, device) -> dict:
     from jaxrl_llm.training import ahead
     lower, least = getattr(ahead, f"lower_{phase}"), getattr(roofline, f"{phase}_least")(c, w)
     began, costs, memory, operations = time.perf_counter(), [], [], []
+    kernels = {}
+    if _PLATFORM.value == "tpu" and phase != "decode":
+        kernels = ahead.attention_cost(c, dataclasses.replace(w, group=0) if phase == "prefill" else w)
     for layers in (1,) if phase == "layer" else (1, 2):
         compiled = lower(ahead.with_layers(c, layers), w, mesh).compile()
-        operations = roofline.operations(compiled.as_text())
+        operations = roofline.operations(compiled.as_text(), kernels=kernels)
         costs.append(roofline.cost(operations, device))
         memory.append(compiled.memory_analysis().temp_size_in_bytes)
     total = costs[0] if phase == "layer" else costs[0].with_layers(costs[1], c.num_layers)

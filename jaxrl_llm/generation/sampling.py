@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.kernels.vocabulary import in_blocks
 
 RAREST = 0.7  # smallest share of its probability that a token keeps when draws are spread out: 1 - eps of PROPS
-_BLOCK = 256  # width of the second level of the inverse-CDF draw; any value gives the same distribution
+_BLOCKS = 256, 128  # widths of the second level of the inverse-CDF draw; any value gives the same distribution
 
 Number = jax.Array | np.floating | float
 
@@ -143,14 +143,15 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     """
     chex.assert_rank(logits, 2)
     logits = restrict(logits.astype(jnp.float32), sampling)
-    blocks, tops, top, masses, spreads = in_blocks(logits, _BLOCK)
+    width = next((size for size in _BLOCKS if logits.shape[1] % size == 0), _BLOCKS[0])  # filling up would copy the logits
+    blocks, tops, top, masses, spreads = in_blocks(logits, width)
     total = masses.sum(-1)
     greedy = jnp.asarray(sampling.temperature) == 0
     uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
     block = jnp.where(greedy, jnp.argmax(tops, axis=0), inverse_cdf(masses, uniforms[:, 0]))
     chosen = blocks[block, :, jnp.arange(len(logits))] - top[:, None]
     within = jnp.where(greedy, jnp.argmax(chosen, axis=1), inverse_cdf(jnp.exp(chosen), uniforms[:, 1]))
-    token = (block * _BLOCK + within).astype(jnp.int32)
+    token = (block * width + within).astype(jnp.int32)
     logprob = jnp.take_along_axis(chosen, within[:, None], axis=1)[:, 0] - jnp.log(total)
     entropy = jnp.log(total) - spreads.sum(-1) / total
     return Draw(token, logprob, entropy)

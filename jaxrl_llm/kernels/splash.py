@@ -107,6 +107,23 @@ def fits(queries, rows: Rows):
     return counts.max() <= _most(len(slots), size)
 
 
+def cost(queries, keys, rows: Rows) -> dict[str, tuple[float, float]]:
+    """Of the kernels' calls for one row, by name: operations of their products, and bytes read again and again.
+
+    Shapes are those of `forward`, with `rows` of one row whose values are known. The forward pass computes 2 products for each
+    block of 512 x 512 scores that is not skipped; the backward pass 3 for the gradient of the queries and 4 for those of keys
+    and values. Each reads two blocks of the other side, which are counted as often as they are read.
+    """
+    T, d = queries.shape[-2:]
+    size = _size(T)
+    end, positions, slots, own = _padded(rows, T, size)
+    some, _ = _blocks(size, end[0], positions[0], slots, own[0], rows.reach)
+    seen = int(some.sum()) * math.prod(queries.shape[1:3])
+    again = seen * 2 * size * d * keys.dtype.itemsize
+    return {f"splash_mha_{phase}": (products * 2 * size**2 * d * seen, again)
+            for phase, products in (("fwd", 2), ("dq", 3), ("dkv", 4))}
+
+
 def _masks(end, positions, slots, own, reach):
     """The mask of a row as the kernels read it: queries by keys, and transposed for the gradients of keys."""
     size = _size(len(slots))

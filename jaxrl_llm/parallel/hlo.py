@@ -48,7 +48,7 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     Raises ValueError for a text that is not a compiled program.
     """
     bodies, entry, body = {}, "", []
-    for line in text.splitlines():
+    for line in _whole_lines(text):
         if instruction := _INSTRUCTION.match(line):
             body.append(Instruction(*instruction.groups()))
         elif opened := _COMPUTATION.match(line):
@@ -57,6 +57,19 @@ def computations(text: str) -> tuple[dict[str, list[Instruction]], str]:
     if not entry:
         raise ValueError("the text has no ENTRY computation; give compiled.as_text() of a jitted function's lower().compile()")
     return bodies, entry
+
+
+def _whole_lines(text: str) -> list[str]:
+    """Lines, with the JSON of a kernel's attributes joined to its instruction: the compiler breaks lines there."""
+    lines: list[str] = []
+    inside = False
+    for line in text.splitlines():
+        if inside and line and line != "}" and not line[0].isspace():
+            lines[-1] += line
+        else:
+            lines.append(line)
+            inside = (inside or line.endswith("{")) and line != "}"
+    return lines
 
 
 def dimensions(shape: str) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ _NOTHING = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "a
             "opt-barrier", "add-dependency", "async-update", "domain"}
 _PARTS = {"dynamic-slice", "slice", "gather"}  # they read as much of their first operand as they return
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # number of the operand that they write into the first one
+_KERNEL = 'custom_call_target="tpu_custom_call"'
 _THROUGH = {"bitcast", "reshape", "get-tuple-element", "copy", "convert"}  # within a fusion, they pass on what they read
 
 
@@ -33,6 +34,7 @@ class Operation:
       name, source: its name in the program, and the traced operation that it came from.
       flops: operations of its matrix products.  read, written: bytes of main memory.
       times: how often it runs.
+      kernel: whether it is one of the accelerator's kernels, written in Pallas.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Operation:
     read: float
     written: float
     times: int = 1
+    kernel: bool = False
 
     @property
     def moved(self) -> float:
@@ -72,10 +75,12 @@ def cost(operations: Sequence[Operation], device: Device) -> Cost:
                 sum(one.seconds(device) for one in operations))
 
 
-def operations(text: str, unknown_trips: int = 1) -> list[Operation]:
+def operations(text: str, unknown_trips: int = 1, kernels: Mapping[str, tuple[float, float]] | None = None) -> list[Operation]:
     """The operations of a compiled program, `compiled.as_text()`.
 
-    Of a conditional, the branch that moves most counts. `unknown_trips` is assumed for loops whose end depends on data.
+    Of a conditional, the branch with an accelerator's kernel counts, else the one that moves most. `unknown_trips` is assumed
+    for loops whose end depends on data. A kernel is opaque to the compiler: `kernels` gives by its name the operations of a
+    call and the bytes that it reads more than once; the others count as they estimate themselves (`pl.CostEstimate`).
     Raises ValueError for a text that is not a compiled program.
     """
     computations, entry = hlo.computations(text)
@@ -91,12 +96,17 @@ def operations(text: str, unknown_trips: int = 1) -> list[Operation]:
                 ops += [dataclasses.replace(one, times=one.times * times) for one in inside(i.named("body")[0])]
             elif i.opcode == "conditional":
                 branches = i.named("branch_computations", "true_computation", "false_computation")
-                ops += max(map(inside, branches), key=lambda branch: sum(one.moved for one in branch))
+                ops += max(map(inside, branches), key=lambda branch: (any(one.kernel for one in branch),
+                                                                      sum(one.moved for one in branch)))
             elif i.opcode in ("call", "async-start"):
                 ops += [one for called in i.named("to_apply", "calls") for one in inside(called)]
             elif i.opcode not in _NOTHING and not i.opcode.endswith("-done") and "AllocateBuffer" not in i.rest:
                 read, written = _moved(i, shapes, computations)
-                one = Operation(i.name, i.source, _flops(i, shapes, computations), read, written)
+                if kernel := i.opcode == "custom-call" and _KERNEL in i.rest:
+                    count, again = _of_kernel(i, kernels or {})
+                else:
+                    count, again = _flops(i, shapes, computations), 0.0
+                one = Operation(i.name, i.source, count, read + again, written, kernel=kernel)
                 ops += [one] if one.flops or one.moved else []
         return tuple(ops)
 
@@ -198,6 +208,15 @@ def _flops(i: Instruction, shapes: Mapping[str, Instruction], computations) -> f
         return sum(_flops(one, {j.name: j for j in body}, computations)
                    for body in (computations[name] for name in i.named("calls", "to_apply")) for one in body)
     return 0.0
+
+
+def _of_kernel(i: Instruction, kernels: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    """Operations of a kernel's products, and bytes that it reads beyond its operands."""
+    for name, cost in kernels.items():
+        if name in i.source:
+            return cost
+    estimate = re.search(r'"cost_estimate":\{"flops":"?(\d+)', i.rest)
+    return float(estimate[1]) if estimate else 0.0, 0.0
 
 
 def _convolution(i: Instruction, left: Sequence[int], right: Sequence[int]) -> float:

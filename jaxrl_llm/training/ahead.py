@@ -10,6 +10,7 @@ from jaxrl_llm import methods, packing, parallel
 from jaxrl_llm.generation import sampler
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.kernels import choice
+from jaxrl_llm.kernels.flash import FAR, Rows
 from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
@@ -57,10 +58,15 @@ def lower_accumulate(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     return add.lower(state.params, state.params, None, rows, index, np.int32(0), (cotangents, None))
 
 
+def _model(c: ModelConfig, w: Work, mesh: Mesh) -> Transformer:
+    """The model with the kernels of the mesh's platform, which need not be the one of this process."""
+    kernels = choice.of_platform(mesh.devices.flat[0].platform)
+    return Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat, kernels=kernels)
+
+
 def _made(c: ModelConfig, w: Work, mesh: Mesh):
     """The policy, GRPO's objective, and the shapes of the state with their shardings."""
-    kernels = choice.of_platform(mesh.devices.flat[0].platform)
-    model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat, kernels=kernels)
+    model = _model(c, w, mesh)
     estimator, objective = methods.build("grpo", max_len=w.completion_tokens)
     def create(params):
         return state_lib.create(params, None, w.optimizer, estimator, objective, jax.random.key(0))
@@ -71,7 +77,7 @@ def _made(c: ModelConfig, w: Work, mesh: Mesh):
 def lower_decode(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     """A step of the sampler, including the draw, for P prompts x G rows with full caches of S and T positions."""
     P, G, S, T = w.prompts, w.group, w.prompt_tokens, w.completion_tokens
-    model, transposed = Transformer(c, dtype=jax.numpy.dtype(w.dtype)), reads_transposed(P * G, T)
+    model, transposed = _model(c, w, mesh), reads_transposed(P * G, T)
 
     def step(params, layers, unembedding, stops, sampling, keys, prompt, carry):
         decoder = sampler.Decoder(model, params, layers, unembedding, stops, sampling, 1, transposed, 1, T)
@@ -89,7 +95,7 @@ def lower_decode(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 
 def lower_prefill(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     """The caches of P prompts of S tokens, and their last states."""
-    model, shape = Transformer(c, dtype=jax.numpy.dtype(w.dtype)), (w.prompts, w.prompt_tokens)
+    model, shape = _model(c, w, mesh), (w.prompts, w.prompt_tokens)
 
     def given():
         return _cast(model.init(jax.random.key(0)), model.dtype), np.zeros(shape, np.int32), np.ones(shape, bool)
@@ -100,8 +106,7 @@ def lower_prefill(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 def lower_layer(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     """Forward and backward pass of one layer over P prompts with their completions, without the logits."""
     P, G, S, T = w.prompts, w.group, w.prompt_tokens, w.completion_tokens
-    c = with_layers(dataclasses.replace(c, vocab_size=8, tie_embeddings=True), 1)
-    model = Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat)
+    model = _model(with_layers(dataclasses.replace(c, vocab_size=8, tie_embeddings=True), 1), w, mesh)
 
     def gradients(params, prompt_tokens, prompt_mask, tokens, cotangent):
         def states(params):
@@ -113,6 +118,18 @@ def lower_layer(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
                 jax.numpy.zeros((P, G, T, c.hidden_size), model.dtype))
 
     return jax.jit(gradients).lower(*_whole(given, mesh))
+
+
+def attention_cost(c: ModelConfig, w: Work) -> dict[str, tuple[float, float]]:
+    """Operations, and bytes read again, of the TPU's attention over one prompt with its completions: see `splash.cost`."""
+    from jaxrl_llm.kernels import splash
+    G, S, T = w.group, w.prompt_tokens, w.completion_tokens
+    def heads(count):
+        return jax.ShapeDtypeStruct((1, c.num_kv_heads, *count, S + G * T, c.head_dim), w.dtype)
+    end = np.concatenate([np.full(S, S + G * T), np.repeat(S + T * np.arange(1, G + 1), T)])
+    positions = np.concatenate([np.arange(S), np.tile(S + np.arange(T), G)])
+    rows = Rows(jax.numpy.asarray(end)[None], jax.numpy.asarray(positions)[None], jax.numpy.int32(FAR))
+    return splash.cost(heads((c.num_heads // c.num_kv_heads,)), heads(()), rows)
 
 
 def with_layers(c: ModelConfig, layers: int) -> ModelConfig:

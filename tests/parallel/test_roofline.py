@@ -15,6 +15,7 @@ from jaxrl_llm.parallel import roofline
 from jaxrl_llm.parallel.plan import Work
 from jaxrl_llm.parallel.presets import Device
 from jaxrl_llm.parallel.roofline import Cost, operations
+from jaxrl_llm.training import ahead
 
 PROGRAM = """HloModule jit_f, is_scheduled=true
 
@@ -133,6 +134,48 @@ def test_products_written_as_convolutions_count_what_meets():
 """
     assert operations(plain)[0].flops == 2 * 8 * 64 * 32
     assert operations(batched)[0].flops == 2 * 8 * 16 * 64 * 32
+
+
+KERNELS = """HloModule jit_f, is_scheduled=true
+
+%fast (q: bf16[512,128]) -> bf16[512,128] {
+  %q = bf16[512,128]{1,0} parameter(0)
+  ROOT %k = bf16[512,128]{1,0} custom-call(%q), custom_call_target="tpu_custom_call", attributes={kernel={
+"sizes":"{512}"
+}}, metadata={op_name="jit(f)/splash_mha_fwd"}
+}
+
+%slow (q: bf16[512,128]) -> bf16[512,128] {
+  %q2 = bf16[512,128]{1,0} parameter(0)
+  %wide = f32[512,1024]{1,0} broadcast(%q2)
+  ROOT %n = bf16[512,128]{1,0} negate(%q2)
+}
+
+ENTRY %main (x: bf16[512,128], fits: pred[]) -> bf16[512,128] {
+  %x = bf16[512,128]{1,0} parameter(0)
+  %fits = pred[] parameter(1)
+  %c = bf16[512,128]{1,0} conditional(%fits, %x, %x), true_computation=%fast, false_computation=%slow
+  ROOT %g = bf16[512,128] custom-call(%c), custom_call_target="tpu_custom_call", backend_config={"cost_estimate":{"flops":77}}
+}
+"""
+
+
+def test_kernels_count_as_given_or_as_they_estimate_themselves():
+    """A kernel that is compiled beside a plain fallback counts, though the fallback moves more."""
+    attention, other = operations(KERNELS, kernels={"splash_mha_fwd": (1000.0, 64.0)})
+    once = 512 * 128 * 2
+    assert (attention.flops, attention.read, attention.written, attention.kernel) == (1000, once + 64, once, True)
+    assert (other.flops, other.read, other.written) == (77, once, once)
+
+
+def test_the_cost_of_attention_kernels_is_that_of_blocks_that_are_not_skipped():
+    """A prompt of 512 tokens and two completions of 1,024: 1 + 2 x (2 + 3) blocks of 5 x 5, in each of 4 heads."""
+    c = ModelConfig(vocab_size=8, hidden_size=512, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=128, mlp_size=8)
+    seen, block = 11 * 4, 512 * 512 * 128
+    cost = ahead.attention_cost(c, Work(1, 2, 512, 1024, dtype="bfloat16"))
+    assert cost == {f"splash_mha_{name}": (n * 2 * block * seen, seen * 2 * 512 * 128 * 2)
+                    for name, n in (("fwd", 2), ("dq", 3), ("dkv", 4))}
+    assert ahead.attention_cost(c, Work(1, 0, 512, 1024, dtype="bfloat16"))["splash_mha_fwd"][0] == 2 * 2 * block * 4
 
 
 def compiled(f, *shapes):
