@@ -249,16 +249,18 @@ def test_an_interrupt_between_learning_and_the_position_of_the_data_saves_no_wro
 
     def interrupted(*arguments):
         made = batches(*arguments)
-        return Interrupted(made._source, made._share, made._iterator, made._identity)
+        return Interrupted(made._source, made._share, made._order, made._identity)
 
     batches = setup.batches
     monkeypatch.setattr(setup, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
         small_run.train(tmp_path, **{"checkpoint.every": 100})
     monkeypatch.undo()
-    for step in (int(name) for name in os.listdir(tmp_path / "checkpoints") if name.isdecimal()):
+    steps = [int(name) for name in os.listdir(tmp_path / "checkpoints") if name.isdecimal()]
+    assert 1 in steps  # the interrupt comes in step 2
+    for step in steps:
         stored = json.loads((tmp_path / "checkpoints" / str(step) / "host" / "metadata").read_text())
-        assert stored["host"]["data"]["next_batch"] == step
+        assert stored["host"]["data"]["next_problem"] == 4 * step
 
 
 # ---- a full disk, a lost history

@@ -1,6 +1,7 @@
 """Runs killed repeatedly, also in the middle of a save, and a long run that neither leaks nor recompiles."""
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -59,20 +60,43 @@ def written(workdir: Path) -> int:
     return file.stat().st_size if file.is_file() else 0
 
 
+def in_a_save(run: Path) -> bool:
+    return any((run / "checkpoints").glob("*.orbax-checkpoint-tmp*"))
+
+
+def stopped_in_a_save(process: subprocess.Popen, run: Path) -> None:
+    """Stops the training where it has written a part of a checkpoint."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        if in_a_save(run):
+            process.send_signal(signal.SIGSTOP)
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), "the run ended"
+            if in_a_save(run):  # still
+                return
+            process.send_signal(signal.SIGCONT)
+        time.sleep(0.001)
+    raise AssertionError("no save was met")
+
+
 def killed_until_done(run: Path, kills: int, changes: dict) -> None:
-    """The training, killed `kills` times at random moments of a step or save, then left alone to its end."""
+    """The training, killed `kills` times at random moments, the last of several in a save, then left alone to its end."""
     chance, killed, unfinished = random.Random(0), 0, 0
     while killed < kills:
         process, before, end = start(run, changes), written(run), time.monotonic() + 120
         while process.poll() is None and written(run) == before and time.monotonic() < end:
             time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.6))  # a few steps and saves
+        if 0 < killed == kills - 1:
+            stopped_in_a_save(process, run)
+        else:
+            time.sleep(chance.uniform(0, 0.6))  # a few steps and saves
         process.kill()
         log = (run.parent / "log").read_text()
         assert process.wait() == -9, f"the run ended after {killed} of {kills} kills: {log[-2000:]}"
         killed += 1
-        unfinished += any("tmp" in path.name for path in (run / "checkpoints").iterdir())
+        unfinished += in_a_save(run)
     print(f"{killed} kills, {unfinished} of them during a save")
+    assert kills == 1 or unfinished
     assert start(run, changes).wait(timeout=300) == 0, (run.parent / "log").read_text()[-3000:]
 
 

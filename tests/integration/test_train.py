@@ -192,6 +192,7 @@ def test_minibatches_and_epochs(tmp_path):
 def test_metrics_of_several_updates():
     updates = [{"loss": 1.0, "max/ratio": 3.0, "skipped_updates": 4}, {"loss": 2.0, "max/ratio": 1.0, "skipped_updates": 5}]
     assert learner.mean_metrics(updates) == {"loss": 1.5, "max/ratio": 3.0, "skipped_updates": 5.0}
+    assert learner.mean_metrics([]) == {}
 
 
 @pytest.mark.slow
@@ -199,16 +200,16 @@ def test_metrics_of_several_updates():
 def test_dynamic_sampling_draws_until_groups_disagree(tmp_path, minibatches):
     run(tmp_path, method="dapo", steps=2, **{"learner.minibatches": minibatches})
     for line in lines(tmp_path)[1:]:
-        assert 1 <= line["filter/rounds"] <= 4 and 0 < line["filter/kept"] <= 1 and line["grad_norm"] > 0
+        assert 1 <= line["filter/draws"] <= 4 and 0 < line["filter/kept"] <= 1 and line["grad_norm"] > 0
 
 
 @pytest.mark.slow
 def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
-    """An untrained model never solves anything: after `max_rounds` the run continues, without a learning signal."""
-    options = {"method": "dapo", "steps": 2, "sampling.max_rounds": 2, "rewards": "exact"}
+    """An untrained model never solves anything: after `max_draws` the run continues, without a learning signal."""
+    options = {"method": "dapo", "steps": 2, "sampling.max_draws": 2, "rewards": "exact"}
     run(tmp_path, **options)
     for line in lines(tmp_path)[1:]:
-        assert line["filter/rounds"] == 2 and line["filter/kept"] == 0 and line["groups/all_equal"] == 1
+        assert line["filter/draws"] == 2 and line["filter/kept"] == 0 and line["groups/all_equal"] == 1
         assert "loss" not in line
     first, last = saved(tmp_path, 0, **options), saved(tmp_path, 2, **options)
     assert first.pop(".step") == 0 and last.pop(".step") == 2
@@ -252,10 +253,9 @@ def test_every_method_takes_three_steps(shared, slug):
     config = config_lib.resolve(tiny(method=slug, **OWN_SETTING.get(slug, {})), method.defaults)
     config.learner.epochs = max(2, config.learner.epochs)  # so that the ratio to the old policy is not 1
     config.learner.minibatches, config.critic.pretrain_steps = 1, 0
-    estimator, objective = parts.make_parts(config, policy.model.config.hidden_size)
-    refusals.check_method(config, method, estimator, objective, run.source.task)
-    needs = frozenset(setup.needs_of(method, estimator, objective))
-    asked = config.budget.utility or "prior" in needs
+    made = parts.make_parts(config, policy.model.config.hidden_size, run.source.task)
+    refusals.check_method(config, made)
+    asked = config.budget.utility or "prior" in made.needs
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
     program = run.source.sampler.generate  # guarded anew: caches may have been dropped since the last method
     sampler = dataclasses.replace(run.source.sampler, stop_strings=ends,
@@ -263,8 +263,8 @@ def test_every_method_takes_three_steps(shared, slug):
     source = dataclasses.replace(
         run.source, sampler=sampler, data=batches(run.source.task.train, 4, seed=0),
         prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
-    source = setup.with_topology(config, method, estimator, source)
-    learner, _ = setup.make_learner(config, estimator, objective, needs, policy, source)
+    source = setup.with_topology(config, made, source)
+    learner, _ = setup.make_learner(config, made.with_prior(source.prior), policy, source.ladders, sampler.tokenizer)
     known = setup.known_of(dataclasses.replace(run, config=config, source=source, learner=learner), params)
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), known)
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
@@ -459,8 +459,8 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
     assert built.source.sampler.prompt_tokens == 152
     state, shapes = setup.initial_state(built, params), set()
     for length in (20, 150):
-        rows = [[p for p in built.source.task.train if len(p.prompt) == length][:2]]
-        sampled = dataclasses.replace(built.source, data=iter(rows)).next(state).rollouts
+        rows = [p for p in built.source.task.train if len(p.prompt) == length]
+        sampled = dataclasses.replace(built.source, data=run_files.Given(rows)).next(state).rollouts
         shapes.add(sampled.prompt_mask.shape[1])
         state, metrics, *_ = built.learner.learn(state, sampled)
         assert np.isfinite(metrics["loss"])
@@ -473,7 +473,7 @@ def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     built, params = setup.build(tiny(**{"sampling.stop_strings": (*letters, "12")}))
     assert setup.stop_ids(built.source.sampler.tokenizer, (*letters, "12")) == (
         *built.source.sampler.tokenizer.stop_ids, *map(ord, letters))
-    source = dataclasses.replace(built.source, data=iter([list(built.source.task.train)[:4]] * 9))
+    source = dataclasses.replace(built.source, data=run_files.Given(list(built.source.task.train)[:4]))
     rollouts, forest, *_ = source.next(setup.initial_state(built, params))
     ends = [(row, int(np.argmax(np.isin(row, list(map(ord, letters)))))) for row in rollouts.tokens.reshape(16, -1)
             if np.isin(row, list(map(ord, letters))).any()]
