@@ -8,9 +8,12 @@ import sys
 import urllib.parse
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from jaxrl_llm import cli
+from jaxrl_llm.generation import row_keys
 from jaxrl_llm.training.config import default_config
 
 ROOT = Path(__file__).parents[1]
@@ -170,6 +173,19 @@ def test_messages_that_the_page_of_troubles_quotes_are_those_of_the_code():
     assert len(quoted) >= 2
     for part in (part.strip(" ()") for message in quoted for part in message.split("...")):
         assert any(part in text for text in texts), f"docs/troubleshooting.md quotes {part!r}, which no message says"
+
+
+def test_pages_derive_keys_of_trajectories_as_the_sampler_does():
+    """`fold_in` takes 32 bits of a number: one call with a uid is not what is computed."""
+    uid = 5 * 2**32 + 7
+    made = row_keys(jax.random.key(3), np.array([[uid]]))[0, 0]
+    halves = jax.random.fold_in(jax.random.fold_in(jax.random.key(3), uid >> 32), uid % 2**32)
+    assert (jax.random.key_data(made) == jax.random.key_data(halves)).all()
+    key = re.compile(r"`((?:fold_in\()+[\w ]*key, uid[^`]*)`")
+    written = {page.name: [re.sub(r"\w+ key", "KEY", formula) for formula in key.findall(text_of(page))] for page in PAGES}
+    pages = ("architecture.md", "numerics.md")
+    assert {name: formulas for name, formulas in written.items() if formulas} == dict.fromkeys(
+        pages, ["fold_in(fold_in(KEY, uid >> 32), uid mod 2^32)"])
 
 
 def test_the_checks_fail_where_they_should():
