@@ -11,8 +11,8 @@ bandwidth measured in the same process. --profile writes a trace for Perfetto or
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
-import random
 import resource
 import statistics
 import time
@@ -35,19 +35,13 @@ _JSON = flags.DEFINE_string("json", None, "Also write the results to this file (
 _PROFILE = flags.DEFINE_string("profile", None, "Write a trace of one more step into this folder (not with --nophases).")
 
 
-def questions(prompts: int, words: int, seed: int = 0):
-    """Endless batches of chat problems `What is a + b?`."""
+def questions(words: int):
+    """The chat problems `What is a + b?` of digits, each behind this number of other words."""
     from jaxrl_llm.tasks import Problem
-    rng, number = random.Random(seed), 0
     filler = "Read this first. " + "word " * words if words else ""
-    while True:
-        batch = []
-        for _ in range(prompts):
-            a, b = rng.randrange(10), rng.randrange(10)
-            text = f"{filler}What is {a} + {b}? Answer with just the number."
-            batch.append(Problem(({"role": "user", "content": text},), str(a + b), number))
-            number += 1
-        yield batch
+    pairs = itertools.product(range(10), repeat=2)
+    return [Problem(({"role": "user", "content": f"{filler}What is {a} + {b}? Answer with just the number."},), str(a + b), i)
+            for i, (a, b) in enumerate(pairs)]
 
 
 def seconds_of(function, *arguments, repeats: int = 5) -> float:
@@ -93,18 +87,20 @@ def build():
     from jaxrl_llm.generation.prompts import encode_problem
     from jaxrl_llm.generation.sampler import generate
     from jaxrl_llm.rewards import Reward, combine
+    from jaxrl_llm.tasks.loader import batches
     from jaxrl_llm.training import setup
     from jaxrl_llm.training.guard import Guarded
     config = _CONFIG.value
     run, params = setup.build(config)
-    longest = max(len(encode_problem(p, run.source.sampler.tokenizer)) for p in next(questions(64, _PROMPT_WORDS.value)))
+    problems = questions(_PROMPT_WORDS.value)
+    longest = max(len(encode_problem(problem, run.source.sampler.tokenizer)) for problem in problems)
     stops = tuple(range(round(_STOPPING.value * run.learner.policy.model.config.vocab_size)))
     T = config.sampling.max_tokens
     compiled = functools.partial(generate, run.learner.policy.model, max_tokens=T, stop_ids=stops, mesh=run.learner.mesh)
     distinct = Reward("distinct", lambda completion, *_: zlib.crc32(completion.encode()) / 2**32)  # or updates skip prompts
     sampler = dataclasses.replace(run.source.sampler, generate=Guarded("rollout", compiled), prompt_tokens=longest,
                                   reward=combine([distinct]), micro_batches=config.sampling.micro_batches)
-    source = dataclasses.replace(run.source, sampler=sampler, data=questions(config.prompts.per_step, _PROMPT_WORDS.value))
+    source = dataclasses.replace(run.source, sampler=sampler, data=batches(problems, config.prompts.per_step, seed=0))
     return dataclasses.replace(run, source=source), setup.initial_state(run, params)
 
 

@@ -25,7 +25,8 @@ class Forest:
     """The nodes of a batch.
 
     Attributes:
-      problems: [P], the problems.  facts: facts about each by name, [P, ...].  draw: i32[P], when it was drawn.
+      problems: [P], the problems.  facts: facts about each by name, [P, ...].  draw: i32[P], when it was drawn.  lost: i32[P],
+        trajectories of each that an environment lost, and that are not in the forest.
       uid: i64[N], the trajectory.  parent: i32[N], the node before, -1 for a prompt.  prompt: i32[N], its index in `problems`.
       role: i8[N], see `Role`.  length: i32[N], tokens.  stopped: bool[N], ended by itself (False: cut at a limit).
       rewards, components: f32[N], f32[N, K], of trajectories that end here, with the `names` of the K parts; NaN for a part
@@ -38,13 +39,14 @@ class Forest:
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
       solved_above: threshold of the first component above which a problem counts as solved, for each task.
       decode_steps: steps of the sampler.  computed: tokens that an engine computed.  failures: failures of rewards, by name.
-      invalid: number of trajectories that an environment lost and that are not in the forest, by name.
+      invalid: number of trajectories and openings that an environment lost, by name of the failure.
       seconds: the duration of each call of an environment.
     """
 
     problems: tuple[Problem, ...]
     facts: Mapping[str, np.ndarray]
     draw: np.ndarray
+    lost: np.ndarray
     uid: np.ndarray
     parent: np.ndarray
     prompt: np.ndarray
@@ -142,9 +144,10 @@ def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequ
     P, length = len(problems), np.array([len(row) for row in ids], np.int32)
     M = int(length.sum())
     return Forest(
-        tuple(problems), {}, np.full(P, draw, np.int32), uid=np.full(P, -1, np.int64), parent=np.full(P, -1, np.int32),
-        prompt=np.arange(P, dtype=np.int32), role=np.full(P, Role.PROMPT, np.int8), length=length, stopped=np.zeros(P, bool),
-        rewards=np.zeros(P, np.float32), components=np.zeros((P, len(names)), np.float32), texts=objects([""] * P),
+        tuple(problems), {}, np.full(P, draw, np.int32), np.zeros(P, np.int32), uid=np.full(P, -1, np.int64),
+        parent=np.full(P, -1, np.int32), prompt=np.arange(P, dtype=np.int32), role=np.full(P, Role.PROMPT, np.int8),
+        length=length, stopped=np.zeros(P, bool), rewards=np.zeros(P, np.float32),
+        components=np.zeros((P, len(names)), np.float32), texts=objects([""] * P),
         answers=objects([None] * P) if answers else None, tokens=np.array([i for row in ids for i in row], np.int32),
         logprobs=np.zeros(M, np.float32), entropies=np.zeros(M, np.float32), version=np.full(M, -1, np.int32),
         names=tuple(names), solved_above=tuple(solved_above), turn_rewards=np.zeros(P, np.float32) if turns else None,
@@ -182,7 +185,8 @@ def select(forest: Forest, keep: np.ndarray) -> Forest:
     part = _of_nodes(forest, keep[forest.prompt])
     return dataclasses.replace(part, problems=tuple(p for p, kept in zip(forest.problems, keep) if kept),
                                prompt=(np.cumsum(keep) - 1)[part.prompt].astype(np.int32),
-                               facts={name: x[keep] for name, x in forest.facts.items()}, draw=forest.draw[keep])
+                               facts={name: x[keep] for name, x in forest.facts.items()}, draw=forest.draw[keep],
+                               lost=forest.lost[keep])
 
 
 def trim(forest: Forest, keep: np.ndarray) -> Forest:
@@ -201,7 +205,7 @@ def graft(forest: Forest, other: Forest, onto: Sequence[int]) -> Forest:
     moved = dataclasses.replace(whole, prompt=target, parent=np.where(
         first, np.flatnonzero(root)[target], whole.parent).astype(np.int32))
     part = _of_nodes(moved, ~root | (np.arange(len(root)) < count))
-    return dataclasses.replace(part, problems=forest.problems, facts=forest.facts, draw=forest.draw)
+    return dataclasses.replace(part, problems=forest.problems, facts=forest.facts, draw=forest.draw, lost=forest.lost)
 
 
 def _of_nodes(forest: Forest, keep: np.ndarray) -> Forest:
@@ -222,7 +226,7 @@ def join(forests: Sequence[Forest]) -> Forest:
                                          parent=np.where(one.parent >= 0, one.parent + np.int32(nodes), np.int32(-1))))
         rows, nodes = rows + len(one.problems), nodes + len(one.uid)
     columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in moved])
-                               for name in (*_NODES, *_TOKENS, "draw") if getattr(first, name) is not None}
+                               for name in (*_NODES, *_TOKENS, "draw", "lost") if getattr(first, name) is not None}
     failures, invalid = (sum((Counter(getattr(one, name)) for one in forests), Counter()) for name in ("failures", "invalid"))
     return dataclasses.replace(first, **columns, problems=tuple(p for one in forests for p in one.problems),
                                facts={name: np.concatenate([one.facts[name] for one in forests]) for name in first.facts},

@@ -1,4 +1,5 @@
-"""The files of a finished run, for comparisons; rewards with a replaced function."""
+"""The files of a finished run, for comparisons; problems in a given order; rewards with a replaced function."""
+import itertools
 import json
 
 import jax
@@ -31,6 +32,16 @@ def assert_same(result, wanted):
     assert result.keys() == wanted.keys()
     for name in wanted:
         np.testing.assert_array_equal(result[name], wanted[name], err_msg=name)
+
+
+class Given:
+    """The data of a source: these problems in this order, again and again."""
+
+    def __init__(self, problems):
+        self._rest = itertools.cycle(problems)
+
+    def take(self, count):
+        return list(itertools.islice(self._rest, count))
 
 
 def called(reward, function):

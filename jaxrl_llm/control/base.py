@@ -25,13 +25,14 @@ CONTROLLERS: dict[str, registry.Factory] = {}
 controller = functools.partial(registry.register, CONTROLLERS, "controller", pure=True)
 
 
-# Facts that a run lets controllers observe: all but the last after each step, the last after each held-out evaluation. Rows of
-# prompts are whole groups as they were sampled, some of which may not be valid. A step with nothing left to train on has only
-# the first three.
+# Facts that a run lets controllers observe: all but the last after each step, the last after each held-out evaluation. A
+# controller therefore reads either `score` alone or others; one that reads none observes every step. Rows of prompts are whole
+# groups as they were sampled, some of which may not be valid. A step with nothing left to train on has only the first four.
 FACTS = {
     "step": "i32[], the number of the step, from 0",
     "tried": "i32[N] of the training problems, rollouts that were sampled in this step, also those that a filter drops",
     "right": "i32[N], those of them that solve their problem",
+    "reference_rates": "f32[K], shares of right rollouts of the `reference_ids` that a controller sets; NaN if not measured",
     "prompt_ids": "i32[P]",
     "rewards": "f32[P, G]",
     "valid": "bool[P, G], rollouts that exist and were sampled in this step",
@@ -39,7 +40,6 @@ FACTS = {
     "entropy": "f32[], nats, mean over the sampled tokens of the distribution that they were drawn from",
     "rollouts": "`Rollouts` as they were learned from: groups may be cut into several rows",
     "params": "parameters after the step",
-    "reference_rates": "f32[K], shares of right rollouts of the `reference_ids` that were measured in this step, else NaN",
     "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
     "score": "f32[], the held-out score",
 }
@@ -135,7 +135,8 @@ class Controller(NamedTuple):
 
     `init` takes by name the values that the state depends on, if any, among those of `KNOWN`. States are pytrees of arrays,
     saved with a run.
-    `facts` names the facts that `observe` reads, see `FACTS`; `knobs` names the settings that `propose` sets, see `Settings`.
+    `facts` names the facts that `observe` reads: those of `FACTS`, and facts of prompts in the forest of a step. `knobs` names
+    the settings that `propose` sets, see `Settings`.
     """
 
     init: Callable[..., State]

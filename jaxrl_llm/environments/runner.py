@@ -184,12 +184,17 @@ class Runner:
             self._sent.pop(uid, None)
             self._end(uid)
 
+    def taken(self) -> tuple[Counter, list[float]]:
+        """`counts` and `seconds`, which restart at 0; drops the records of ended trajectories that are not invalid."""
+        taken = self.counts, self.seconds
+        self.counts, self.seconds = Counter(), []
+        self._recordings = {uid: self._recordings[uid] for uid in self.invalid}
+        return taken
+
     def forget(self) -> None:
-        """Drops the records of ended and invalid trajectories, after training on a batch; counts restart at 0."""
-        self._recordings.clear()
+        """Drops the records of ended and invalid trajectories, before a new batch; counts and shares restart at 0."""
         self.invalid.clear()
-        self.counts.clear()
-        self.seconds.clear()
+        self.taken()
         self._opened = len(self._running)
 
     def close(self) -> None:
@@ -273,7 +278,8 @@ class Runner:
         if len(self.invalid) <= self._limit * self._opened:
             return
         uid, first = next(iter(self.invalid.items()))
-        counts = ", ".join(f"{name} {count}" for name, count in self.counts.items())
+        kinds = Counter(one.kind for one in self.invalid.values())
+        counts = ", ".join(f"{self.environment.name}/{kind} {count}" for kind, count in kinds.items())
         raise TooManyInvalid(
             f"{len(self.invalid)} of {self._opened} trajectories are invalid ({counts}), more than the share of "
             f"{self._limit:g}; the first: uid {uid}, problem {self.recording(uid).problem.id}, turn {first.turn}, "

@@ -100,7 +100,8 @@ def add(buffer: Forest, fresh: Forest, admitted: np.ndarray) -> Forest:
     `fresh` must have the facts that the buffer keeps.
     """
     new = _trim(fresh, admitted)
-    return forests.join([buffer, dataclasses.replace(new, draw=np.zeros_like(new.draw), decode_steps=0, failures={})])
+    nothing = np.zeros_like(new.draw)
+    return forests.join([buffer, dataclasses.replace(new, draw=nothing, lost=nothing, decode_steps=0, failures={})])
 
 
 def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
@@ -158,9 +159,9 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
     if empty.answers is not None:
         assert extract is not None
         answers = [extract(text, known[row]) if own else None for text, own, row in zip(texts, sampled, columns["prompt"])]
+    nothing = np.zeros(len(known), np.int32)
     return dataclasses.replace(
-        empty, **columns, problems=known, facts=facts,
-        draw=np.zeros(len(stored["problems"]), np.int32), texts=forests.objects(texts),
+        empty, **columns, problems=known, facts=facts, draw=nothing, lost=nothing, texts=forests.objects(texts),
         answers=None if answers is None else forests.objects(answers))
 
 

@@ -1,4 +1,4 @@
-"""Endless batches of problems, shuffled or chosen, sharded over processes, with a position that can be saved and restored."""
+"""An endless order of problems, shuffled or chosen, shared by processes, with a position that can be saved and restored."""
 
 import itertools
 from collections.abc import Sequence
@@ -9,25 +9,25 @@ import numpy as np
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tasks.mixture import Mixed
 
-_EPOCHS = 2**31  # for ever; a repetition without a number has a length that overflows in batches of one
+_EPOCHS = 2**31  # for ever; an order without a number of repetitions cannot be mixed
 
 
 class Batches:
-    """An iterator of lists of problems; `get_state()` is a small JSON-able dict, `set_state` continues from there.
+    """An endless order of problems: `take(n)` is the next n of them, and iteration goes through batches of `size`.
 
-    The position is after the last batch that was handed out, whatever was read ahead. Batches that are `chosen` do not change
-    the position in the shuffled order.
+    `get_state()` is a small JSON-able dict, `set_state` continues from there. Problems that are `chosen` do not change the
+    position in the order.
     """
 
-    def __init__(self, source: Sequence[Problem], share: slice, iterator, identity: dict[str, Any]):
-        self._source, self._share, self._iterator, self._identity = source, share, iterator, identity
-        self._chosen = 0
+    def __init__(self, source: Sequence[Problem], share: slice, order: Sequence[Problem], identity: dict[str, Any]):
+        self._source, self._share, self._order, self._identity = source, share, order, identity
+        self._next = self._draws = 0
 
     def __iter__(self):
         return self
 
     def __next__(self) -> list[Problem]:
-        return next(self._iterator)
+        return self.take(self.size)
 
     @property
     def size(self) -> int:
@@ -36,17 +36,23 @@ class Batches:
 
     @property
     def number(self) -> int:
-        """Number of the next batch, counting chosen ones."""
-        return int(self._iterator.get_state()["next_index"]) + self._chosen
+        """Number of the next draw, counting those that were chosen."""
+        return self._draws
+
+    def take(self, count: int) -> list[Problem]:
+        """This process's share of the next `count` problems of all processes together."""
+        problems = [self._order[place] for place in range(self._next, self._next + count)[self._share]]
+        self._next, self._draws = self._next + count, self._draws + 1
+        return problems
 
     def chosen(self, ids: np.ndarray) -> list[Problem]:
-        """This process's share of a batch of these problems, `ids` i64[size]; IndexError where there is no such problem."""
+        """This process's share of these problems, `ids` i64[n]; IndexError where there is no such problem."""
         problems = [self._source[int(i)] for i in ids[self._share]]
-        self._chosen += 1
+        self._draws += 1
         return problems
 
     def get_state(self) -> dict[str, Any]:
-        return {"next_batch": self.number - self._chosen, "chosen_batches": self._chosen, **self._identity}
+        return {"next_problem": self._next, "draws": self._draws, **self._identity}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Raises ValueError when the state belongs to other data, another seed or another batch size."""
@@ -54,20 +60,19 @@ class Batches:
             if state.get(key) != value:
                 raise ValueError(f"the saved data position has {key}={state.get(key)}, this run has {key}={value}; "
                                  "restore with the same data, seed and batch size")
-        self._iterator.set_state({"next_index": state["next_batch"]})
-        self._chosen = state.get("chosen_batches", 0)
+        self._next, self._draws = state["next_problem"], state["draws"]
 
 
 def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index: int = 0,
             process_count: int = 1) -> Batches:
-    """Batches of `batch_size` problems (over all processes together; each process yields `batch_size / process_count`).
+    """Problems in batches of `batch_size`, over all processes together; each process yields `batch_size / process_count`.
 
     The problems form one endless stream: a new permutation every epoch, each epoch having every problem exactly once; a
-    batch may span two epochs, so any batch size works. Process `i` of `n` takes elements `i, i + n, ...` of every
-    global batch: which problems a batch holds, and the saved state, do not depend on the number of processes. With several
-    tasks each has its own stream, and the streams take turns by the tasks' weights: with equal weights every batch has equally
-    many problems of each task, and tasks take turns at the remainder (QwenLong-L1.5, arXiv 2512.12967). Raises ValueError for
-    an empty source or a batch size that the processes cannot share equally.
+    batch may span two epochs, so any batch size works. Process `i` of `n` gets problems `i, i + n, ...` of every batch, and
+    of everything that is taken: which problems these are, and the saved state, do not depend on the number of processes. With
+    several tasks each has its own stream, and the streams take turns by the tasks' weights: with equal weights every batch has
+    equally many problems of each task, and tasks take turns at the remainder (QwenLong-L1.5, arXiv 2512.12967). Raises
+    ValueError for an empty source or a batch size that the processes cannot share equally.
     """
     import grain
 
@@ -83,12 +88,10 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
         identity["tasks"] = [[len(side), weight] for side, weight in zip(source.sides, source.weights)]
         numbers = [grain.MapDataset.source(range(first, last)).seed(seed + k).shuffle().repeat(_EPOCHS)
                    for k, (first, last) in enumerate(itertools.pairwise(source.starts))]
-        stream = grain.MapDataset.mix(numbers, weights=source.weights).map(source.__getitem__)
+        order = grain.MapDataset.mix(numbers, weights=source.weights).map(source.__getitem__)
     else:
-        stream = grain.MapDataset.source(source).seed(seed).shuffle().repeat(_EPOCHS)
-    shard = stream[process_index::process_count].batch(batch_size // process_count, batch_fn=list)
-    iterator = iter(shard.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)))
-    return Batches(source, slice(process_index, None, process_count), iterator, identity)
+        order = grain.MapDataset.source(source).seed(seed).shuffle().repeat(_EPOCHS)
+    return Batches(source, slice(process_index, None, process_count), order, identity)
 
 
 def tasks_of(problems: Sequence[Problem]) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +124,8 @@ def drawn(seed: np.ndarray, count: int, weights: np.ndarray, base: np.ndarray | 
     """i64[count]: problems in proportion to `weights * base`, f[N], without replacement (Gumbel top-k, arXiv 1903.06059).
 
     If fewer than `count` have a weight above 0, all of them are drawn before one is repeated; if none has, `base` alone
-    decides. `seed` holds integers. Raises ValueError for weights that are negative or not finite.
+    decides. A longer draw begins like a shorter one. `seed` holds integers. Raises ValueError for weights that are negative or
+    not finite.
     """
     weights = np.asarray(weights, np.float64)
     if not (np.isfinite(weights) & (weights >= 0)).all():

@@ -6,7 +6,7 @@ To add one, write a function that returns a `Topology` into a new file:
         def plan(forest):
             if not forest.problems:
                 return Plan(draw=prompts)
-            return Plan(rows=np.flatnonzero(group_sizes(forest) < 2 * group))
+            return Plan(rows=np.flatnonzero(asked(forest) < 2 * group))
 
         return Topology(plan, everyone, max_groups=2)
 
@@ -67,6 +67,11 @@ def group_sizes(forest: Forest) -> np.ndarray:
     return np.bincount(forest.prompt[forest.ends], minlength=len(forest.problems))
 
 
+def asked(forest: Forest) -> np.ndarray:
+    """i64[P], trajectories that were requested of each prompt, with those that an environment lost: plans count these."""
+    return group_sizes(forest) + forest.lost
+
+
 def groups_of(most: int, group: int, why: str) -> int:
     """The number of groups in `most` completions; ValueError, with the reason `why`, if `most` is not a multiple."""
     if most % group:
@@ -80,7 +85,7 @@ def drawn_at_once(prompts: int, counts: Callable[[Forest], np.ndarray], choose: 
     def plan(forest):
         if not forest.problems:
             return Plan(draw=prompts)
-        if len(forest.ends):
+        if asked(forest).any():
             return Plan()
         return Plan(rows=np.repeat(np.arange(len(forest.problems)), counts(forest)))
 

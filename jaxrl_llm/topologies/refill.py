@@ -4,27 +4,37 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.forest import Forest, select
-from jaxrl_llm.topologies.base import Plan, Topology
+from jaxrl_llm.topologies.base import Plan, Topology, group_sizes
 
 
 def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray], attempts: int) -> Topology:
     """Draws by `inner` until `prompts` of its problems pass `keep(forest) -> bool[P]`, in at most `attempts` draws.
 
-    The first `prompts` problems that pass are trained on. Metrics: `filter/rounds`, draws; `filter/kept`, share that passed.
+    The first `prompts` problems that pass are trained on. Those that pass beyond them are discarded, as in DAPO's released
+    code, and problems without a trajectory do not pass. Metrics: `filter/rounds`; `filter/kept`, share that passed.
     """
+    known: dict[bytes, np.ndarray] = {}  # what passed of each draw of this batch, by its samples
+
+    def passed_of(part):
+        chosen = inner.choose(part) & (group_sizes(part) > 0)
+        if chosen.any():
+            chosen[chosen] &= keep(select(part, chosen))
+        return chosen
+
     def passed(forest):
         kept = np.zeros(len(forest.problems), bool)
         for number in np.unique(forest.draw):
             drawn = forest.draw == number
-            part = select(forest, drawn)
-            chosen = inner.choose(part)
-            if chosen.any():
-                chosen[chosen] &= keep(select(part, chosen))
-            kept[drawn] = chosen
+            own = drawn[forest.prompt]
+            samples = forest.uid[own].tobytes() + forest.rewards[own].tobytes()
+            if samples not in known:
+                known[samples] = passed_of(select(forest, drawn))
+            kept[drawn] = known[samples]
         return kept
 
     def plan(forest):
         if not forest.problems:
+            known.clear()
             return inner.plan(forest)
         last = forest.draw == forest.draw[-1]
         wanted = inner.plan(select(forest, last))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.forest import Forest, outcomes
-from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes, groups_of
+from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, group_sizes, groups_of
 from jaxrl_llm.topologies.rules import Rule
 
 
@@ -13,7 +13,8 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
            choose: Callable[[Forest], np.ndarray] = everyone, first: int = 1) -> Topology:
     """`prompts` problems with `first` groups of `group` each, then groups as `wants` decides, up to `most` completions.
 
-    `wants(forest) -> bool[P] or i64[P]`: the number of groups each prompt gets next; zero for all ends the batch.
+    `wants(forest) -> bool[P] or i64[P]`: the number of groups each prompt gets next; zero for all ends the batch. Completions
+    that an environment lost count in `most`, and a prompt that lost all of its first groups gets no other.
 
     Raises ValueError if `most` is not a multiple of `group`.
     """
@@ -24,10 +25,10 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
         if not forest.problems:
             return Plan(draw=prompts)
         number = np.arange(len(forest.problems))
-        sizes = group_sizes(forest)
-        if not sizes.any():
+        requested = asked(forest)
+        if not requested.any():
             return Plan(rows=np.repeat(number, first))
-        room = (most - sizes) // group
+        room = np.where(group_sizes(forest) > 0, (most - requested) // group, 0)
         return Plan(rows=np.repeat(number, np.minimum(wants(forest), room))) if room.any() else Plan()
 
     return Topology(plan, choose, max_groups=most_groups)

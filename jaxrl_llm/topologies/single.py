@@ -1,7 +1,7 @@
 """One group of completions for every prompt."""
 import numpy as np
 
-from jaxrl_llm.topologies.base import Plan, Topology, everyone
+from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone
 
 
 def single(prompts: int) -> Topology:
@@ -9,6 +9,6 @@ def single(prompts: int) -> Topology:
     def plan(forest):
         if not forest.problems:
             return Plan(draw=prompts)
-        return Plan() if len(forest.ends) else Plan(rows=np.arange(len(forest.problems)))
+        return Plan() if asked(forest).any() else Plan(rows=np.arange(len(forest.problems)))
 
     return Topology(plan, everyone)

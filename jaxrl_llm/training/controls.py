@@ -11,8 +11,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel, registry
-from jaxrl_llm.control import KNOWN, Controller, Settings
+from jaxrl_llm.control import FACTS, KNOWN, Controller, Settings
 from jaxrl_llm.rollouts import Rollouts
+
+_SOMETIMES = {"entropy", "metrics"}  # they are missing in a step that sampled no token, or learned from none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Controls:
     A run lets them observe its `control.FACTS` and reads their `control.Settings`.
 
     Raises:
-      ValueError: a controller sets a setting that no run reads, or two set the same one.
+      ValueError: a controller sets a setting that no run reads, two set the same one, or one observes steps and evaluations.
     """
 
     by_name: Mapping[str, Controller] = dataclasses.field(default_factory=dict)
@@ -30,6 +32,9 @@ class Controls:
     def __post_init__(self):
         setters: dict[str, str] = {}
         for name, one in self.by_name.items():
+            if "score" in one.facts and (others := sorted({*one.facts} - {"score"})):
+                raise ValueError(f"controller {name!r} observes score, which comes with evaluations, and {', '.join(others)}, "
+                                 "which come with steps: they are never there together; make two controllers of it")
             for knob in one.knobs:
                 registry.one_of(f"setting of controller {name!r}", knob, Settings._fields)
                 if setters.setdefault(knob, name) != name:
@@ -66,12 +71,28 @@ class Controls:
         return Settings(**proposed)
 
     def observe(self, states: Mapping[str, Any], facts: Mapping[str, Any], mesh: Mesh, consume: bool = True) -> dict[str, Any]:
-        """The states after these facts; a controller that reads other facts is unchanged. `consume`: old ones are lost."""
+        """The states after the facts of a step, or after the `score` of an evaluation, which has controllers of its own.
+
+        A controller is unchanged if a fact that it reads is missing. `consume`: old states are lost. Raises ValueError if a
+        step with rollouts lacks a fact that comes with every one of them, or with none.
+        """
         def given(state):
             return state if consume else jax.tree.map(jax.numpy.copy, state)
 
+        observing = {name: one for name, one in self.by_name.items() if ("score" in one.facts) == ("score" in facts)}
+        for name, one in observing.items() if "rollouts" in facts else ():
+            for fact in sorted({*one.facts} - facts.keys() - _SOMETIMES):
+                raise _never(name, fact, facts)
         return {name: _observe(one, mesh, given(states[name]), {fact: facts[fact] for fact in one.facts})
-                if facts.keys() >= set(one.facts) else states[name] for name, one in self.by_name.items()}
+                if name in observing and facts.keys() >= set(one.facts) else states[name] for name, one in self.by_name.items()}
+
+
+def _never(name: str, fact: str, facts: Mapping[str, Any]) -> ValueError:
+    """The error for a fact that steps with these facts do not have."""
+    near = registry.nearest(fact, {*facts, *FACTS}, 1)
+    hint = f" It is {FACTS[fact]}." if fact in FACTS else f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"controller {name!r} observes {fact!r}, which no step of this run has.{hint} A step has "
+                      f"{', '.join(sorted({*facts, *_SOMETIMES}))}; an evaluation has score")
 
 
 def _asked(controller: Controller) -> list[str]:

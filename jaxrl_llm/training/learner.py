@@ -135,8 +135,8 @@ class Learner:
         """Advantages and optimiser steps on one batch on the host.
 
         `frozen`: the result of `frozen(params)` at the start, if a recorder has such weights. `facts`: further facts for
-        controllers beside the step's, see `Finished.facts`. With `rollouts` None the step counts, but nothing is trained. The
-        state is consumed.
+        controllers beside the step's, see `Finished.facts`. With `rollouts` None the step counts, and controllers observe these
+        facts, but nothing is trained. The state is consumed.
 
         Raises:
           TrainingDiverged: after `max_skipped` non-finite updates in a row.
@@ -144,7 +144,6 @@ class Learner:
         timer, alone = timer or PhaseTimer(), int(state.step) < self.pretrain_steps
         seen: dict[str, Any] = {"step": np.int32(state.step), **(facts or {})}
         if rollouts is None:
-            seen = {name: seen[name] for name in ("step", "tried", "right") if name in seen}
             control = self.controls.observe(state.control, seen, self.mesh)
             return Learned(state.replace(step=state.step + 1, control=control), {})
         settings = self.controls.settings(state.control)

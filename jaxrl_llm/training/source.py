@@ -1,8 +1,9 @@
 """The source of rollouts: problems in, finished rollouts out."""
 import dataclasses
 import functools
+import itertools
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,7 +36,7 @@ from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.trajectories import Trajectories
 
-_FILLS = 100  # batches to search for prompts that are not too long
+_FILLS = 100  # problems to read, for each that is wanted, in search of prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
 _REPLAY_STREAM = 2**31 - 4  # folded into the run's key, for replay
 # Settings that a source reads:
@@ -49,7 +50,8 @@ Sample = Callable[..., Forest]  # (forest, rows) -> the forest with one more gro
 class Finished(NamedTuple):
     """A batch to train on: `rollouts` (None: no prompt is left), a view of the `forest`, and `metrics`.
 
-    `counts`: the facts `tried` and `right` of all samples for it, see `control.FACTS`.
+    `counts`: the facts that are known without rollouts, see `control.FACTS`: `tried` and `right` of all samples for it, and
+    `reference_rates` where they were measured.
     """
 
     rollouts: Rollouts | None
@@ -59,8 +61,10 @@ class Finished(NamedTuple):
 
     @property
     def facts(self) -> dict[str, np.ndarray]:
-        """The `counts`, and facts `[P, ...]` read of the prompts before sampling, with the rows of the rollouts."""
-        rows = 0 if self.rollouts is None else len(self.rollouts.valid)
+        """The `counts`, and with rollouts the facts `[P, ...]` read of the prompts before sampling, with rows as they have."""
+        if self.rollouts is None:
+            return dict(self.counts)
+        rows = len(self.rollouts.valid)
         return {name: np.concatenate([x, np.repeat(x[:1], rows - len(x), axis=0)]) if len(x) < rows else x
                 for name, x in self.forest.facts.items()} | dict(self.counts)
 
@@ -70,7 +74,7 @@ class Source:
     """`next(state)` samples one batch with the policy of the state, under the settings of controllers.
 
     Attributes:
-      task: the task; `data` yields its problems in endless batches.
+      task: the task; `data` has its problems in an endless order.
       sampler: sampler of groups, of one turn or in an environment.  topology: decides what is sampled.  prompts: per batch.
       max_tokens: maximum tokens of a completion, at most T.
       overlong: handling of prompts that are too long, see `generation.prompts.fit`.
@@ -91,7 +95,7 @@ class Source:
     """
 
     task: Task
-    data: Iterator[list[Problem]]
+    data: Batches
     sampler: Sampler | Trajectories
     topology: Topology
     prompts: int
@@ -117,12 +121,12 @@ class Source:
 
     def position(self) -> dict[str, Any]:
         """The position of the source; a checkpoint stores its `jsonable` form."""
-        place = {"data": self.data.get_state(), "next_uid": self.next_uid}  # type: ignore[attr-defined]
+        place = {"data": self.data.get_state(), "next_uid": self.next_uid}
         return place if self.buffer is None else place | {"buffer": self.buffer}
 
     def set_position(self, position: dict[str, Any]) -> None:
         """Continues from this position, or from its `jsonable` form."""
-        self.data.set_state(position["data"])  # type: ignore[attr-defined]
+        self.data.set_state(position["data"])
         self.next_uid, stored = position["next_uid"], position.get("buffer")
         if self.buffer is not None and stored is not None:
             assert self.replay is not None
@@ -137,6 +141,7 @@ class Source:
           ValueError: no prompt of many batches fits, or a setting is outside its range.
         """
         timer, version = timer or PhaseTimer(), int(state.step)
+        begin_batch(self.sampler)
         known = Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
         spread = {} if known.spread is None else {"spread": known.spread}
         under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
@@ -301,16 +306,15 @@ class Source:
         rows: list[tuple[Problem, list[int]]] = []
         if forest.problems:  # controllers propose one batch per step
             settings = settings._replace(prompt_ids=None)
-        for attempt in range(_FILLS):
-            asked = settings if not attempt else settings._replace(prompt_ids=None)
-            rows += fitting_problems(self._problems(state.key, asked), self.sampler.tokenizer, self.sampler.prompt_tokens,
-                                     self.overlong, self.readers, encoder(self.sampler, timer))
-            if len(rows) >= count:
-                break
+        problems, seen = self._problems(state.key, settings), 0
+        while (missing := count - len(rows)) and seen < _FILLS * count:  # reads no more than are missing: none is left over
+            rows += fitting_problems(problems(seen, missing), self.sampler.tokenizer, self.sampler.prompt_tokens, self.overlong,
+                                     self.readers, encoder(self.sampler, timer))
+            seen += missing
         if not rows:
             raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.sampler.prompt_tokens}; raise it")
-        new = self.planted(rows[:count], draw=int(forest.draw.max(initial=-1)) + 1)
-        facts = {} if self.prior is None else self._expectations(new, rows[:count], state, sample)
+        new = self.planted(rows, draw=int(forest.draw.max(initial=-1)) + 1)
+        facts = {} if self.prior is None else self._expectations(new, rows, state, sample)
         if settings.group_sizes is not None:
             facts = {**facts, "group_size": self._group_sizes(new, settings)}
         new = new.with_facts(facts)
@@ -326,22 +330,27 @@ class Source:
         wanted = dict(zip(ids.tolist(), sizes.tolist()))
         return np.array([wanted.get(problem.id, self.sampler.group) for problem in new.problems], np.int32)
 
-    def _problems(self, key: jax.Array, settings: Settings) -> list[Problem]:
-        """This process's share of the next batch: proposed problems, others by weight, or the next ones in order."""
+    def _problems(self, key: jax.Array, settings: Settings) -> Callable[[int, int], list[Problem]]:
+        """`(first, count) -> problems`, this process's share of a part of the order in which a draw reads problems.
+
+        The order has proposed problems first, then others by weight; or, if nothing is proposed, the next ones of the loader.
+        """
         proposed = np.asarray(() if settings.prompt_ids is None else settings.prompt_ids, np.int64)
         proposed = proposed[proposed >= 0]
         if settings.prompt_weights is None and not len(proposed):
-            return next(self.data)
-        assert isinstance(self.data, Batches)
-        proposed, weights = proposed[:self.data.size], settings.prompt_weights
-        weights = np.ones(len(self.task.train)) if weights is None else np.asarray(weights)
+            return lambda first, count: self.data.take(count)
+        weights = np.ones(len(self.task.train)) if settings.prompt_weights is None else np.asarray(settings.prompt_weights)
         if len(weights) != len(self.task.train) or (proposed >= len(weights)).any():
             raise ValueError(f"controllers propose {len(weights)} weights and problems {proposed.tolist()} for a task of "
                              f"{len(self.task.train)} training problems")
-        seed = jax.random.fold_in(jax.random.fold_in(key, _PROMPT_STREAM), self.data.number)
-        others = drawn(parallel.fetch(jax.random.key_data(seed)), self.data.size - len(proposed), weights,
-                       evenly(self.task.train))
-        return self.data.chosen(np.concatenate([proposed, others]))
+        key = jax.random.fold_in(jax.random.fold_in(key, _PROMPT_STREAM), self.data.number)
+        seed, base = parallel.fetch(jax.random.key_data(key)), evenly(self.task.train)
+
+        def part(first, count):
+            others = drawn(seed, max(first + count - len(proposed), 0), weights, base)  # begins like the draws before it
+            return self.data.chosen(np.concatenate([proposed, others])[first:first + count])
+
+        return part
 
     def _expectations(self, new: Forest, rows, state: TrainState, sample: Sample) -> prior_lib.Facts:
         """The facts that the prior reads of problems, and its predictions.
@@ -403,6 +412,12 @@ def jsonable(position: dict[str, Any]) -> dict[str, Any]:
     return {name: buffers.encode(part) if isinstance(part, Forest) else part for name, part in position.items()}
 
 
+def begin_batch(sampler: Sampler | Trajectories) -> None:
+    """Begins a batch: in an environment, the share of lost trajectories is one of the trajectories from here on."""
+    if isinstance(sampler, Trajectories):
+        sampler.runner.forget()
+
+
 def encoder(sampler: Sampler | Trajectories, timer: PhaseTimer) -> Encode:
     """The sampler's function from problems to token ids; in an environment it opens them, and the time for this is measured."""
     return functools.partial(sampler.encode, timer=timer) if isinstance(sampler, Trajectories) else sampler.encode
@@ -412,13 +427,14 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
                      encode: Encode = encode_problems):
     """The problems whose prompts fit and their token ids (see `generation.prompts.fit`).
 
-    If several `processes` read a batch in turns, each passes its own problems, and each gets those of all in order. `encode`
-    turns problems into token ids, None for a problem that cannot be sampled.
+    If several `processes` read problems in turns, each passes its own, and each gets those of all in order. `encode` turns
+    problems into token ids, None for a problem that cannot be sampled.
     """
     mine = [(problem, None if ids is None else fit(ids, problem, max_tokens, overlong))
             for problem, ids in zip(problems, encode(problems, tokenizer), strict=True)]
     shares = [mine] if processes == 1 else parallel.gather_objects(mine)[:processes]
-    return [(problem, ids) for turn in zip(*shares, strict=True) for problem, ids in turn if ids is not None]
+    turns = itertools.zip_longest(*shares, fillvalue=(None, None))  # the first ones may have one more
+    return [(problem, ids) for turn in turns for problem, ids in turn if ids is not None]
 
 
 def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
@@ -441,6 +457,7 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
     number of problems at a time.
     """
     timer = timer or PhaseTimer()
+    begin_batch(source.sampler)
     rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
                             source.overlong, encode=encoder(source.sampler, timer))
     if not rows:

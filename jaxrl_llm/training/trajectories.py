@@ -177,8 +177,8 @@ class Trajectories:
         """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
 
         `limits` i32[R]: maximum tokens after each prompt, at most those of the `weights`; None: those of the `weights`.
-        Raises ValueError if the trajectories of a problem open differently, TooManyInvalid if the environment loses more of
-        them than the runner allows, or all.
+        Raises ValueError if the trajectories of a problem open differently, TooManyInvalid if the environment has lost more
+        trajectories of the batch than the runner allows, or all of the forest.
         """
         owner = np.repeat(rows, self.group)
         held_out = HELD_OUT if version < 0 else 0
@@ -195,13 +195,16 @@ class Trajectories:
         engine = self.make_engine(weights.params, key, slot_tokens=self.prompt_tokens + self.max_tokens, version=version,
                                   lora=weights.lora)
         ended = self._played(engine, weights, going, held_out, timer)
-        invalid, seconds = self.runner.counts.copy(), self.runner.seconds.copy()
-        if self.runner.invalid and not ended and not len(forest.ends):  # a topology would request the same again, forever
+        asked, got = (np.bincount(np.array(whose, np.int64), minlength=len(forest.problems))
+                      for whose in (owner, [one.prompt for one in ended.values()]))
+        lost = forest.lost + asked - got
+        if lost.any() and not ended and not len(forest.ends):
             first = next(iter(self.runner.invalid.values()))
-            raise TooManyInvalid(f"the environment lost all {len(owner)} trajectories of a batch ({dict(invalid)}); the first: "
-                                 f"{first.kind}, {first.message}")
-        self.runner.forget()
-        return grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0), seconds)
+            raise TooManyInvalid(f"the environment lost all {lost.sum()} trajectories of a batch ({dict(self.runner.counts)}); "
+                                 f"the first: {first.kind}, {first.message}")
+        invalid, seconds = self.runner.taken()
+        whole = grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0), seconds)
+        return dataclasses.replace(whole, lost=lost.astype(np.int32))
 
     def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
                 ) -> dict[int, Trajectory]:

@@ -166,6 +166,24 @@ def test_too_many_invalid_trajectories_stop_with_one_error():
         runner.step({2: say("nan"), 3: say("x")})
 
 
+def test_counts_are_taken_and_the_share_is_one_of_all_since_the_batch_began():
+    runner = make("threads", retries=0, limit=0.25)
+    opened = problems(runner, 8)
+    for uids in ({0, 1, 2, 3}, {4, 5, 6, 7}):
+        runner.reset({uid: opened[uid] for uid in uids})
+        runner.step({uid: say("raise" if uid in (0, 4) else "bye") for uid in uids})
+        counts, seconds = runner.taken()
+        assert counts == {"obedient/error": 1} and len(seconds) == 7 and not runner.counts and not runner.seconds
+        assert set(runner.invalid) == {0, 4} & {*range(max(uids) + 1)}
+    runner.reset({1: opened[1]})  # one that ended is forgotten, a lost one can still be replayed
+    assert runner.recording(0).said == [say("raise")]
+    with pytest.raises(TooManyInvalid, match=r"3 of 9 trajectories are invalid \(obedient/error 3\), .*the first: uid 0,"):
+        runner.step({1: say("raise")})
+    runner.forget()
+    runner.reset(opened)
+    runner.step({0: say("raise"), 1: say("raise")})
+
+
 def test_an_environment_that_does_not_repeat_is_detected():
     call = ("faulty_environments:forgetful", "{}", environments.make("faulty_environments:forgetful").task.train[0], 1)
     keeps_nothing = worker.Worker(capacity=0)

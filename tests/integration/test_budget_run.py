@@ -79,7 +79,7 @@ def test_of_more_prompts_than_rows_those_with_the_largest_gain_are_sampled(built
     known = state.control["prior"]._replace(average=jnp.asarray(expected), weight=jnp.ones(len(expected)))
     state = state.replace(control={"prior": known})
     problems = [run.source.task.train[i] for i in range(8)]
-    sampled, forest, *_ = dataclasses.replace(run.source, data=iter([problems])).next(state)
+    sampled, forest, *_ = dataclasses.replace(run.source, data=run_files.Given(problems)).next(state)
     assert [problem.id for problem in forest.problems] == [0, 1, 2]
     assert sampled.valid.sum(1)[:3].tolist() == [4, 4, 4] and sampled.valid.shape == (max(3, ROWS), MOST)
     np.testing.assert_array_equal(forest.facts["expected"], np.float32(0.5))
@@ -118,7 +118,7 @@ def test_the_oracle_asks_the_policy(built):
     c = config(**{"budget.prompts": 4, "budget.utility": "per_rollout", "prior.source": "oracle"})
     oracle = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
     reward = run_files.called(run.source.sampler.reward, answer)
-    problems = iter([[run.source.task.train[i] for i in (5, 9, 2, 7)]])
+    problems = run_files.Given([run.source.task.train[i] for i in (5, 9, 2, 7)])
     topology = budgets(4, rows=ROWS, group=G, most=MOST, utility="per_rollout")
     source = dataclasses.replace(run.source, data=problems, prior=oracle, topology=topology,
                                  sampler=dataclasses.replace(run.source.sampler, reward=reward))

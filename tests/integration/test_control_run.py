@@ -210,7 +210,7 @@ def test_settings_reach_sampler_learner_and_loader():
         ids = [problem.id for problem in step.finished.forest.problems]
         assert ids[:2] + ids[3:] == [3, 3, 81] if number == 0 else set(ids) >= {11, 12} and set(ids) <= {7, 8, 11, 12}
         assert number != 1 or (ids[:2] == [7, 8] and sorted(ids[2:]) == [11, 12])
-    assert step.position["data"] | {"chosen_batches": 3, "next_batch": 0} == step.position["data"]
+    assert step.position["data"] | {"draws": 3, "next_problem": 0} == step.position["data"]
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_a_learning_rate_is_a_factor_of_the_schedule():
     moved = {}
     for rate in (1.0, 0.5, 0.0):
         one = controlled(run, rate=by_step(learning_rate=[np.float32(rate)]))
-        one.source.set_position({"data": one.source.data.get_state() | {"next_batch": 0}, "next_uid": 0})
+        one.source.set_position({"data": one.source.data.get_state() | {"next_problem": 0, "draws": 0}, "next_uid": 0})
         (before, step), = first_steps(one, params, 1)
         assert step.learned.metrics["control/learning_rate"] == rate
         moved[rate] = jax.tree.map(lambda new, old: np.asarray(new) - old, step.learned.state.params, before)
@@ -248,7 +248,7 @@ def test_settings_over_a_resume(tmp_path, method):
     """Bit for bit, the temperature, the counts of right answers, and the drawn problems behind the last step that was saved."""
     told = resumed_is_straight(tmp_path, method=method, **{"learner.minibatches": 1, "sampling.group": 4})
     if method == "scalerl":
-        assert position_of(tmp_path / "resumed")["data"]["chosen_batches"] == 6
+        assert position_of(tmp_path / "resumed")["data"]["draws"] == 6
     else:
         assert len({line["control/temperature"] for line in told[1:] if "control/temperature" in line}) > 1
 

@@ -1,8 +1,10 @@
 """Runs in an environment: learning, resume bit for bit, lost trajectories, and refusals."""
+import dataclasses
 import json
 import re
 
 import chatter
+import jax
 import numpy as np
 import pytest
 import run_files
@@ -12,8 +14,10 @@ from jaxrl_llm.environments import replay
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.rollouts import Role
+from jaxrl_llm.topologies import refill, rounds, single
 from jaxrl_llm.training import loop, parts, setup
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.source import held_out, sample_held_out
 from jaxrl_llm.visible import visible
 
 
@@ -53,6 +57,7 @@ def test_pages_show_the_speakers(straight):
         roles = [message["role"] for message in row["messages"]]
         assert roles == ["assistant", "user"] * (len(roles) // 2) + ["assistant"] and len(roles) > 1
         assert row["messages"][1]["content"] in ("Good.", "No.")
+        assert row["length"] == len(row["tokens"]) == len(row["trained"]) > sum(row["trained"])
     assert "[user]\nGood." in (straight[1] / "samples/step_000002.txt").read_text() or all(
         "Good." not in message["content"] for row in rows for message in row["messages"])
 
@@ -62,7 +67,7 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
     run, params = setup.build(chatter.get_config(environment="chatter:letters(broken=0)", environment_invalid=0.5))
     state = setup.initial_state(run, params)
     problems = [run.source.task.train[i] for i in range(4)]
-    run.source.data = iter([problems])
+    run.source.data = run_files.Given(problems)
     finished = run.source.next(state)
     lost = [problem.id == 0 for problem in finished.forest.problems]
     assert sum(lost) == 1 and finished.metrics["environment/invalid"] == 4
@@ -189,9 +194,70 @@ def test_too_many_lost_trajectories_end_the_run(tmp_path):
     config = chatter.get_config(environment="chatter:letters(broken=0)", environment_invalid=0.1)
     run, params = setup.build(config)
     state = setup.initial_state(run, params)
-    run.source.data = iter([[run.source.task.train[i] for i in range(4)]])
+    run.source.data = run_files.Given([run.source.task.train[i] for i in range(4)])
     with pytest.raises(TooManyInvalid, match="letters/error"):
         run.source.next(state)
+
+
+def breaks_from(first: int):
+    """`letters`, in which the problems from `first` to `first + 3` raise in their second turn."""
+    inner = chatter.letters()
+
+    def step(state, message):
+        if first <= state["id"] < first + 4 and state["turn"] == 1:
+            raise KeyError("no such letter")
+        return inner.step(state, message)
+
+    return dataclasses.replace(inner, step=step)
+
+
+def test_a_problem_that_always_fails_does_not_end_a_run_that_samples_in_rounds():
+    """It is a fifth of the first round, and would be a larger share of later ones; it is asked once, the others go on."""
+    run, params = setup.build(chatter.get_config(
+        method="reinforce_ada", environment="chatter:letters(broken=0)", environment_invalid=0.2, **{"sampling.max_group": 12}))
+    state = setup.initial_state(run, params)
+    run.source.data = run_files.Given([run.source.task.train[i] for i in range(4)])
+    for _ in range(2):
+        finished = run.source.next(state)
+        forest = finished.forest
+        assert forest.lost.tolist() == [4, 0, 0, 0] and finished.metrics["environment/invalid"] == 4
+        sizes = np.bincount(forest.prompt[forest.ends], minlength=4)
+        assert sizes[0] == 0 and (sizes[1:] >= 4).all() and sizes.max() > 4  # some prompts had further rounds
+        assert finished.rollouts.valid.sum(1).tolist() == sizes.tolist()
+    learned = run.learner.learn(state, finished.rollouts)
+    assert np.isfinite(learned.metrics["loss"])
+
+
+def test_a_draw_that_is_lost_whole_is_followed_by_the_next():
+    """The first draw is dropped, the second is lost: neither is asked again, although any share may be lost."""
+    config = chatter.get_config(environment="test_environment_run:breaks_from(first=4)", environment_invalid=1.0)
+    run, params = setup.build(config)
+    state, problems = setup.initial_state(run, params), [run.source.task.train[i] for i in range(12)]
+    for inner in (single(4), rounds(4, group=4, most=4, wants=lambda forest: np.ones(4, bool))):
+        source = dataclasses.replace(run.source, data=run_files.Given(problems), topology=refill(
+            inner, 4, keep=lambda part: part.draw > 0, attempts=9))
+        finished = source.next(state)
+        assert [problem.id for problem in finished.forest.problems] == [8, 9, 10, 11] and finished.rollouts.valid.all()
+        assert finished.metrics["filter/rounds"] == 3 and finished.metrics["environment/invalid"] == 16
+        assert finished.counts["tried"][:12].tolist() == [4] * 4 + [0] * 4 + [4] * 4
+    source.data = run_files.Given(problems[4:8])
+    with pytest.raises(TooManyInvalid, match="lost all 16 trajectories of a batch"):
+        source.next(state)
+
+
+def test_the_share_of_lost_trajectories_is_one_of_an_evaluation_too():
+    """Five problems in parts of four, the last of which fails."""
+    run, params = setup.build(chatter.get_config())
+    last = held_out(run.source.task.heldout, 5)[-1].id
+    run, params = setup.build(chatter.get_config(environment=f"chatter:letters(broken={last})", environment_invalid=0.2))
+    params = setup.initial_state(run, params).params
+    for _ in range(2):
+        forest = sample_held_out(run.source, params, None, 5, jax.random.key(0))
+        assert forest.lost.tolist() == [0, 0, 0, 0, 4] and len(forest.ends) == 16
+    runner = run.source.sampler.runner
+    assert len(runner.invalid) == 4
+    run.source.next(setup.initial_state(run, params))
+    assert not runner.invalid  # a step begins anew
 
 
 @pytest.mark.parametrize(("changes", "reason"), (

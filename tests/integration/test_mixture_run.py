@@ -80,5 +80,5 @@ def test_curricula_leave_each_task_its_share(method):
     run, params = setup.build(c)
     state = setup.initial_state(run, params)
     settings = run.learner.controls.settings(state.control)
-    labels = [problem.level.split("/")[0] for _ in range(50) for problem in run.source._problems(state.key, settings)]
+    labels = [problem.level.split("/")[0] for _ in range(50) for problem in run.source._problems(state.key, settings)(0, 8)]
     assert len(labels) == 400 and labels.count("small") == pytest.approx(300, abs=30 if method == "scalerl" else 0)

@@ -38,7 +38,7 @@ def test_restored_position_continues_exactly(train):
     restored = batches(train, 8, seed=3)
     restored.set_state(json.loads(saved))
     assert ids(restored, 12) == rest
-    assert json.loads(saved)["next_batch"] == 7
+    assert json.loads(saved)["next_problem"] == 56
     restored.set_state(json.loads(saved))  # going back works too
     assert ids(restored, 12) == rest
 
@@ -61,6 +61,23 @@ def test_a_position_saved_by_one_process_is_good_for_two(train):
     for shard in shards:
         shard.set_state(run.get_state())
     assert sorted(sum((ids(shard, 1)[0] for shard in shards), [])) == sorted(expected)
+
+
+def test_any_number_is_taken_from_one_order(train):
+    stream = sum(ids(batches(train, 41, seed=0), 4), [])
+    run, counts, got = batches(train, 8, seed=0), (3, 1, 8, 5, 60, 0, 40), []
+    for count in counts:
+        got += [problem.id for problem in run.take(count)]
+        restored = batches(train, 8, seed=0)
+        restored.set_state(json.loads(json.dumps(run.get_state())))
+        assert restored.number == run.number
+        run = restored
+    assert got == stream[:117] and run.get_state()["next_problem"] == 117 and run.number == len(counts)
+    assert [problem.id for problem in next(run)] == stream[117:125]
+    shards = [batches(train, 8, seed=0, process_index=i, process_count=2) for i in range(2)]
+    for start, count in ((0, 3), (3, 4), (7, 1)):  # each share begins with the process whose number is 0
+        wanted = stream[start:start + count]
+        assert [[problem.id for problem in shard.take(count)] for shard in shards] == [wanted[::2], wanted[1::2]]
 
 
 def test_batch_larger_than_the_data(train):
@@ -103,8 +120,6 @@ def test_chosen_batches_leave_the_order_as_it_is_and_are_counted(train):
     restored = batches(train, 4, seed=3)
     restored.set_state(saved)
     assert restored.number == 3 and ids(restored, 1) == wanted[2:]
-    restored.set_state({name: value for name, value in plain.get_state().items() if name != "chosen_batches"})
-    assert restored.number == 3  # of a run that chose none
     shards = [batches(train, 4, seed=3, process_index=i, process_count=2).chosen(np.array([5, 6, 7, 8])) for i in range(2)]
     assert [[problem.id for problem in shard] for shard in shards] == [[5, 7], [6, 8]]
     with pytest.raises(IndexError):

@@ -32,7 +32,8 @@ def sampled(groups, prompts=None, T=8, first_uid=0):
 
     mesh = make_mesh()
     sampler = Sampler(generate, Sampling(), prompts, len(groups[0]), 4, BYTES, rewards.combine(["exact"]), mesh, np.float32)
-    made = source.Source(Task("q", problems, problems, "exact"), iter(()), sampler, single(prompts), prompts, T, mesh)
+    task = Task("q", problems, problems, "exact")
+    made = source.Source(task, run_files.Given([]), sampler, single(prompts), prompts, T, mesh)
     forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
     forest = sampler.groups(sampler.under({}, None), forest, np.arange(len(groups)), first_uid, jax.random.key(0), 3,
                             PhaseTimer())
