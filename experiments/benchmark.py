@@ -162,7 +162,7 @@ def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
     prompts = rollouts.prompt_mask.sum(-1).tolist()
     rate = limits["gemm_flops_per_s"]
     size = 2 if c.model.dtype == "bfloat16" else 4
-    lengths = rollouts.mask.sum(-1).tolist()
+    lengths = rollouts.present.sum(-1).tolist()
     logits = 2 * architecture.vocab_size * architecture.hidden_size
     packed = sum(flops.packed_flops(architecture, p, [n - 1 for n in own]) + logits * len(own)  # layers skip last tokens
                  for p, own in zip(prompts, lengths))

@@ -37,7 +37,8 @@ def packed(prompts, lengths, S: int, T: int) -> tuple[int, int]:
     from jaxrl_llm.packing import of_groups, pack
     from jaxrl_llm.training.shapes import row_lengths
     there, asked = np.arange(T) < lengths[..., None], np.arange(S) < prompts[:, None]
-    rows = pack(*of_groups(asked * 1, asked, there * 1, there), there, row_lengths(S, T, _GROUP)).node
+    tokens = there * np.arange(1, 1 + lengths.shape[1])[:, None]  # no two completions begin alike
+    rows = pack(*of_groups(asked * 1, asked, tokens, there), there, row_lengths(S, T, _GROUP)).node
     return rows.size, rows.size * rows.shape[1]
 
 

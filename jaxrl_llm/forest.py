@@ -292,40 +292,31 @@ def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarr
               "traj": np.repeat(_numbered(forest, ends)[:, None], turns, axis=1),
               "step_rewards": np.zeros((len(ends), turns), np.float32)}
     fields["step"][place], fields["step_rewards"][place] = place[1], forest.turn_rewards[at]
-    after = {int(forest.parent[one]): int(one) for one in node.tolist()}
-    for name, values in _edges(forest, at.tolist(), line.tolist(), after).items():
+    last = np.append(row[1:] != row[:-1], True)
+    after = np.where(last, -1, np.roll(node, -1))[mine]
+    for name, values in _edges(forest, at.tolist(), line.tolist(), after.tolist()).items():
         fields[name] = np.full((len(ends), turns), -1, np.int32)
         fields[name][place] = equal_answers(values, forest.prompt[at])
     return fields
 
 
-def _edges(forest: Forest, at: Sequence[int], line: Sequence[int], after: Mapping[int, int]) -> dict[str, list[Hashable]]:
-    """State, action and next state of each turn, for turns `at` of the trajectories `line`; `after`: nodes by their parent."""
+def _edges(forest: Forest, at: Sequence[int], line: Sequence[int], after: Sequence[int]) -> dict[str, list[Hashable]]:
+    """State, action and next state of each turn, for turns `at` of the trajectories `line`, and the nodes `after` them there.
+
+    -1 in `after`: the trajectory ends with the turn.
+    """
     assert forest.turn_info is not None and forest.turn_rewards is not None
     texts, states = forest.texts, [turn_infos.identity(forest.turn_info[one], turn_infos.STATE) for one in at]
     found: dict[str, list[Hashable]] = {"obs": [], "act": [], "next_obs": []}
-    for place, (one, state) in enumerate(zip(at, states)):
+    for place, (one, state, follower) in enumerate(zip(at, states, after)):
         above, goes_on = int(forest.parent[one]), place + 1 < len(line) and line[place] == line[place + 1]
         found["obs"].append(state or (int(forest.role[above]), texts[above]))
         found["act"].append(turn_infos.identity(forest.turn_info[one], turn_infos.ACTION) or texts[one].strip())
-        if one not in after:
+        if follower < 0:
             found["next_obs"].append((bool(forest.stopped[one]), float(forest.turn_rewards[one])))
         else:
-            found["next_obs"].append((states[place + 1] if goes_on else None) or texts[after[one]])
+            found["next_obs"].append((states[place + 1] if goes_on else None) or texts[follower])
     return found
-
-
-def turns(forest: Forest, **shape) -> Rollouts:
-    """One rollout for each node of the policy, for methods that credit turns; `extras` has its trajectory and number.
-
-    `traj`, `step` i32[P, G]: the trajectory, counted from 0 within its prompt, and the number of policy nodes before it. The
-    text before the turn is not in the view.
-    """
-    ends = np.flatnonzero(forest.role == Role.POLICY)
-    ends = ends[np.argsort(forest.prompt[ends], kind="stable")]
-    node, row = chains(forest, ends)
-    step = np.bincount(row, forest.role[node] == Role.POLICY, minlength=len(ends)).astype(np.int32) - 1
-    return view(forest, ends, ends, np.arange(len(ends)), {"traj": _numbered(forest, ends), "step": step}, **shape)
 
 
 def contexts(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None, **shape) -> Rollouts:

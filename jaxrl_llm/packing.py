@@ -1,16 +1,15 @@
 """Trajectories as paths through trees of tokens, rows that compute every node once, and the index that joins both.
 
-A prompt with its group is a tree of depth one, a conversation a chain, a search a tree. Learning uses a view of
-trajectories, `[P, G, T]`; the model computes rows `[R, N]`, each with some nodes and all their ancestors. Packing runs on the
-host, in numpy. `Transformer.tree_states` computes the rows.
+A prompt with its completions is a tree: they share the prompt, and whatever tokens some of them have in common at their
+beginning, such as the turns before a fork. Learning uses a view of trajectories, `[P, G, T]`; the model computes rows `[R, N]`,
+each with some nodes and all their ancestors. Packing runs on the host, in numpy. `Transformer.tree_states` computes the rows.
 """
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.forest import Forest
 from jaxrl_llm.models.unpadding import through_last
 
 MAX_LENGTHS = 3  # lengths of rows: each has programs to compile
@@ -79,38 +78,63 @@ class _Tree(NamedTuple):
     tail: np.ndarray
 
 
-def of_forest(forest: Forest, group: int) -> tuple[Trees, np.ndarray]:
-    """The trees of a sampled forest, and the leaves `i32[P, group]` of its trajectories in the order of `forest.paths`."""
-    ends = forest.ends
-    owner = forest.prompt[ends]
-    leaves = np.full((len(forest.problems), group), -1, np.int32)
-    leaves[owner, np.arange(len(ends)) - np.searchsorted(owner, owner)] = ends
-    return Trees(forest.tokens, np.append(forest.offset, len(forest.tokens)), forest.parent), leaves
-
-
 def of_groups(prompt_tokens, prompt_mask, tokens, mask) -> tuple[Trees, np.ndarray]:
-    """The forest of P prompts with G completions each, and its leaves `i32[P, G]`; -1 without a trained token.
+    """The trees of P prompts with G completions each, and the node `i32[P, G]` in which each ends; -1 without a trained token.
+
+    Completions of a prompt share the nodes of the tokens with which they begin alike, whoever wrote them: a token's log-prob
+    depends on the tokens before it alone.
 
     Args:
       prompt_tokens, prompt_mask: `[P, S]`.
       tokens, mask: `[P, G, T]`; tokens after the last trained one are dropped.
     """
-    P, G, _ = mask.shape
-    real = np.concatenate([prompt_mask[:, None], np.zeros((P, G, prompt_mask.shape[1]), bool)], 1)  # node 0 of P is its prompt
-    real = np.concatenate([real, np.pad(through_last(mask), ((0, 0), (1, 0), (0, 0)))], 2)
-    laid = np.concatenate([np.broadcast_to(prompt_tokens[:, None], (P, 1 + G, prompt_tokens.shape[1])),
-                           np.pad(tokens, ((0, 0), (1, 0), (0, 0)))], 2)
-    number = np.arange(P * (1 + G), dtype=np.int32).reshape(P, 1 + G)
-    parent = np.where(np.arange(1 + G) == 0, -1, number[:, :1])
-    forest = Trees(laid[real].astype(np.int32), np.append(0, real.sum(-1).cumsum()), parent.reshape(-1).astype(np.int32))
-    return forest, np.where(mask.any(-1), number[:, 1:], -1)
+    parts: list[np.ndarray] = []
+    parents: list[int] = []
+    leaves, count = np.full(mask.shape[:2], -1, np.int32), through_last(mask).sum(-1)
+    for p, (asked, there) in enumerate(zip(prompt_tokens, prompt_mask)):
+        parts.append(asked[there])
+        parents.append(-1)
+        learned = np.flatnonzero(count[p])
+        leaves[p, learned] = _branch(parts, parents, [tokens[p, g, :count[p, g]] for g in learned])
+    offsets = np.append(0, np.cumsum([len(part) for part in parts]))
+    return Trees(np.concatenate(parts).astype(np.int32), offsets, np.array(parents, np.int32)), leaves
+
+
+def _branch(parts: list[np.ndarray], parents: list[int], rows: Sequence[np.ndarray]) -> list[int]:
+    """Adds the nodes of `rows` of tokens below the last node, and returns the node in which each row ends.
+
+    In lexicographic order, what a row shares with any earlier one it shares with the one before it; and what it shares with a
+    later one is the least that any two neighbours between them share. There its path branches, and a node ends.
+    """
+    order = sorted(range(len(rows)), key=lambda row: rows[row].tobytes())
+    shared = [0, *(_in_common(rows[a], rows[b]) for a, b in zip(order, order[1:])), 0]
+    path, ends = {0: len(parts) - 1}, [0] * len(rows)  # the nodes of the last row, by how many of its tokens they end after
+    for place, row in enumerate(order):
+        start, whole = shared[place], len(rows[row])
+        path = {depth: node for depth, node in path.items() if depth <= start}
+        for end in sorted({whole, *np.minimum.accumulate(shared[place + 1:]).tolist()}):
+            if end > start:
+                path[end] = len(parts)
+                parents.append(path[start])
+                parts.append(rows[row][start:end])
+                start = end
+        ends[row] = path[whole]
+    return ends
+
+
+def _in_common(a: np.ndarray, b: np.ndarray) -> int:
+    """The number of elements with which both begin."""
+    least = min(len(a), len(b))
+    differs = a[:least] != b[:least]
+    return int(differs.argmax()) if differs.any() else least
 
 
 def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[int], multiple: int = 1) -> Packed:
     """The rows that compute all trajectories, and the slot of each of their tokens.
 
-    A token is computed once, except for prefixes of trees that do not fit one row: they are repeated in each row that continues
-    them. Of the `lengths`, the one that needs the fewest slots is used, the shorter one of equals.
+    A token is computed once, except for prefixes of trees that are split over rows: they are repeated in each row that
+    continues them. Rows have one of the `lengths`, and hold subtrees that are as large or as small as possible: whichever needs
+    the fewest slots, of equals the shorter rows, and then the larger subtrees.
 
     Args:
       forest: the nodes.
@@ -132,10 +156,11 @@ def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[
     if not fitting:
         raise ValueError(f"a trajectory has {longest} tokens, more than the {max(lengths)} of the longest row; allow longer "
                          "rows, or limit prompts and completions")
-    filled = {n: _fill(tree, n) for n in fitting}
-    slots = {n: n * multiple * max(1, -(-len(filled[n]) // multiple)) for n in fitting}
-    length = min(fitting, key=lambda n: (slots[n], n))
-    rows, node, home = _lay_out(forest, tree, filled[length], slots[length] // length, length)
+    tips = np.flatnonzero(tree.past == np.arange(len(tree.past)) + 1).tolist()
+    filled = {(n, small): _fill(tree, tips if small else _pieces(tree, n), n) for n in fitting for small in (False, True)}
+    counts = {key: multiple * max(1, -(-len(rows) // multiple)) for key, rows in filled.items()}
+    length, _ = best = min(filled, key=lambda key: (counts[key] * key[0], key))
+    rows, node, home = _lay_out(forest, tree, filled[best], counts[best], length)
     index = _view(tree, paths, home, mask)
     rows.wanted.reshape(-1)[index[index >= 0]] = True
     return Packed(rows, node, index)
@@ -205,12 +230,12 @@ def _pieces(tree: _Tree, length: int) -> Iterator[int]:
             i += 1
 
 
-def _fill(tree: _Tree, length: int) -> list[np.ndarray]:
-    """The nodes of each row: the largest pieces first, each into the first row with room.
+def _fill(tree: _Tree, pieces: Iterable[int], length: int) -> list[np.ndarray]:
+    """The nodes of each row: the largest of the `pieces`, which are subtrees, first, each into the first row with room.
 
     Rows that already hold more of a piece's ancestors are tried first.
     """
-    pieces = sorted(_pieces(tree, length), key=lambda i: (-(tree.above[i] + tree.size[i]), i))
+    pieces = sorted(pieces, key=lambda i: (-(tree.above[i] + tree.size[i]), i))
     free, rows, holding = np.zeros(len(pieces), int), [], {}
     for piece in pieces:
         nodes, cost, ancestor = [*range(piece, tree.past[piece])], tree.size[piece], tree.parent[piece]

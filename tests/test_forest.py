@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import forest as forests
 from jaxrl_llm import packing, rollouts
-from jaxrl_llm.forest import chains, contexts, grow, join, outcomes, paths, plant, select, turns
+from jaxrl_llm.forest import chains, contexts, grow, join, outcomes, paths, plant, select
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.shapes import buckets, quarters_filled, smallest
@@ -20,12 +20,13 @@ def prompts(count, first_id=0, **options):
     return plant(problems, [[100 + p] * (p + 1) for p in range(count)], ("exact", "format"), answers=True, **options)
 
 
-def node(forest, parent, ids, uid, *, role=Role.POLICY, reward=0.0, answer=None, stopped=True):
+def node(forest, parent, ids, uid, *, role=Role.POLICY, reward=0.0, answer=None, stopped=True, text=None, paid=0.0):
     """The forest with one more node; log-probs are minus its tokens over ten, entropies its tokens, versions its uid."""
     ids = np.asarray(ids)
     return grow(forest, [parent], [uid], role=role, length=[len(ids)], stopped=[stopped], rewards=[reward],
-                components=[[reward, 1 - reward]], texts=[f"text {uid}"], answers=[answer], tokens=ids, logprobs=-ids / 10,
-                entropies=ids, version=np.full(len(ids), uid), decode_steps=len(ids), failures={"exact/error": 1})
+                components=[[reward, 1 - reward]], texts=[text or f"text {uid}"], answers=[answer], turn_rewards=[paid],
+                turn_info=[{}], tokens=ids, logprobs=-ids / 10, entropies=ids, version=np.full(len(ids), uid),
+                decode_steps=len(ids), failures={"exact/error": 1})
 
 
 def conversation():
@@ -72,24 +73,36 @@ def test_without_others_all_that_is_there_is_trained():
     assert view.role is None and view.present.sum() == 2 and "completion/present" not in forests.metrics(result)
 
 
+def packed_of(view):
+    return packing.pack(*packing.of_groups(view.prompt_tokens, view.prompt_mask, view.tokens, view.mask), view.mask, [16])
+
+
 def test_packed_rows_hold_the_tokens_of_the_view():
     """The index has every trained token of a path, and shared turns are computed once."""
     result = conversation()
     view = paths(result, group=2, prompts=2, **SAME)
-    trees, leaves = packing.of_forest(result, 2)
-    packed = packing.pack(trees, leaves, view.mask, [16])
+    packed = packed_of(view)
     assert (packed.index >= 0).tolist() == view.mask.tolist()
     assert packed.rows.tokens.reshape(-1)[packed.index][view.mask].tolist() == view.tokens[view.mask].tolist()
     assert (packed.node >= 0).sum() == len(result.tokens) and packed.index[0, 0, 0] == packed.index[0, 1, 0]
 
 
-def test_turns_are_rows_of_their_trajectory():
-    result = rollouts.check(turns(conversation(), group=3, prompts=2, **SAME))
-    np.testing.assert_array_equal(result.tokens[0], [[1, 2], [3, 0], [4, 5]])
-    assert result.mask.sum() == 6 and result.valid.tolist() == [[True] * 3, [True, False, False]]
-    np.testing.assert_array_equal(result.extras["traj"], [[0, 0, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(result.extras["step"], [[0, 1, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(result.rewards[0], [0, 1, 0])
+def test_packed_rows_hold_all_contexts_of_a_trajectory():
+    result = node(node(prompts(1), 0, [1, 2], uid=4), 0, [3], uid=4, reward=1.0)
+    view = contexts(result, group=2, prompts=1, **SAME)
+    packed = packed_of(view)
+    assert (packed.node >= 0).sum() == 1 + 2 + 1 and packed.rows.tokens.reshape(-1)[packed.index[0, 1, 0]] == 3
+
+
+def test_what_follows_a_turn_is_that_of_its_trajectory():
+    """Two trajectories go on from one turn: the environment answers "room A" in the first, and "room B" in the second."""
+    result = node(prompts(1, turns=True), 0, [1], uid=0, text="open")
+    for uid, room in enumerate("AB"):
+        result = node(result, 1, [5 + uid], uid=uid, role=Role.ENVIRONMENT, text=f"room {room}")
+        result = node(result, len(result.uid) - 1, [9], uid=uid, text="look", paid=0.5)
+    extras = paths(result, 2, group=2, prompts=1, **SAME).extras
+    assert extras["obs"].tolist() == [[[0, 1], [0, 2]]] and extras["act"].tolist() == [[[0, 1], [0, 1]]]
+    assert extras["next_obs"].tolist() == [[[0, 1], [2, 1]]]  # rooms A and B; both end with the same reward
 
 
 def test_contexts_of_one_trajectory_share_its_number():
@@ -183,29 +196,40 @@ def test_equal_answers_get_equal_numbers_within_a_prompt():
 def test_random_forests_equal_a_walk_from_each_end_to_its_prompt():
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        result = prompts(int(rng.integers(1, 4)))
+        result = prompts(int(rng.integers(1, 4)), turns=True)
         for uid in range(int(rng.integers(1, 15))):
             parent = int(rng.integers(0, len(result.uid)))
             role = Role.POLICY if rng.random() < 0.6 else Role.ENVIRONMENT
-            result = node(result, parent, rng.integers(1, 99, rng.integers(0, 5)), uid, role=role, reward=float(uid))
+            result = node(result, parent, rng.integers(1, 99, rng.integers(0, 5)), uid, role=role, reward=float(uid),
+                          text=f"text {uid % 4}", paid=float(uid % 2), stopped=uid % 3 > 0)
         keep = rng.random(len(result.problems)) < 0.7
         keep[0] = True
         for forest in (result, select(result, keep), join([result, select(result, keep)])):
             if not len(forest.ends):
                 continue
             P = len(forest.problems)
-            view = paths(forest, group=20, prompts=P, **SAME)
-            seen = [0] * P
+            view = paths(forest, 15, group=20, prompts=P, **SAME)
+            seen, next_obs = [0] * P, [{} for _ in range(P)]  # the number of each state
             for end in forest.ends:
-                p, ids, trained, at = forest.prompt[end], [], [], end
+                p, ids, trained, at, below = forest.prompt[end], [], [], end, None
+                found = view.extras["next_obs"][p, seen[p]]
+                turn = count = view.extras["turns"][p, seen[p]]
                 while forest.role[at] != Role.PROMPT:
+                    if forest.role[at] == Role.POLICY:
+                        turn -= 1
+                        state = (forest.stopped[at], forest.turn_rewards[at]) if below is None else forest.texts[below]
+                        assert next_obs[p].setdefault(state, found[turn]) == found[turn] >= 0
+                        assert view.extras["step_rewards"][p, seen[p], turn] == forest.turn_rewards[at]
+                    below = at
                     ids = [*forest.tokens[forest.offset[at]:][:forest.length[at]], *ids]
                     trained = [forest.role[at] == Role.POLICY] * forest.length[at] + trained
                     at = forest.parent[at]
                 assert view.tokens[p, seen[p], :len(ids)].tolist() == ids and not view.tokens[p, seen[p], len(ids):].any()
                 assert view.mask[p, seen[p], :len(ids)].tolist() == trained and not view.mask[p, seen[p], len(ids):].any()
                 assert view.rewards[p, seen[p]] == forest.rewards[end] and view.valid[p, seen[p]]
+                assert turn == 0 and (found[count:] == -1).all()
                 seen[p] += 1
             assert view.valid.sum(1).tolist() == seen
+            assert all(len(set(numbers.values())) == len(numbers) for numbers in next_obs)  # other states, other numbers
             nodes, rows = chains(forest, forest.ends)
             assert (np.diff(rows) >= 0).all() and len(nodes) >= len(forest.ends)

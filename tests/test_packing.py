@@ -103,19 +103,75 @@ def test_tokens_that_two_trajectories_share_are_computed_once():
     assert packed.rows.wanted.sum() == 9 and (packed.index >= 0).sum() == 5 + 7 + 7
 
 
-def test_groups_of_rollouts_are_forests_of_depth_one():
+def test_rollouts_of_a_group_that_differ_from_the_start_share_their_prompt_alone():
     rng = np.random.default_rng(0)
     prompt_mask = np.array([[False, True, True], [True, False, False]])
     mask = np.array([[[1, 0, 1, 0], [0, 0, 0, 0]], [[1, 1, 1, 1], [0, 1, 0, 0]]], bool)
-    prompts, tokens = rng.integers(0, 9, (2, 3)), rng.integers(0, 9, (2, 2, 4))
+    prompts, tokens = rng.integers(0, 9, (2, 3)), rng.permutation(16).reshape(2, 2, 4)
     forest, leaves = of_groups(prompts, prompt_mask, tokens, mask)
-    assert leaves.tolist() == [[1, -1], [4, 5]] and forest.parent.tolist() == [-1, 0, 0, -1, 3, 3]
+    assert np.sort(leaves).tolist() == [[-1, 1], [3, 4]] and leaves[0, 1] == -1 and forest.parent.tolist() == [-1, 0, -1, 2, 2]
     case = forests.Case(forest, leaves, mask)
     rows = [(place, prompt.tolist(), rest.tolist()) for place, prompt, rest, _ in case.trajectories()]
     assert [(tuple(map(int, place)), *result) for place, *result in rows] == [
         ((0, 0), prompts[0, 1:].tolist(), tokens[0, 0, :3].tolist()),  # with what was seen between the tokens that count
         ((1, 0), prompts[1, :1].tolist(), tokens[1, 0].tolist()), ((1, 1), prompts[1, :1].tolist(), tokens[1, 1, :2].tolist())]
     check(case, pack(forest, leaves, mask, [6]))
+
+
+def test_a_group_is_cut_where_its_completions_differ_for_the_first_time():
+    """Two end together, one ends where two others go on, and the last has nothing of them; what is not trained counts too."""
+    texts = [[5, 6, 7, 8], [5, 6, 9, 0], [5, 6, 7, 8], [5, 6, 9, 1], [4, 6, 7, 8], [5, 6, 0, 0]]
+    mask = np.ones((1, 6, 4), bool)
+    mask[0, 5, 2:] = mask[0, :, 0] = False
+    forest, leaves = of_groups(np.array([[2, 3]]), np.ones((1, 2), bool), np.array([texts]), mask)
+    nodes = [forest.tokens[a:b].tolist() for a, b in zip(forest.offsets, forest.offsets[1:])]
+    assert sorted(nodes) == [[0], [1], [2, 3], [4, 6, 7, 8], [5, 6], [7, 8], [9]]
+    above = {tuple(nodes[i]): nodes[parent] for i, parent in enumerate(forest.parent) if parent >= 0}
+    assert above == {(4, 6, 7, 8): [2, 3], (5, 6): [2, 3], (7, 8): [5, 6], (9,): [5, 6], (0,): [9], (1,): [9]}
+    assert [nodes[leaf] for leaf in leaves[0]] == [[7, 8], [0], [7, 8], [1], [4, 6, 7, 8], [5, 6]]
+
+
+def alike(rng):
+    """Groups whose completions have two kinds of tokens, so that many begin alike, with holes and a missing one."""
+    P, G, T = 2, int(rng.integers(1, 9)), int(rng.integers(1, 9))
+    mask = (np.arange(T) < rng.integers(0, T + 1, (P, G, 1))) & (rng.random((P, G, T)) < 0.8)
+    given = rng.integers(0, 9, (P, 3)), np.arange(3) < rng.integers(1, 4, (P, 1)), rng.integers(0, 2, (P, G, T)), mask
+    return given, forests.Case(*of_groups(*given), mask)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_beginning_of_a_group_is_computed_once(seed):
+    given, case = alike(np.random.default_rng(seed))
+    beginnings = {(p, *rest[:t].tolist()) for (p, _), _, rest, _ in case.trajectories() for t in range(1, len(rest) + 1)}
+    used = {p: prompt for (p, _), prompt, _, _ in case.trajectories()}
+    for (p, g), prompt, rest, _ in case.trajectories():
+        assert prompt.tolist() == given[0][p][given[1][p]].tolist() and rest.tolist() == given[2][p, g, :len(rest)].tolist()
+    if used:
+        distinct = len(beginnings) + sum(map(len, used.values()))
+        packed = pack(case.forest, case.leaves, case.mask, [distinct])
+        check(case, packed)
+        assert packed.node.shape == (1, distinct) and (packed.node >= 0).all()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_sharing_beginnings_never_takes_more_slots(seed):
+    """Rows that hold a part of a group: single completions fill them where subtrees leave room."""
+    given, case = alike(np.random.default_rng(seed))
+    if not case.mask.any():
+        return
+    own = [*given[:2], given[2] + 2 * np.arange(given[2].shape[1])[:, None], given[3]]  # no two completions begin alike
+    length = case.longest() + seed % 5
+    shared, apart = (pack(forest, leaves, case.mask, [length]) for forest, leaves in (case[:2], of_groups(*own)))
+    check(case, shared)
+    assert len(shared.node) <= len(apart.node)
+
+
+def test_trees_fill_rows_by_their_leaves_if_that_takes_fewer():
+    """Three of four completions fill a row; one row for each half of a group would be six for the three prompts."""
+    tokens = np.array([[[1, 2, g, 4 + g] for g in range(2)] + [[1, 3, g, 4 + g] for g in range(2)]] * 3)
+    mask, prompts = np.ones(tokens.shape, bool), np.array([[7], [8], [9]])
+    packed = pack(*of_groups(prompts, np.ones((3, 1), bool), tokens, mask), mask, [10])
+    assert packed.node.shape == (5, 10)
 
 
 def test_what_cannot_be_packed_is_refused():

@@ -128,3 +128,35 @@ def test_tokens_are_converted_as_arrays(package):
     ("[int(child.name) for child in folder]", False), ("[int(t.min()) for t in rows]", False), ("map(len, rows)", False)])
 def test_loops_over_tokens_are_recognised(text, slow):
     assert one_by_one(text) == [1] * slow
+
+
+WITHOUT_HOLES = {  # files that sum masks over tokens, and why that is right there
+    "diagnostics/opd_alignment.py": "completions of single turns", "generation/by_engine.py": "what a sampler has just written",
+    "generation/sampler.py": "what it has just written", "training/groups.py": "completions of single turns",
+    "training/scoring.py": "completions of single turns", "rollouts.py": "`Rollouts.lengths` is the number of trained tokens"}
+
+
+def sums_of_masks(text):
+    """Lines that count the trained tokens of rows, which is no length where masks have holes; prompts have none."""
+    def is_mask(node):
+        if isinstance(node, ast.Subscript):
+            return is_mask(node.value) or is_mask(node.slice)
+        if isinstance(node, ast.Call):
+            return getattr(node.func, "attr", None) == "asarray" and is_mask(node.args[0])
+        name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "value", None)
+        return name in ("mask", "token_mask")
+
+    calls = [node for node in ast.walk(ast.parse(text))
+             if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "sum"]
+    return [call.lineno for call in calls if any(is_mask(one) for one in (call.func.value, *call.args[:1]))
+            and "-1" in {ast.unparse(axis) for axis in (*call.args, *(word.value for word in call.keywords))}]
+
+
+def test_numbers_of_trained_tokens_are_not_taken_for_lengths():
+    places = {path.relative_to(ROOT / "jaxrl_llm").as_posix(): found for path in sorted((ROOT / "jaxrl_llm").rglob("*.py"))
+              if (found := sums_of_masks(path.read_text(encoding="utf-8")))}
+    assert places.keys() == WITHOUT_HOLES.keys(), f"`Rollouts.present` has all tokens, see WITHOUT_HOLES: {places}"
+    for text in ("mask[valid].sum(-1)", "np.asarray(r.mask).sum(axis=-1)", "jnp.sum(r.token_mask, -1)", "a['mask'].sum(-1)"):
+        assert sums_of_masks(text) == [1]
+    for text in ("prompt_mask.sum(-1)", "r.present.sum(-1)", "r.mask.sum()", "np.where(r.mask, x, 0).sum(-1)"):
+        assert not sums_of_masks(text)

@@ -202,7 +202,7 @@ def _run_each(reward: Reward, batch: _Batch, on_error: str, failures: Counter) -
 def _run_batch(reward: Reward, batch: _Batch, on_error: str, failures: Counter, until: float | None = None) -> np.ndarray:
     count = len(batch.completions)
     if reward.per == "lengths" and batch.lengths is None:
-        raise ValueError(f"reward {reward.name!r} needs the token count of each completion: pass lengths=mask.sum(-1)")
+        raise ValueError(f"reward {reward.name!r} needs the number of tokens of each completion: pass lengths=")
     arguments = (batch.lengths,) if reward.per == "lengths" else batch[:3]
     keywords = {"until": until} if reward.timed else {}
     if reward.fail_fast:

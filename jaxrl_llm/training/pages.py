@@ -25,7 +25,7 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     view = paths if source.sampler.contexts == 1 else contexts
     seen = view(forest, source.sampler.turns, group=group, prompts=len(forest.problems), tokens=lambda longest: longest,
                 prompt_tokens=lambda longest: longest, version=0)
-    owner, lengths = forest.prompt[ends], seen.mask[seen.valid].sum(-1).tolist()
+    owner = forest.prompt[ends]
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
 
     def of_rows(x):
@@ -34,8 +34,8 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     measured: dict[str, Any] = {"logprobs": seen.behavior_logprobs, "entropies": seen.entropies, **numbers}
     spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x).any()}  # servers may not return entropies
     spell = functools.partial(source.sampler.tokenizer.decode_batch, skip_special=False)
-    tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), of_rows(seen.present).sum(-1).tolist(),
-                       spell, spelled)
+    lengths = of_rows(seen.present).sum(-1).tolist()
+    tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), lengths, spell, spelled)
     entries: list[dict[str, Any]] = [
         {"solved": solved, **entry} for solved, entry in zip(forest.solved[results].tolist(), tokens)]
     texts = forest.texts[ends].tolist()

@@ -83,7 +83,7 @@ def test_calls_that_make_no_sense():
         combine(["exact"])(["a", "b"], ["a"])
     with pytest.raises(ValueError, match="3 lengths for 1 completions"):
         combine(["exact"])(["a"], ["a"], lengths=[1, 2, 3])
-    with pytest.raises(ValueError, match="needs the token count.*lengths=mask.sum"):
+    with pytest.raises(ValueError, match="needs the number of tokens of each completion: pass lengths="):
         combine([rewards.make("soft_overlong", max_length=5, cache=1)])(["a"], ["a"])
     with pytest.raises(ValueError, match=r"different names, got \['exact', 'exact'\]"):
         combine(["exact", ("exact", 2.0)])

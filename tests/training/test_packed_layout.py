@@ -5,9 +5,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm import forest
 from jaxrl_llm.packing import pack
 from jaxrl_llm.rollouts import Role, Rollouts
-from jaxrl_llm.training import layouts, setup
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training import guard, layouts, setup
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.shapes import MAX_PROGRAMS
 
@@ -34,7 +36,10 @@ def build(S, T, **changes):
 
 
 def batch(rng, S, T, lengths=None, prompts=None):
-    """Rollouts `[P, G, T]` of random tokens: two are dropped, and one has a stretch that an environment wrote."""
+    """Rollouts `[P, G, T]` of random tokens: two are dropped, and one has a stretch that an environment wrote.
+
+    The sampler's log-probs are NaN wherever nothing is trained.
+    """
     lengths = rng.integers(1, T + 1, (P, G)) if lengths is None else np.broadcast_to(lengths, (P, G))
     prompts = rng.integers(1, S + 1, P) if prompts is None else np.broadcast_to(prompts, P)
     there, valid = np.arange(T) < lengths[..., None], np.ones((P, G), bool)
@@ -43,10 +48,11 @@ def batch(rng, S, T, lengths=None, prompts=None):
     mask[1, 2, 1:3] = False
     role = np.where(mask, Role.POLICY, np.where(there, Role.ENVIRONMENT, Role.PADDING)).astype(np.int8)
     tokens, asked = rng.integers(0, 250, (P, G, T)), rng.integers(0, 250, (P, S))
+    sampled = np.where(mask & valid[..., None], rng.normal(-5, 0.3, mask.shape), np.nan)
     return Rollouts(mask=mask, valid=valid, role=role, rewards=rng.normal(size=(P, G)).astype(np.float32),
                     tokens=tokens.astype(np.int32), prompt_tokens=asked.astype(np.int32),
                     prompt_mask=np.arange(S) < prompts[:, None],
-                    behavior_logprobs=rng.normal(-5, 0.3, (P, G, T)).astype(np.float32))
+                    behavior_logprobs=sampled.astype(np.float32))
 
 
 def learned(S, T, given, changes):
@@ -100,6 +106,41 @@ def test_temperatures_and_factors_of_the_rate(size):
     assert loss == pytest.approx(expected, rel=1e-4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), moved, wanted)
     assert max(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 1e-3
+
+
+def forked():
+    """A forest of P prompts of 5 tokens, with G trajectories of 16 distinct tokens each, 21 in all.
+
+    Two go on from one turn after the environment's answer, two begin with one hint.
+    """
+    problems = [Problem(f"q{p}", "0", p) for p in range(P)]
+    first = 21 * np.arange(P)[:, None]
+    result = forest.plant(problems, (first + np.arange(5)).tolist(), ("exact",), answers=True, turns=True)
+    rng = np.random.default_rng(7)
+    # parent among these nodes (-1: the prompt), trajectory, author, tokens
+    nodes = ((-1, 0, Role.POLICY, 3), (0, 0, Role.ENVIRONMENT, 2), (1, 0, Role.POLICY, 3), (1, 1, Role.POLICY, 2),
+             (-1, 2, Role.HINT, 1), (4, 2, Role.POLICY, 3), (4, 3, Role.POLICY, 2))
+    parent, uid, role, length = map(np.array, zip(*nodes))
+    N, M = len(nodes), length.sum()
+    for p in range(P):
+        result = forest.grow(
+            result, np.where(parent < 0, p, len(result.uid) + parent), G * p + uid, prompt=np.full(N, p), role=role,
+            length=length, stopped=np.ones(N, bool), rewards=(rewards := rng.normal(size=N)), components=rewards[:, None],
+            texts=["a"] * N, answers=[None] * N, tokens=first[p] + np.arange(5, 21), logprobs=rng.normal(-5, 0.3, M),
+            entropies=np.ones(M), version=np.zeros(M), turn_rewards=np.zeros(N), turn_info=[{}] * N)
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", (1, P))
+def test_what_forked_trajectories_share_is_computed_once_and_learned_from_by_each(monkeypatch, size):
+    made, sampled = [], forked()
+    rollouts = forest.paths(sampled, 2, group=G, prompts=P, tokens=lambda n: n, prompt_tokens=lambda n: n, version=0)
+    assert rollouts.present.sum() > sampled.length[sampled.role != Role.PROMPT].sum()
+    monkeypatch.setattr(layouts, "pack", lambda *given: (made.append(pack(*given)), made[-1])[1])
+    assert_alike(learned(5, 8, [rollouts], {"learner.packed_rows": size}), learned(5, 8, [rollouts], {}))
+    (packed,) = made
+    assert (packed.node >= 0).sum() == len(sampled.tokens) == 21 * P and (packed.index >= 0).sum() == rollouts.mask.sum()
 
 
 def whole_of(layout):
@@ -156,8 +197,7 @@ def test_a_run_compiles_no_more_programs_than_it_announces():
     run, state = build(100, 60, **{"learner.packed_rows": 1, "learner.minibatches": 2})
     layout, rng = run.learner.layout, np.random.default_rng(2)
     lengths = [(longest, longest) for longest in (10, 40, 60, 10)] + [(60, 1)]
-    def programs():
-        return [len(one._seen) for one in (*layout.update_programs, *layout.logprob_programs)]
+    kinds = layout.update_programs, layout.logprob_programs
     seen = []
     for _ in range(2):
         for longest, shortest in lengths:
@@ -166,10 +206,10 @@ def test_a_run_compiles_no_more_programs_than_it_announces():
             rollouts = batch(rng, 100, 60, lengths=own, prompts=min(100, 2 * longest))
             state, metrics, *_ = run.learner.learn(state, rollouts)
             assert np.isfinite(metrics["loss"])
-        seen.append(programs())
-    assert seen[0] == seen[1] and sum(seen[0][:-1]) >= 3  # several lengths of rows
-    for programs_of_a_kind in (layout.update_programs, layout.logprob_programs):
-        assert sum(one.shapes for one in programs_of_a_kind) <= MAX_PROGRAMS
+        seen.append((guard._counts.number, *(sum(len(one._seen) for one in kind) for kind in kinds)))
+    assert seen[0] == seen[1] and seen[0][1] > 3  # several lengths of rows
+    for count, kind in zip(seen[1][1:], kinds):
+        assert count <= sum(one.shapes for one in kind) <= MAX_PROGRAMS
 
 
 def test_log_probs_without_adapters_are_those_of_the_weights_alone():
