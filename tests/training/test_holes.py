@@ -9,13 +9,15 @@ import pytest
 
 from jaxrl_llm import advantages, recorders
 from jaxrl_llm.objectives import make
+from jaxrl_llm.recorders.base import recorded
 from jaxrl_llm.rollouts import take
 from jaxrl_llm.training import gradient_norms
+from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.learner import rows_of
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.shapes import quarters_filled
-from jaxrl_llm.training.step import in_parts, make_joint_update, make_update
-from jaxrl_llm.values import features
+from jaxrl_llm.training.step import in_parts, jitted, make_joint_update, make_update
+from jaxrl_llm.values import features, turn_critic
 from jaxrl_llm.values.critic import Critic
 from jaxrl_llm.values.critic import make_update as make_critic_update
 
@@ -55,7 +57,8 @@ def plain_gradient(objective, adapted):
     pytest.param(inputs.CLIPPED, 2, True, False, id="micro-batches without padding"),
     pytest.param(inputs.WHOLE, 2, True, False, id="whole batch"),
     pytest.param(inputs.CLIPPED, 1, False, True, id="adapters"),
-    pytest.param(inputs.CLIPPED, 2, True, True, id="adapters in micro-batches")))
+    pytest.param(inputs.CLIPPED, 2, True, True, id="adapters in micro-batches"),
+    pytest.param(inputs.WHOLE, 2, True, True, id="adapters, whole batch")))
 def test_an_update_is_that_of_plain_rows(objective, parts, unpads, adapted):
     rollouts = cut_down(inputs.batch(), parts) if unpads else inputs.batch()
     update = make_update(inputs.POLICY, objective, inputs.GRADIENT, clip_norm=None, micro_batches=parts)
@@ -67,8 +70,8 @@ def test_an_update_is_that_of_plain_rows(objective, parts, unpads, adapted):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective, parts, adapted", (
-    (inputs.CLIPPED, 1, False), (inputs.CLIPPED, 2, False), (inputs.WHOLE, 2, False), (inputs.CLIPPED, 1, True)),
-    ids=("one pass", "micro-batches", "whole batch", "adapters"))
+    (inputs.CLIPPED, 1, False), (inputs.CLIPPED, 2, False), (inputs.WHOLE, 2, False), (inputs.CLIPPED, 1, True),
+    (inputs.WHOLE, 2, True)), ids=("one pass", "micro-batches", "whole batch", "adapters", "adapters, whole batch"))
 def test_words_of_others_are_no_targets(objective, parts, adapted):
     """Exactly no gradient goes back through their log-probs."""
     update = make_update(WATCHED, objective, inputs.GRADIENT, micro_batches=parts)
@@ -146,56 +149,10 @@ def test_logits_of_words_of_others_are_not_computed(unpads):
     assert (entropies[TRAINED] > 0).all() and not entropies[logprobs == 0].any()
 
 
-def test_recorders_of_log_probs_measure_trained_tokens_as_plain_rows_do():
-    """`old`, `reference`, `teacher` and `base` of trajectories with words of others in them."""
-    logprobs, rollouts = jax.jit(inputs.POLICY.logprobs), inputs.batch()
-    other = jax.tree.map(lambda x: x * 0.9, inputs.params())
-    of_policy, of_other = (np.asarray(jax.jit(inputs.logprobs)(tree, None, rollouts)[0]) for tree in (inputs.params(), other))
-    for recorder, own, wanted in ((recorders.old(logprobs), None, of_policy),
-                                  (recorders.reference(logprobs, False), other, of_other),
-                                  (recorders.teacher([logprobs], [other]), (other,), of_other),
-                                  (recorders.base_model(logprobs, other), other, of_other)):
-        measured = recorder.record(own, inputs.params(), None, rollouts)[recorder.provides[0]]
-        np.testing.assert_allclose(np.asarray(measured)[TRAINED], wanted[TRAINED], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_the_likeliest_tokens_are_those_of_plain_rows():
-    """`greedy` reads the words of others, and its log-probs are those of the most likely tokens before each trained one."""
-    rollouts, other = inputs.batch(), jax.tree.map(lambda x: x * 0.9, inputs.params())
-
-    def logits(tree):
-        own = inputs.MODEL.logits(tree, inputs.states(tree, None, rollouts)[0]) / inputs.POLICY.temperature
-        return np.asarray(jax.nn.log_softmax(own))
-
-    mine, theirs = logits(inputs.params()), logits(other)
-    recorder = recorders.greedy(jax.jit(inputs.POLICY.likeliest), adapters=False)
-    measured = recorder.record(other, inputs.params(), None, rollouts)
-    chosen = np.take_along_axis(mine, theirs.argmax(-1)[..., None], axis=-1)[..., 0]
-    for name, wanted in (("max_logprobs", mine.max(-1)), ("greedy_logprobs", chosen)):
-        np.testing.assert_allclose(np.asarray(measured[name])[TRAINED], wanted[TRAINED], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_gradient_norms_are_those_of_each_trajectorys_trained_tokens():
-    rollouts, measure = inputs.batch(), jax.jit(gradient_norms.make(inputs.POLICY))
-    measured = np.asarray(recorders.gradients(measure).record(None, inputs.params(), None, rollouts)["score_sq_norms"])
-
-    @jax.jit
-    def gradient_of(p, g):
-        def total(tree):
-            return jnp.where(jnp.asarray(TRAINED)[p, g], inputs.logprobs(tree, None, rollouts)[0][p, g], 0).sum()
-        return sum((x ** 2).sum() for x in jax.tree.leaves(jax.grad(total)(inputs.params())))
-
-    for p, g in ((0, 0), (1, 1), (3, 0), (4, 0), (7, 0)):
-        assert measured[p, g] == pytest.approx(float(gradient_of(p, g)), rel=1e-3), (p, g)
-    assert measured[2, 0] == 0  # it has only words of others
-
-
 def plain_features(rollouts, capture):
     """`phi` from plain rows: means over the last trained tokens of the reasoning, entropies of trained tokens only."""
     _, streams = jax.jit(inputs.states)(inputs.params(), None, rollouts)
-    _, entropies = map(np.asarray, jax.jit(inputs.logprobs)(inputs.params(), None, rollouts))
+    _, entropies = plain_logprobs()
     found = np.zeros((P, G, 2 * D + 3), np.float32)
     for p, g in np.ndindex(P, G):
         stream, own = np.asarray(streams[capture.layer, p, g]), np.flatnonzero(TRAINED[p, g])
@@ -209,33 +166,149 @@ def plain_features(rollouts, capture):
     return found
 
 
+TURN = (TRAINED & ~np.pad(TRAINED, ((0, 0), (0, 0), (1, 0)))[..., :-1]).cumsum(-1) - 1  # number of each trained token's turn
+NUMBERS = np.arange(3)  # of turns, one more than any trajectory has
+THERE = (NUMBERS <= np.where(TRAINED, TURN, -1).max(-1)[..., None])
+CAPTURE = Capture(1, pool=2, marker=MARKER)
+
+
+@functools.cache
+def other():
+    """The weights of a model that is not the policy."""
+    return jax.tree.map(lambda x: x * 0.9, inputs.params())
+
+
+@functools.cache
+def recorder_of(name):
+    """The recorder of a run with the policy of `inputs`, and what it keeps beside the policy, whose values are not 0."""
+    logprobs, config = jax.jit(inputs.POLICY.logprobs), default_config()
+    config.learner.minibatches = 1
+    made = recorders.make(name, recorders.Context(
+        asked=frozenset(recorders.RECORDERS[name].provides), config=config, policy=inputs.POLICY,
+        estimator=advantages.make("archer"), logprobs=logprobs, jitted=jitted, guarded=lambda name, function, times=1: function,
+        optimizer=lambda rate: inputs.GRADIENT, loaded=lambda key: [(logprobs, other())], capture=CAPTURE,
+        square_norms=gradient_norms.make(inputs.POLICY)))
+    own = made.given if made.init is None else made.init(other())
+    return made, own.replace(params=own.params | {"head": head()}) if name == "critic" else own
+
+
+@functools.cache
+def played():
+    """The batch with what is recorded of turns and of a critic; there is nothing to be read of holes."""
+    values = np.where(TRAINED, np.random.default_rng(0).normal(size=TRAINED.shape), np.nan).astype(np.float32)
+    paid = np.random.default_rng(1).normal(size=THERE.shape) * THERE
+    return inputs.batch().replace(step_ids=np.where(TRAINED, TURN, 99), extras={
+        "task": np.zeros(P, np.int32), "step": np.where(THERE, NUMBERS, -1), "step_rewards": paid.astype(np.float32),
+        "value_targets": values})
+
+
+@functools.cache
+def plain_logprobs(weights=inputs.params):
+    return tuple(map(np.asarray, jax.jit(inputs.logprobs)(weights(), None, inputs.batch())))
+
+
+@functools.cache
+def plain_logits(weights):
+    logits = inputs.MODEL.logits(weights(), jax.jit(inputs.states)(weights(), None, inputs.batch())[0])
+    return np.asarray(jax.nn.log_softmax(logits / inputs.POLICY.temperature))
+
+
+def plain_likeliest():
+    mine, theirs = plain_logits(inputs.params), plain_logits(other)
+    chosen = np.take_along_axis(mine, theirs.argmax(-1)[..., None], axis=-1)[..., 0]
+    return {"max_logprobs": mine.max(-1), "greedy_logprobs": chosen}
+
+
+def plain_norms():
+    @jax.jit
+    def gradient_of(p, g):
+        def total(tree):
+            return jnp.where(jnp.asarray(TRAINED)[p, g], inputs.logprobs(tree, None, inputs.batch())[0][p, g], 0).sum()
+        return sum((x ** 2).sum() for x in jax.tree.leaves(jax.grad(total)(inputs.params())))
+
+    return {"score_sq_norms": np.array([[gradient_of(p, g) for g in range(G)] for p in range(P)])}
+
+
+def plain_turns(own):
+    """A turn is read from the states before its first token and before the slot behind its last one."""
+    def longer(x):
+        return np.pad(x, ((0, 0), (0, 0), (0, 1)))
+    r = inputs.batch()
+    wider = r.replace(mask=longer(r.mask), tokens=longer(r.tokens), role=longer(r.role))
+    before = np.asarray(jax.jit(inputs.states)(inputs.params(), None, wider)[0])
+    states = np.zeros((*THERE.shape, 2, D), np.float32)
+    for p, g, k in np.argwhere(THERE):
+        slots = np.flatnonzero(TRAINED[p, g] & (TURN[p, g] == k))
+        states[p, g, k] = before[p, g, [slots[0], slots[-1] + 1]]
+    return {"turn_states": states, **dict(zip(("turn_q", "turn_v"), turn_critic.values(own.params, states)))}
+
+
+PLAIN = {  # what each recorder has to provide, by plain rows, from what it keeps beside the policy
+    "base": lambda own: {"base_logprobs": plain_logprobs(other)[0]},
+    "critic": lambda own: {"values": jax.jit(plain_values)(own.params, inputs.batch())},
+    "features": lambda own: {**PLAIN["old"](own), "features": plain_features(inputs.batch(), CAPTURE)},
+    "gradients": lambda own: plain_norms(),
+    "greedy": lambda own: plain_likeliest(),
+    "old": lambda own: dict(zip(("old_logprobs", "entropies"), plain_logprobs())),
+    "reference": lambda own: dict.fromkeys(("ref_logprobs", "base_logprobs"), plain_logprobs(other)[0]),
+    "teacher": lambda own: {"teacher_logprobs": plain_logprobs(other)[0][..., None], "teacher_id": np.zeros(P)},
+    "turn_critic": plain_turns,
+}
+OURS = sorted(name for name, kind in recorders.RECORDERS.items() if kind.make.__module__.startswith("jaxrl_llm."))
+
+
+def test_every_recorder_is_compared_with_plain_rows():
+    assert OURS == sorted(PLAIN)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("old", "reference", "base")))
+                                  for name in OURS])
+def test_a_recorder_measures_what_plain_rows_have(name):
+    """Of trained tokens, of turns, and of rollouts; what a critic learns from it is finite."""
+    recorder, own = recorder_of(name)
+    measured, wanted = recorder.record(own, inputs.params(), None, played()), PLAIN[name](own)
+    assert measured.keys() == wanted.keys() == {*recorder.provides}
+    for field, values in wanted.items():
+        there = next(real for real in (TRAINED, THERE, inputs.batch().valid, np.ones(P, bool))
+                     if real.shape == values.shape[:real.ndim])
+        np.testing.assert_allclose(np.asarray(measured[field])[there], np.asarray(values)[there], atol=1e-5,
+                                   rtol=1e-3 if name == "gradients" else 1e-4, err_msg=field)
+    if name == "gradients":
+        assert not measured["score_sq_norms"][~TRAINED.any(-1)].any()  # one has only words of others
+    if recorder.fit is not None:
+        kept, told = recorder.fit(jax.tree.map(jnp.copy, own), (inputs.params(), None), recorded(played(), measured))
+        assert told and all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get((kept, told))))
+
+
 @pytest.mark.slow
 def test_features_are_those_of_the_policys_own_words():
-    capture = Capture(1, pool=2, marker=MARKER)
-    wanted = plain_features(inputs.batch(), capture)
+    wanted = plain_features(inputs.batch(), CAPTURE)
     def capturing(params, lora, r):
-        return inputs.POLICY.logprobs_and_features(params, lora, r, capture)
+        return inputs.POLICY.logprobs_and_features(params, lora, r, CAPTURE)
     for rollouts, parts in ((inputs.batch(), 1), (cut_down(inputs.batch()), 1), (cut_down(inputs.batch(), 4), 4)):
         found = jax.jit(in_parts(capturing, parts))(inputs.params(), None, rollouts)[2]
         np.testing.assert_allclose(np.asarray(found)[inputs.batch().valid], wanted[inputs.batch().valid], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_a_joint_update():
+@pytest.mark.parametrize("adapted", (False, True))
+def test_a_joint_update(adapted):
     """The baseline of the first batch is the mean reward of the others; a prompt with one valid rollout teaches nothing."""
     objective = make("reinforce")
     estimator = advantages.make("poise", feature_size=features.feature_size(D), capacity=16)
     rollouts = cut_down(inputs.batch()).replace(old_logprobs=None)
     update = make_joint_update(WATCHED, Capture(1, pool=2), objective, estimator, inputs.GRADIENT, clip_norm=None)
     inputs.SEEN.clear()
-    state, metrics = update(inputs.fresh_state(objective, estimator=estimator), rollouts)
+    lora = inputs.adapters() if adapted else None
+    state, metrics = update(inputs.fresh_state(objective, lora, estimator), rollouts)
     jax.effects_barrier()
     assert all(not cotangent[~trained].any() for cotangent, trained in inputs.SEEN) and len(inputs.SEEN) == 1
     assert not np.asarray(metrics["advantages"])[~TRAINED].any()
     per_rollout = np.where(rollouts.valid.all(1, keepdims=True), rollouts.rewards - rollouts.rewards[:, ::-1], 0)
     by_hand = np.broadcast_to(per_rollout[..., None], (P, G, T))
     np.testing.assert_allclose(np.asarray(metrics["advantages"])[TRAINED], by_hand[TRAINED], rtol=1e-5)
-    assert inputs.distance(state.opt_state.trace, inputs.gradient(objective, None, inputs.batch(), by_hand)) < 2e-5
+    wanted = inputs.gradient(objective, inputs.adapters() if adapted else None, inputs.batch(), by_hand)
+    assert inputs.distance(state.opt_state.trace, wanted) < 2e-5
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.device_get(state.estimator_state)) if x.dtype == np.float32)
 
 
@@ -244,8 +317,11 @@ def critic_of(kind):
     """A critic as if it had been trained: its values are not 0."""
     critic = Critic(inputs.MODEL, inputs.GRADIENT, kind=kind, clip=0.2)
     state = critic.init(inputs.params())
-    head = {"weight": jax.random.normal(jax.random.key(1), (D,)) / D**0.5, "bias": jnp.float32(0.3)}
-    return critic, state.replace(params=state.params | {"head": head})
+    return critic, state.replace(params=state.params | {"head": head()})
+
+
+def head():
+    return {"weight": jax.random.normal(jax.random.key(1), (D,)) / D**0.5, "bias": jnp.float32(0.3)}
 
 
 def plain_values(params, rollouts):
