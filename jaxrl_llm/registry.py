@@ -5,7 +5,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxrl_llm import memo
@@ -37,7 +37,7 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
 
 
 def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False) -> Factory:
-    """Enter `factory` into `table` under its own name and check the keywords of every later call.
+    """Enters `factory` into `table` under its own name and checks the keywords of every later call.
 
     All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. With `pure`, those
     of this package depend on their keywords alone: equal ones give the same object again, so that runs of a process share what
@@ -48,8 +48,6 @@ def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bo
     parameters = inspect.signature(factory).parameters
     if any(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
         raise TypeError(f"{kind} {slug!r}: every parameter must be keyword-only (put a bare * first)")
-    if slug in table and table[slug].__module__ != factory.__module__:
-        raise ValueError(f"{kind} {slug!r} is defined twice: in {table[slug].__module__} and {factory.__module__}")
 
     @functools.wraps(factory)
     def checked(**hyper):
@@ -61,12 +59,25 @@ def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bo
                 raise ValueError(f"{kind} {slug!r} needs the keyword {name!r}, which has no default")
         return made(**hyper)
 
-    table[slug] = checked
+    enter(table, kind, slug, checked)
     return checked
 
 
+def enter(table: dict[str, Any], kind: str, slug: str, entry: Any) -> None:
+    """Enters a factory, or what is known of one with the factory as its `make`; ValueError if two modules define one name."""
+    module, there = module_of(entry), module_of(table.get(slug, entry))
+    if there != module:
+        raise ValueError(f"{kind} {slug!r} is defined twice: in {there} and {module}")
+    table[slug] = entry
+
+
+def module_of(entry: Any) -> str:
+    """The module of an entry of a table."""
+    return getattr(entry, "make", entry).__module__
+
+
 def discover(package: str, path: Iterable[str]) -> None:
-    """Import every module of `package` so that each file's factories register themselves."""
+    """Imports every module of `package` so that each file's factories register themselves."""
     for module in sorted(pkgutil.iter_modules(path), key=lambda info: info.name):
         if module.name != "__main__":
             importlib.import_module(f"{package}.{module.name}")
@@ -90,7 +101,11 @@ def own(kind: str, target: str, hyper: dict[str, Any], made: type) -> Any:
 
     Raises ValueError if it cannot be found, takes no such keywords or returns something else than `made`.
     """
-    function = function_of(kind, target)
+    return call(kind, target, function_of(kind, target), hyper, made)
+
+
+def call(kind: str, target: str, function: Callable[..., Any], hyper: Mapping[str, Any], made: type) -> Any:
+    """`function(**hyper)`, named `target`; ValueError if it takes no such keywords or returns something else than `made`."""
     try:
         inspect.signature(function).bind(**hyper)
     except TypeError as error:

@@ -54,16 +54,17 @@ def test_the_pages_say_how_many_methods_run():
 
 def test_missing_fields_are_named_with_their_possible_provider():
     """Every row that does not run names all its missing fields; no field is both provided and awaited."""
-    assert not provision.PROVIDED.keys() & provision.AWAITED.keys()
+    assert not provision.everywhere() & {*provision.elsewhere(), *provision.AWAITED}
+    assert not provision.elsewhere() & provision.AWAITED.keys()
     runnable, waiting = methods.runnable(), {}
     assert {"grpo", "dapo", "poise", "v0_5", "ppo", "knapsack_rl"} <= set(runnable) and len(runnable) >= 77
     for slug in set(methods.names()) - set(runnable):
         for lack in methods.lacks(slug):
             waiting.setdefault(lack.what, lack.who)
     own = {name for name in waiting if not name.startswith(("filter ", "controller "))}
-    assert own == provision.AWAITED.keys()  # a method reads every awaited field, and every field has a provider
+    assert own == provision.elsewhere() | provision.AWAITED.keys()  # all are read by a method
     assert methods.lacks("gigpo")[-1] == ("traj", "an environment, config.environment")
-    assert ("teacher_logprobs", "a teacher, config.teacher.path") in methods.lacks("gopd")
+    assert ("teacher_logprobs", "the recorder `teacher` with config.teacher.path") in methods.lacks("gopd")
     assert {"acereason_temperature", "prorl", "nsr", "psr", "oneshot_entropy", "scalerl"} <= set(runnable)
 
 
@@ -101,7 +102,7 @@ def test_what_a_method_lacks_follows_from_what_is_provided():
     who = {lack.what: lack.who for lack in provision.lacks(later, *parts)}
     assert sorted(who) == ["controller curriculum", "moon_phase", "node"]
     assert who["node"] == "a topology of trees" and "of your own" in who["moon_phase"]
-    assert [lack.what for lack in provision.lacks(later, *parts, provided=("node", "moon_phase"))] == ["controller curriculum"]
+    assert [lack.what for lack in provision.lacks(later, *parts, given=("node", "moon_phase"))] == ["controller curriculum"]
     with pytest.raises(NotImplementedError, match=r"'later' needs moon_phase .*; node .from a topology of trees.*python -m"):
         provision.check(later, *parts)
 
@@ -134,7 +135,7 @@ def test_command_prints_the_row_of_a_method():
     assert not {"omits", "replay", "filters"} & lines.keys()  # it has none
     scalerl, gopd = (command("jaxrl_llm.methods", name).stdout for name in ("scalerl", "gopd"))
     assert f"omits           {methods.get('scalerl').omits}\n" in scalerl and "controllers     pass_rate\n" in scalerl
-    assert "not provided    teacher_logprobs (a teacher, config.teacher.path)" in gopd
+    assert "not provided    teacher_logprobs (the recorder `teacher` with config.teacher.path)" in gopd
 
 
 def test_command_answers_an_unknown_method_with_near_ones_and_as_it_was_started():
@@ -146,11 +147,17 @@ def test_command_answers_an_unknown_method_with_near_ones_and_as_it_was_started(
 
 
 def test_needs_are_known_names():
-    """Either a field of Rollouts or a lower-case name of an entry of its extras."""
-    fields = {field.name for field in dataclasses.fields(Rollouts)}
-    for row in methods.METHODS.values():
-        for name in row.needs:
-            assert name in fields or name.isidentifier() and name.islower()
+    """Something provides or could provide each need of a row, and nothing a name that is spelled otherwise."""
+    elsewhere = provision.elsewhere() | provision.AWAITED.keys()
+    for slug, row in methods.METHODS.items():
+        estimator, objective = methods.build(slug, max_len=128, feature_size=19)
+        assert provision.needs_of(row, estimator, objective) <= provision.provided(row, estimator) | elsewhere, slug
+    known = {field.name for field in dataclasses.fields(Rollouts)} | elsewhere | provision.everywhere()
+    assert {name for row in methods.METHODS.values() for name in row.needs} - known == {
+        "expert", "hinted", "hint_mask", "age", "replayed", "replay_weights",  # of guides and replays
+        "values", "reward_baseline"}  # of critics and controllers
+    misspelt = dataclasses.replace(methods.get("grpo"), needs=("old_logprob",))
+    assert not {"old_logprob"} <= provision.provided(misspelt, methods.build("grpo")[0]) | elsewhere
 
 
 def test_settings_are_known_and_those_that_the_trainer_takes_are_counts():

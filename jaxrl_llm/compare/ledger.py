@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import methods, parallel
+from jaxrl_llm import methods
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.generation.prompts import encode_problem
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.training import setup
+from jaxrl_llm.training.forecast import recorders_of
 from jaxrl_llm.training.metrics import read_metrics
 from jaxrl_llm.training.numbers import method_parts
-from jaxrl_llm.training.start import load_model
+from jaxrl_llm.training.start import open_model
 from jaxrl_llm.training.workdir import load_code, stored_config
 from jaxrl_llm.values.features import feature_size
 
@@ -50,24 +51,24 @@ class Costs:
     prompts: int
     group: int
     epochs: int
-    scores: int
+    passes: int
     critic: int = 0
     pretrain_steps: int = 0
-    all_rounds: bool = False
+    all_draws: bool = False
 
-    def step_flops(self, length: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """Operations of the first N steps, whose completions have mean length `length` and filled `rounds` batches of prompts.
+    def step_flops(self, length: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Operations of the first N steps, whose completions have mean length `length` and filled `draws` batches of prompts.
 
         Text that the policy did not write counts as length: it takes the same passes through the model.
 
-        `scores` forward passes of the policy and `critic` passes of a model of its size without logits are made per step; the
-        policy is not updated in the first `pretrain_steps`. All this is done on one batch, what a filter kept, or with
-        `all_rounds` on all that was sampled. Mean lengths are used: exact except for the spread of lengths in the attention's
-        small quadratic term.
+        `passes` forward passes of the policy for log-probs and `critic` passes of a model of its size without logits are made
+        per step; the policy is not updated in the first `pretrain_steps`. All this is done on one batch, what a filter kept, or
+        with `all_draws` on all that was sampled. Mean lengths are used: exact except for the spread of lengths in the
+        attention's small quadratic term.
         """
         model, prompt = self.model, round(self.prompt)
         operations = np.zeros(len(length))
-        for i, (mean, drawn) in enumerate(zip(length, rounds)):
+        for i, (mean, drawn) in enumerate(zip(length, draws)):
             below, share = int(mean), mean - int(mean)
             def between(count):
                 return (1 - share) * count(below) + share * count(below + 1)
@@ -75,8 +76,8 @@ class Costs:
                 lambda n: flops.decode_flops(model, prompt, max(n, 1)))
             forward = between(lambda n: flops.packed_flops(model, prompt, [n] * self.group))
             states = forward - 2 * model.vocab_size * model.hidden_size * self.group * mean
-            passes = self.scores + 3 * self.epochs * (i >= self.pretrain_steps)
-            kept = drawn if self.all_rounds else 1
+            passes = self.passes + 3 * self.epochs * (i >= self.pretrain_steps)
+            kept = drawn if self.all_draws else 1
             operations[i] = self.prompts * (drawn * sampling + kept * (passes * forward + self.critic * states))
         return operations
 
@@ -86,12 +87,12 @@ def costs_of(config: ConfigDict) -> Costs:
     method = methods.get(config.method)
     estimator, objective = method_parts(config, feature_size(config.model.hidden_size))  # their needs do not depend on sizes
     needs = needs_of(method, estimator, objective)
-    updates = config.learner.epochs * config.learner.minibatches
     model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)
-    captures = "features" in needs and config.learner.micro_batches > 1  # else the update's own forward pass gives them
-    logprob_passes = int(updates > 1 or "old_logprobs" in needs or captures) + int("ref_logprobs" in needs)
-    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, logprob_passes,
-                  all_rounds=estimator.wants_more is not None)
+    if config.learner.micro_batches == 1:  # the update's own forward pass gives the features
+        needs -= {"features"}
+    passes = sum(one.passes for one in recorders_of(config, needs))
+    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, passes,
+                  all_draws=estimator.wants_more is not None)
     if estimator.value_targets is None:
         return costs
     fit = 3 if config.critic.kind == "separate" else 1  # a head is fitted to states without gradients
@@ -101,7 +102,7 @@ def costs_of(config: ConfigDict) -> Costs:
 @functools.cache
 def _model_and_prompt(model_json: str, task_text: str) -> tuple[ModelConfig, float]:
     """The architecture, and the mean length in tokens of 256 training prompts drawn with a fixed seed."""
-    tokenizer, model, _ = load_model(ConfigDict(json.loads(model_json)), parallel.make_mesh())
+    tokenizer, model, _ = open_model(ConfigDict(json.loads(model_json)))
     problems = setup.make_task(task_text).train
     drawn = np.random.default_rng(0).permutation(len(problems))[:256]
     return model.config, float(np.mean([len(encode_problem(problems[int(i)], tokenizer)) for i in drawn]))
@@ -126,16 +127,16 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     length = metrics.get("completion/length", zeros)[trained]
     there = metrics.get("completion/present", metrics.get("completion/length", zeros))[trained]  # what others wrote is read
     batch = config.prompts.per_step * config.sampling.group
-    rounds = np.nan_to_num(metrics.get("filter/rounds", zeros)[trained], nan=1.0)
-    rounds = np.maximum(rounds, 1)
-    tokens = length * rounds * batch
+    draws = np.nan_to_num(metrics.get("filter/draws", zeros)[trained], nan=1.0)
+    draws = np.maximum(draws, 1)
+    tokens = length * draws * batch
     if "completion/tokens" in metrics:  # newer runs count them
         tokens = metrics["completion/tokens"][trained]
-        rounds = tokens / np.maximum(length * batch, 1)
+        draws = tokens / np.maximum(length * batch, 1)
     per_step = {
         "steps": lambda: np.ones(trained.sum()),
         "tokens": lambda: tokens,
-        "flops": lambda: costs_of(config).step_flops(there, rounds),
+        "flops": lambda: costs_of(config).step_flops(there, draws),
         "seconds": lambda: without_compiling(metrics.get("time/step", zeros)[trained]),
     }
     spent = {}

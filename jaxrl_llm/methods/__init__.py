@@ -63,7 +63,8 @@ def runnable() -> list[str]:
 
 def runnable_elsewhere() -> list[str]:
     """The methods that run by name only in environments, with teachers or on tasks that provide what they read; sorted."""
-    return [slug for slug in names() if lacks(slug) and all(lack.what in provision.ELSEWHERE for lack in lacks(slug))]
+    there = provision.elsewhere()
+    return [slug for slug in names() if lacks(slug) and all(lack.what in there for lack in lacks(slug))]
 
 
 def build(

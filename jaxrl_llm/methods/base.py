@@ -36,9 +36,10 @@ class Method:
     `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `control`: numbers of the controllers that differ from their
     defaults, by keyword. `replay`: a rule of `jaxrl_llm.replay`, if the method trains on rollouts of earlier steps.
     `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further rollouts. `guidance`: a guide of
-    `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `defaults`: the paper's settings outside the
-    parts, by the names in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of the published method that
-    this row lacks. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
+    `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `topology`: who is sampled, by a name of
+    `jaxrl_llm.topologies` or "module:function"; None: as the other parts imply, else one group per prompt. `defaults`: the
+    paper's settings outside the parts, by the names in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of
+    the published method that this row lacks. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
     """
 
     slug: str
@@ -54,5 +55,6 @@ class Method:
     replay: Part | None = None
     allocation: Part | None = None
     guidance: Part | None = None
+    topology: Part | None = None
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None

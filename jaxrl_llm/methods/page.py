@@ -81,7 +81,8 @@ def described(row: Method, lacks: Sequence[Lack]) -> str:
         "needs": ", ".join(row.needs),
         "filters": ", ".join(row.filters),
         "controllers": ", ".join(row.controllers) + (f" ({numbers})" if numbers else ""),
-        **{name: _call(part).strip("`") for name in ("allocation", "guidance", "replay") if (part := getattr(row, name))},
+        **{name: _call(part).strip("`") for name in ("topology", "allocation", "guidance", "replay")
+           if (part := getattr(row, name))},
         "not provided": ", ".join(f"{lack.what} ({lack.who})" for lack in lacks),
         "omits": row.omits or "",
     }
@@ -91,6 +92,7 @@ def described(row: Method, lacks: Sequence[Lack]) -> str:
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
     notes = [f"`{name}`" for name in (*row.needs, *row.filters)]
     notes += [_call((name, known)) if (known := _numbers(row, name)) else f"`{name}`" for name in row.controllers]
+    notes += [f"topology {_call(row.topology)}"] if row.topology else []
     notes += [f"allocation {_call(row.allocation)}"] if row.allocation else []
     notes += [f"guidance {_call(row.guidance)}"] if row.guidance else []
     notes += [f"replay {_call(row.replay)}"] if row.replay else []

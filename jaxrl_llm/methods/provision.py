@@ -1,52 +1,42 @@
-"""The fields that methods read, and their providers: a method runs if everything that its parts need is provided.
+"""What methods need and what provides it: a method runs if everything that its parts need is provided.
 
-Each entry of `PROVIDED` is a field of `Rollouts`, or an entry of its `extras`, that every run fills in. `ELSEWHERE` has the
-fields that only some kinds of run fill in, with the part that provides each; a run that has such a part adds the field to the
-provided ones, as environments and tasks do with their facts. `AWAITED` has them and those that no run fills in yet.
+Names are fields of `Rollouts`, entries of its `extras`, settings that controllers set, or parts of a run such as
+`config.teacher.path`, `method.guidance` and `estimator.wants_more`. All runs provide the fields in `SAMPLED`, tasks and
+environments their facts; replay rules, topologies and recorders say themselves what they provide. `ELSEWHERE` and `AWAITED`
+only say who could provide a missing field: environments and tasks, or nobody yet.
 """
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxrl_llm import control, replay
+from jaxrl_llm import control, recorders, replay, topologies
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.recorders import base as recorders
 
-RECORDED = {name: recorder for recorder, names in reversed(recorders.FIELDS.items()) for name in names}  # by the first one
-PROVIDED = {
-    **{name: f"the recorder `{recorder}`" for name, recorder in RECORDED.items()},
-    **dict.fromkeys(("tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version",
-                     "truncated", "current_version"), "the sampler"),
-    **dict.fromkeys(("rewards", "reward_components", "correct", "answers"), "the reward"),
-    "task": "the task",
-    "prior": "the prior of prompts",
-}
-OBSERVED = control.FACTS.keys()  # the facts that a run lets controllers observe
-READ = {*control.Settings._fields}  # the settings that a run reads from controllers
+SAMPLED = frozenset((  # in the rollouts of every run
+    "tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version", "truncated",
+    "current_version",  # by the sampler
+    "rewards", "reward_components", "correct", "answers",  # by the reward
+    "task", "prior"))
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of turns as rows, see `advantages.turns`
 AGENTS = ("agent", "functional_group", "game", "settled")  # fields of environments whose policy speaks for several agents
-REPLAYED = {"age", "replayed"}  # fields that a run provides if its method replays rollouts
-GUIDED = {"expert", "hinted", "hint_mask"}  # fields for completions that begin with solutions, see `Method.guidance`
-_TURNS = "an environment, config.environment"
-_TEACHER, _TOOLS = "a teacher, config.teacher.path", "an environment with tools"
+_TURNS, _TOOLS = "an environment, config.environment", "an environment with tools"
 ELSEWHERE = {
     **dict.fromkeys((*TURNS, "step_ids", "turns"), _TURNS),
     **dict.fromkeys(AGENTS, "an environment of several agents"),
-    **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "format_rewards", "tool_failed",
-                     "tool_unknown", "error_words"), _TOOLS),
+    **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "tool_failed", "tool_unknown",
+                     "error_words"), _TOOLS),
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
-    **dict.fromkeys(("teacher_logprobs", "teacher_id"), _TEACHER),
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
 }
-AWAITED = ELSEWHERE | {
+AWAITED = {
     "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
     "prm_logprobs": "a recorder with a process reward model",
     "targets": "a sampler of single tokens along expert text",
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
-    "flawed": "a judge that marks flawed solutions",
+    "flawed": "a judge that marks flawed solutions", "format_rewards": "an environment that scores the format of each step",
 }
 
 
@@ -58,31 +48,52 @@ class Lack(NamedTuple):
 
 
 def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[str]:
-    """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts read."""
+    """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts read, also to train a critic."""
     filters = [control.make_filter(name) for name in method.filters if name in control.filter_names()]
-    return {*method.needs, *estimator.needs, *objective.needs, *(name for one in filters for name in one.needs)}
+    critics = ("values",) if estimator.value_targets is not None else ()
+    critics += ("turn_q", "turn_v") if estimator.turn_critic is not None else ()
+    of_parts = (estimator.needs, objective.needs, *(one.needs for one in filters))
+    return {*method.needs, *critics, *(name for needs in of_parts for name in needs)}
 
 
-def lacks(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> list[Lack]:
-    """The unmet needs of the method, if `provided` is available beside the fields of every run.
+def parts_of(method: Method, estimator: Estimator) -> set[str]:
+    """The parts that a method brings, by which topologies and recorders are made, and the settings of its controllers."""
+    of_row = {f"method.{name}" for name in ("allocation", "guidance", "replay") if getattr(method, name) is not None}
+    of_estimator = {f"estimator.{name}" for name, part in estimator._asdict().items() if part is not None}
+    controllers = [control.make(name) for name in method.controllers if name in control.names()]
+    return of_row | of_estimator | {knob for one in controllers for knob in one.knobs}
 
-    Fields from a critic, a replay, a guide and the settings of controllers are available to methods that have these parts.
-    """
-    there = {*PROVIDED, *provided} | (set() if estimator.value_targets is None else {"values"})
-    there |= set() if estimator.turn_critic is None else {"turn_q", "turn_v"}
-    there |= set() if method.replay is None else REPLAYED
-    if method.replay is not None and method.replay[0] in replay.names():
-        there |= {"replay_weights"} if replay.make(method.replay[0], **method.replay[1]).weights is not None else set()
-    there |= set() if method.guidance is None else GUIDED
-    there |= {knob for name in method.controllers if name in control.names() for knob in control.make(name).knobs}
-    missing = [Lack(name, AWAITED.get(name, "a recorder, a topology or a task of your own"))
-               for name in sorted(needs_of(method, estimator, objective) - there)]
+
+def provided(method: Method, estimator: Estimator, given: Iterable[str] = ()) -> set[str]:
+    """Everything that a run of the method provides: to all methods, by what is `given` beside it, and by the method's parts."""
+    there = {*SAMPLED, *given, *parts_of(method, estimator)}
+    if method.replay is not None:
+        there |= {*replay.make(method.replay[0], **method.replay[1]).provides}
+    there |= topologies.provided(method.topology and method.topology[0], there)
+    return there | recorders.recordable(there)
+
+
+def everywhere() -> set[str]:
+    """The fields that every run provides to any method."""
+    return {*SAMPLED, *recorders.recordable(SAMPLED)}
+
+
+def elsewhere() -> set[str]:
+    """The fields that some runs provide by name: in an environment, on a task or with further models of their configuration."""
+    keys = {need for kind in recorders.RECORDERS.values() for need in kind.needs if need.startswith("config.")}
+    return {*ELSEWHERE, *recorders.recordable(SAMPLED | keys)} - everywhere()
+
+
+def lacks(method: Method, estimator: Estimator, objective: Objective, given: Iterable[str] = ()) -> list[Lack]:
+    """The unmet needs of the method, if fields and parts are `given` beside those of every run, see `provided`."""
+    there = provided(method, estimator, given)
+    missing = [Lack(name, _provider(name, there)) for name in sorted(needs_of(method, estimator, objective) - there)]
     for name in method.filters:
         if name not in control.filter_names():
             missing.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
     for name in method.controllers:
         known = control.make(name) if name in control.names() else None
-        if known is not None and OBSERVED >= set(known.facts) and READ >= set(known.knobs):
+        if known is not None and {*control.FACTS} >= {*known.facts} and {*control.Settings._fields} >= {*known.knobs}:
             continue
         who = "a file of jaxrl_llm.control"
         if known is not None:
@@ -92,9 +103,15 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, provided: 
     return missing
 
 
-def unrecorded(needs: Iterable[str], recorded: Iterable[str]) -> set[str]:
-    """The needs that are neither among the `recorded` fields of a run nor sampled, although recorders provide them."""
-    return {name for name in needs if name in RECORDED and name != "entropies"} - {*recorded}
+def _provider(field: str, there: set[str]) -> str:
+    """Who could provide a missing field, to a run that has everything that is `there`."""
+    tables: dict[str, Mapping[str, Any]] = {"recorder": recorders.RECORDERS, "topology": topologies.TOPOLOGIES}
+    for what, table in tables.items():
+        for name, kind in table.items():
+            if field in kind.provides:
+                without = [need for need in kind.needs if need not in there]
+                return f"the {what} `{name}`" + (f" with {' and '.join(without)}" if without else ", if the row names it")
+    return ELSEWHERE.get(field) or AWAITED.get(field, "a recorder, a topology or a task of your own")
 
 
 def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts: int = 1, apart: bool = False
@@ -116,9 +133,9 @@ def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts
     return tuple(name for name in there if name not in rows) if {*objective.needs} & rows else there
 
 
-def check(method: Method, estimator: Estimator, objective: Objective, provided: Iterable[str] = ()) -> None:
+def check(method: Method, estimator: Estimator, objective: Objective, given: Iterable[str] = ()) -> None:
     """Raises NotImplementedError that names the unmet needs and their possible providers."""
-    if missing := lacks(method, estimator, objective, provided):
+    if missing := lacks(method, estimator, objective, given):
         raise NotImplementedError(
             f"method {method.slug!r} needs {'; '.join(f'{lack.what} (from {lack.who})' for lack in missing)}, which this run "
             "does not provide. Its parts can be used from your own loop; `python -m jaxrl_llm.methods` lists the other methods")

@@ -1,5 +1,9 @@
-"""Recorders: measurements on rollouts before credit assignment and learning, one file each."""
-from jaxrl_llm.recorders.base import Recorder
+"""Recorders: measurements on rollouts before credit assignment and learning, one file each.
+
+A run makes those that provide what its method needs (`asked`, `make`); `recorders/base.py` shows how to add one.
+"""
+from jaxrl_llm import registry
+from jaxrl_llm.recorders.base import RECORDERS, Context, Recorder, asked, make, recordable, recorder
 from jaxrl_llm.recorders.features import features
 from jaxrl_llm.recorders.gradients import gradients
 from jaxrl_llm.recorders.greedy import greedy
@@ -9,4 +13,7 @@ from jaxrl_llm.recorders.teacher import base_model, teacher
 from jaxrl_llm.recorders.turn_values import turn_values
 from jaxrl_llm.recorders.values import values
 
-__all__ = ["Recorder", "base_model", "features", "gradients", "greedy", "old", "reference", "teacher", "turn_values", "values"]
+registry.discover(__name__, __path__)
+
+__all__ = ["RECORDERS", "Context", "Recorder", "asked", "base_model", "features", "gradients", "greedy", "make", "old",
+           "recordable", "recorder", "reference", "teacher", "turn_values", "values"]

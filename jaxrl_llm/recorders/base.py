@@ -1,32 +1,24 @@
-"""The interface of a recorder.
+"""The interface of a recorder, and the table of those that runs make by name.
 
-To add one, write a function that returns a `Recorder` into its own file:
+To add one, write a function from a `Context` to a `Recorder` under `@recorder`, in a file of this folder or of your own:
 
-    def surprise(policy: Policy) -> Recorder:
-        logprobs = jax.jit(policy.logprobs)
-
+    @recorder("surprise", provides=("surprise",), passes=1)
+    def surprise(context: Context) -> Recorder:
         def record(own, params, lora, rollouts):
-            return {"surprise": -logprobs(params, lora, rollouts)[0]}
+            return {"surprise": -context.logprobs(params, lora, texts_of(rollouts))[0]}
 
         return Recorder("surprise", ("surprise",), record)
 
-A `Learner` takes it as it is: `dataclasses.replace(learner, recorders=(*learner.recorders, surprise(learner.policy)))`. Its
-estimator and its objective may then need `surprise`.
+A run whose method needs `surprise` makes it. A `Learner` of your own takes the recorder as it is, after its others:
+`dataclasses.replace(learner, recorders=(*learner.recorders, yours))`.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import Any, NamedTuple
 
 from jax import Array
 
+from jaxrl_llm import registry
 from jaxrl_llm.rollouts import Rollouts
-
-FIELDS = {  # the arrays of recorders that any run makes if its method needs one of them, by recorder
-    "old": ("old_logprobs", "entropies"),
-    "features": ("old_logprobs", "entropies", "features"),
-    "gradients": ("score_sq_norms",),
-    "reference": ("ref_logprobs", "base_logprobs"),
-    "greedy": ("max_logprobs", "greedy_logprobs"),
-}
 
 
 class Recorder(NamedTuple):
@@ -45,6 +37,97 @@ class Recorder(NamedTuple):
     init: Callable[[Any], Any] | None = None
     fit: Callable[[Any, tuple[Any, Any], Rollouts], tuple[Any, dict[str, Array]]] | None = None
     given: Any = None
+
+
+class Context(NamedTuple):
+    """What the factory of a recorder may read of a run.
+
+    Attributes:
+      asked: fields to record, some of those that the recorder provides.
+      config, policy, estimator: those of the run, see `training.policy.Policy`.
+      logprobs: `(params, lora, rollouts) -> (logprobs, entropies)` f32[P, G, T], of the policy in the layout of the run.
+      jitted: `(function, owner, parts=1, **settings)`, see `training.step.jitted`.
+      guarded: `(name, jitted function, times=1)`, the function for the shapes of the run's batches, called with each of them
+        in `times` ways; any other shape is an error.
+      optimizer: `(learning rate) -> optax.GradientTransformation`, the configured one.
+      loaded: `(key) -> [(logprobs, weights)]` of the frozen models that `config.teacher` names under this key.
+      pieces: number of parts of a batch whose log-probs are computed one after another.
+      capture: the states that `features` are pooled from; None if the method reads none.
+      square_norms: see `training.gradient_norms`.
+      as_sampled: see `replay.Replay`.
+    """
+
+    asked: Set[str]
+    config: Any
+    policy: Any
+    estimator: Any
+    logprobs: Callable
+    jitted: Callable
+    guarded: Callable
+    optimizer: Callable
+    loaded: Callable
+    pieces: int = 1
+    capture: Any = None
+    square_norms: Callable | None = None
+    as_sampled: bool = False
+
+
+class Kind(NamedTuple):
+    """A recorder that runs make by name, by `make(context)`, if their method needs one of the fields that it `provides`.
+
+    `needs`: fields of rollouts, or parts of a run such as `config.teacher.path` and `estimator.value_targets`, without which it
+    cannot be made. `passes`: number of its forward passes of the policy's model over a batch. `copies`: whether it keeps a copy
+    of the policy's weights, unless adapters are trained.
+    """
+
+    make: Callable[[Context], Recorder]
+    provides: tuple[str, ...]
+    needs: tuple[str, ...] = ()
+    passes: int = 0
+    copies: bool = False
+
+
+RECORDERS: dict[str, Kind] = {}
+
+
+def recorder(name: str, *, provides: tuple[str, ...], needs: tuple[str, ...] = (), passes: int = 0, copies: bool = False
+             ) -> Callable[[Callable[[Context], Recorder]], Callable[[Context], Recorder]]:
+    """Enters a factory into the table under the name of its recorders, see `Kind`."""
+    def entered(make):
+        registry.enter(RECORDERS, "recorder", name, Kind(make, provides, needs, passes, copies))
+        return make
+
+    return entered
+
+
+def recordable(there: Iterable[str]) -> set[str]:
+    """The fields that recorders provide in a run with the fields and parts that are `there`."""
+    return {field for kind in RECORDERS.values() if {*kind.needs} <= {*there} for field in kind.provides}
+
+
+def asked(needs: Iterable[str], there: Iterable[str]) -> dict[str, set[str]]:
+    """Names of the recorders that a run makes for these needs, with the fields that each is asked for.
+
+    Of several recorders of a field the one with the most needs is asked, which was configured for it; then one that is asked
+    for other fields anyway; then the one that provides the fewest.
+    """
+    able = {name: kind for name, kind in RECORDERS.items() if {*kind.needs} <= {*there}}
+    of = {field: [name for name, kind in able.items() if field in kind.provides] for field in needs}
+    chosen: dict[str, set[str]] = {}
+    for field in sorted(of, key=lambda field: (len(of[field]), field)):  # first the fields that only one provides
+        if of[field]:
+            best = min(of[field], key=lambda name: (-len(able[name].needs), name not in chosen, len(able[name].provides), name))
+            chosen.setdefault(best, set()).add(field)
+    return chosen
+
+
+def make(name: str, context: Context) -> Recorder:
+    """The recorder of that name for a run; ValueError if it provides less than it was registered for and asked for."""
+    made = RECORDERS[name].make(context)
+    if lost := context.asked - {*made.provides}:
+        raise ValueError(f"recorder {name!r} is asked for {', '.join(sorted(lost))}, and what its factory returned provides "
+                         f"{', '.join(made.provides) or 'nothing'}; add them, or leave them out of `provides` of @recorder")
+    return made
 
 
 def texts_of(batch: Rollouts) -> Rollouts:

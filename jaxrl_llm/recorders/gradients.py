@@ -1,7 +1,7 @@
 """How strongly each completion alone would move the weights."""
 from collections.abc import Callable
 
-from jaxrl_llm.recorders.base import FIELDS, Recorder, texts_of
+from jaxrl_llm.recorders.base import Context, Recorder, recorder, texts_of
 
 
 def gradients(square_norms: Callable) -> Recorder:
@@ -9,4 +9,10 @@ def gradients(square_norms: Callable) -> Recorder:
     def record(own, params, lora, rollouts):
         return {"score_sq_norms": square_norms(params, lora, texts_of(rollouts).replace(filled=4))}
 
-    return Recorder("gradients", FIELDS["gradients"], record)
+    return Recorder("gradients", ("score_sq_norms",), record)
+
+
+@recorder("gradients", provides=("score_sq_norms",), passes=3)
+def of_run(context: Context) -> Recorder:
+    """A backward pass takes as many operations as two forward passes."""
+    return gradients(context.guarded("gradient norms", context.square_norms))

@@ -4,7 +4,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.recorders.base import FIELDS, Recorder, texts_of
+from jaxrl_llm.recorders.base import Context, Recorder, recorder, texts_of
+
+NAMES = ("max_logprobs", "greedy_logprobs")
 
 
 def greedy(likeliest: Callable, adapters: bool) -> Recorder:
@@ -23,4 +25,11 @@ def greedy(likeliest: Callable, adapters: bool) -> Recorder:
     def copy(params):
         return jax.tree.map(jnp.copy, params)
 
-    return Recorder("greedy", FIELDS["greedy"], record, init=None if adapters else copy)
+    return Recorder("greedy", NAMES, record, init=None if adapters else copy)
+
+
+@recorder("greedy", provides=NAMES, passes=3, copies=True)
+def of_run(context: Context) -> Recorder:
+    """Called for the likeliest tokens and for given ones."""
+    likeliest = context.jitted(type(context.policy).likeliest, context.policy)
+    return greedy(context.guarded("likeliest", likeliest, 2), bool(context.config.lora.rank))

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm.recorders.base import FIELDS, Recorder, texts_of
+from jaxrl_llm.recorders.base import Context, Recorder, recorder, texts_of
 
 
 def old(logprobs: Callable, as_sampled: bool = False) -> Recorder:
@@ -17,4 +17,10 @@ def old(logprobs: Callable, as_sampled: bool = False) -> Recorder:
             before = jnp.where(rollouts.extras["replayed"][..., None], rollouts.behavior_logprobs, before)
         return {"old_logprobs": before, "entropies": entropies}
 
-    return Recorder("old", FIELDS["old"], record)
+    return Recorder("old", ("old_logprobs", "entropies"), record)
+
+
+@recorder("old", provides=("old_logprobs", "entropies"), passes=1)
+def of_run(context: Context) -> Recorder:
+    """In the layout of the run, as updates compute them."""
+    return old(context.logprobs, context.as_sampled)

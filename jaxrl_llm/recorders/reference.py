@@ -4,7 +4,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.recorders.base import Recorder, texts_of
+from jaxrl_llm.recorders.base import Context, Recorder, recorder, texts_of
 
 
 def reference(logprobs: Callable, adapters: bool, names: tuple[str, ...] = ("ref_logprobs",)) -> Recorder:
@@ -20,3 +20,9 @@ def reference(logprobs: Callable, adapters: bool, names: tuple[str, ...] = ("ref
         return jax.tree.map(jnp.copy, params)
 
     return Recorder("reference", names, record, init=None if adapters else copy)
+
+
+@recorder("reference", provides=("ref_logprobs", "base_logprobs"), passes=1, copies=True)
+def of_run(context: Context) -> Recorder:
+    """One pass gives all fields that are asked for."""
+    return reference(context.logprobs, bool(context.config.lora.rank), tuple(sorted(context.asked, reverse=True)))

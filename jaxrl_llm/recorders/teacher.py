@@ -4,7 +4,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm.recorders.base import Recorder, texts_of
+from jaxrl_llm.recorders.base import Context, Recorder, recorder, texts_of
+
+NAMES = ("teacher_logprobs", "teacher_id")
 
 
 def teacher(scorers: Sequence[Callable], weights: Sequence[Any], *, apart: bool = False) -> Recorder:
@@ -22,11 +24,24 @@ def teacher(scorers: Sequence[Callable], weights: Sequence[Any], *, apart: bool 
             return {"teacher_logprobs": logprobs, "teacher_id": which}
         return {"teacher_logprobs": jnp.take_along_axis(logprobs, which[:, None, None, None], axis=3)[..., 0]}
 
-    names = ("teacher_logprobs", "teacher_id") if apart else ("teacher_logprobs",)
-    return Recorder("teacher", names, record, given=tuple(weights))
+    return Recorder("teacher", NAMES if apart else NAMES[:1], record, given=tuple(weights))
+
+
+@recorder("teacher", provides=NAMES, needs=("config.teacher.path", "task"))
+def of_run(context: Context) -> Recorder:
+    """The models at `config.teacher.path`, apart if the method reads which one teaches."""
+    scorers, weights = zip(*context.loaded("path"))
+    return teacher(scorers, weights, apart="teacher_id" in context.asked)
 
 
 def base_model(score: Callable, weights: Any) -> Recorder:
     """`base_logprobs` f32[P, G, T] of a model other than the initial policy."""
     return Recorder("base", ("base_logprobs",), lambda own, params, lora, rollouts: {
         "base_logprobs": score(own, None, texts_of(rollouts))[0]}, given=weights)
+
+
+@recorder("base", provides=("base_logprobs",), needs=("config.teacher.base",))
+def base_of_run(context: Context) -> Recorder:
+    """The model at `config.teacher.base`."""
+    (score, weights), = context.loaded("base")
+    return base_model(score, weights)

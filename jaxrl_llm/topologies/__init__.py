@@ -1,14 +1,17 @@
 """Topologies decide what is sampled next and which prompts are trained on; one file each.
 
-A topology is called repeatedly with the forest of all samples so far until it requests no more. The `rules` decide how many
-further rollouts prompts get in its rounds:
+A topology is called repeatedly with the forest of all samples so far until it requests no more. A run makes the one that its
+method names or implies (`chosen`, `make`); `topologies/base.py` shows how to add one. The `rules` decide how many further
+rollouts prompts get in its rounds:
 
     rule = topologies.make_rule("dars", weighting="hardness")
 
 The `guides` decide how much of its problem's solution a completion begins with.
 """
+from collections.abc import Iterable
+
 from jaxrl_llm import registry
-from jaxrl_llm.topologies.base import Plan, Topology
+from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, make, named, topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.guided import guided
 from jaxrl_llm.topologies.guides import GUIDES, Guide, guide
@@ -37,5 +40,12 @@ def make_guide(slug: str, **hyper) -> Guide:
     return registry.make(GUIDES, "guide", slug, hyper)
 
 
-__all__ = ["GUIDES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "guide", "guided", "make_guide", "make_rule",
-           "narrowed", "refill", "rounds", "rule", "rule_names", "single", "sized"]
+def provided(name: str | None, there: Iterable[str]) -> set[str]:
+    """The fields that the named topology provides, and those that a run with the parts that are `there` implies."""
+    able = [kind for kind in TOPOLOGIES.values() if kind.needs and {*kind.needs} <= {*there}]
+    return {field for kind in ([*able, named(name)] if name else able) for field in kind.provides}
+
+
+__all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "chosen", "guide",
+           "guided", "make", "make_guide", "make_rule", "named", "narrowed", "provided", "refill", "rounds", "rule",
+           "rule_names", "single", "sized", "topology"]

@@ -10,16 +10,31 @@ To add one, write a function that returns a `Topology` into a new file:
 
         return Topology(plan, everyone, max_groups=2)
 
-A `Source` takes it directly: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. The learner of a run expects
-the `max_groups` of its source: if they change, make a new learner for the new source (`training.setup.make_learner`).
+Its arguments are entries of `KNOWN`, and numbers of its own. A row of the catalogue names it, `Method.topology`: by its name
+alone if `@topology` stands above it, else as "module:function". A `Source` takes the topology directly:
+`dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A learner is made for the `ladders` of its source
+(`training.setup.make_learner`), which follow from `max_groups`.
 """
-from collections.abc import Callable
-from typing import NamedTuple
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm import registry
 from jaxrl_llm.forest import Forest
 
+# Arguments that a run passes to the factory of its topology, by name.
+KNOWN = {
+    "prompts": "int, P, prompts of a batch",
+    "group": "int, G, rollouts that a prompt gets at once",
+    "most": "int, most rollouts of a prompt",
+    "drawn": "int, problems that share the rollouts of a batch, `config.budget.prompts`",
+    "utility": "str, by which they share them, `config.budget.utility`",
+    "guide": "`Guide`, the method's",
+    "rule": "`Rule`, the method's",
+    "wants": "(forest) -> bool[P], prompts that the method's estimator samples again",
+}
 NO_ROWS = np.zeros(0, np.int32)
 
 # Measurements of the prompts that a plan can request, as facts of the forest.
@@ -55,6 +70,58 @@ class Topology(NamedTuple):
     choose: Callable[[Forest], np.ndarray]
     max_groups: int = 1
     metrics: Callable[[Forest], dict[str, float]] = lambda forest: {}
+
+
+class Kind(NamedTuple):
+    """A topology that runs make by name, by `make(...)`, a function of entries of `KNOWN` and of its own numbers.
+
+    `needs`: parts of a run such as `method.guidance`, without which it cannot be made; a method with these parts has it without
+    naming it. `provides`: fields that only its rollouts have.
+    """
+
+    make: Callable[..., Topology]
+    needs: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+
+
+TOPOLOGIES: dict[str, Kind] = {}
+
+
+def topology(*, needs: tuple[str, ...] = (), provides: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
+    """Enters a factory into the table under its own name, see `Kind`."""
+    def entered(make):
+        registry.enter(TOPOLOGIES, "topology", make.__name__, Kind(make, needs, provides))
+        return make
+
+    return entered
+
+
+def named(name: str) -> Kind:
+    """The topology of that name, or your own "module:function"; ValueError if there is none."""
+    if ":" not in name:
+        return TOPOLOGIES[registry.one_of("topology", name, TOPOLOGIES)]
+    make = registry.function_of("topology", name)
+    return next((kind for kind in TOPOLOGIES.values() if kind.make is make), Kind(make))
+
+
+def chosen(name: str | None, there: Iterable[str]) -> str:
+    """The topology of a run with the parts that are `there`: the one that its method names, or implies by its parts.
+
+    Raises ValueError if that one does not read a part by which others decide what is sampled.
+    """
+    implied = [other for other, kind in TOPOLOGIES.items() if kind.needs and {*kind.needs} <= {*there}]
+    best = name or (implied[0] if implied else "single")
+    if lost := {need for other in implied for need in TOPOLOGIES[other].needs} - {*named(best).needs}:
+        raise ValueError(f"the topology {best!r} does not read {' and '.join(sorted(lost))}, which this method has; leave that "
+                         f"out, or take one that does: {', '.join(implied)}")
+    return best
+
+
+def make(name: str, known: Mapping[str, Any], hyper: Mapping[str, Any]) -> Topology:
+    """The topology of that name from its numbers and what is `known` (`KNOWN`); ValueError if it takes other arguments."""
+    function = named(name).make
+    taken = {key: value for key, value in known.items() if key in inspect.signature(function).parameters}
+    return registry.call("topology", name, function, {**taken, **hyper}, Topology)
 
 
 def everyone(forest: Forest) -> np.ndarray:

@@ -2,20 +2,21 @@
 import numpy as np
 
 from jaxrl_llm.control.budget import allocate
-from jaxrl_llm.topologies.base import Topology, drawn_at_once, group_sizes, groups_of
+from jaxrl_llm.topologies.base import Topology, drawn_at_once, group_sizes, groups_of, topology
 
 
-def budgets(prompts: int, *, rows: int, group: int, most: int, utility: str) -> Topology:
-    """`rows` groups allocated to `prompts` problems by their expected success rates, `facts["expected"]` f32[P].
+@topology(needs=("config.budget.utility",))
+def budgets(drawn: int, *, prompts: int, group: int, most: int, utility: str) -> Topology:
+    """`prompts` groups allocated to `drawn` problems by their expected success rates, `facts["expected"]` f32[P].
 
-    Each prompt gets at least one group, unless there are more prompts than rows, and at most `most` completions. Raises
+    Each problem gets at least one group, unless there are more of them than groups, and at most `most` completions. Raises
     ValueError if `most` is not a multiple of `group`.
     """
     most_groups = groups_of(most, group, f"budgets are shared out {group} completions at a time")
 
     def counts(forest):
-        budget = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * rows, unit=group, high=most, utility=utility,
-                          low=group if len(forest.problems) <= rows else 0)
+        budget = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * prompts, unit=group, high=most,
+                          utility=utility, low=group if len(forest.problems) <= prompts else 0)
         return np.asarray(budget) // group
 
-    return drawn_at_once(prompts, counts, lambda forest: group_sizes(forest) > 0, most_groups)
+    return drawn_at_once(drawn, counts, lambda forest: group_sizes(forest) > 0, most_groups)

@@ -2,10 +2,11 @@
 import numpy as np
 
 from jaxrl_llm.forest import outcomes
-from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes
+from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes, topology
 from jaxrl_llm.topologies.guides import Guide
 
 
+@topology(needs=("method.guidance",), provides=("expert", "hinted", "hint_mask"))
 def guided(prompts: int, *, group: int, guide: Guide) -> Topology:
     """`prompts` problems with a group of `group` each, and a second group if the `guide` has shares for it.
 

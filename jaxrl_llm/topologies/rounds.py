@@ -5,10 +5,11 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.forest import Forest, outcomes
-from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, group_sizes, groups_of
+from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, group_sizes, groups_of, topology
 from jaxrl_llm.topologies.rules import Rule
 
 
+@topology(needs=("estimator.wants_more",))
 def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.ndarray],
            choose: Callable[[Forest], np.ndarray] = everyone, first: int = 1) -> Topology:
     """`prompts` problems with `first` groups of `group` each, then groups as `wants` decides, up to `most` completions.
@@ -34,6 +35,7 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
     return Topology(plan, choose, max_groups=most_groups)
 
 
+@topology(needs=("method.allocation",))
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
     """`rounds` in which a rule decides the further rollouts of each prompt, rounded up to whole groups.
 

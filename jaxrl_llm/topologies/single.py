@@ -1,9 +1,10 @@
 """One group of completions for every prompt."""
 import numpy as np
 
-from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone
+from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, topology
 
 
+@topology()
 def single(prompts: int) -> Topology:
     """`prompts` problems with one group each."""
     def plan(forest):

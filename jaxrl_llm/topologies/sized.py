@@ -1,9 +1,10 @@
 """A number of groups for each prompt that a controller sets before the draw (`control.Settings.group_sizes`)."""
 import numpy as np
 
-from jaxrl_llm.topologies.base import Topology, drawn_at_once, everyone, groups_of
+from jaxrl_llm.topologies.base import Topology, drawn_at_once, everyone, groups_of, topology
 
 
+@topology(needs=("group_sizes",))
 def sized(prompts: int, *, group: int, most: int) -> Topology:
     """`prompts` problems with `facts["group_size"]` i32[P] rollouts each, rounded up to whole groups, from one to `most`.
 

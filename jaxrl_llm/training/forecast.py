@@ -7,10 +7,13 @@ import jax
 import psutil
 from ml_collections import ConfigDict
 
+from jaxrl_llm import methods
 from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.presets import DEVICES, Device
+from jaxrl_llm.recorders.base import RECORDERS, Kind, asked
 from jaxrl_llm.replay.buffer import stored_bytes
-from jaxrl_llm.training.config import parts
+from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import parts
 from jaxrl_llm.training.setup import Run, optimizer_of
 from jaxrl_llm.training.shapes import row_lengths
 
@@ -22,16 +25,20 @@ _CERTAIN = 1.25  # estimates are within 25% of the compilers' allocations
 
 def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: bool) -> plan.Work:
     """The step of a resolved configuration; `needs`, the fields of `Rollouts` that its method reads."""
-    c, learner = config, config.learner
-    several = learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs or "features" in needs
-    reference = "ref_logprobs" in needs or ("base_logprobs" in needs and not c.teacher.base)
+    c, learner, made = config, config.learner, recorders_of(config, needs)
     return plan.Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
                      learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
-                     passes=int(several) + reference, critic=critic and c.critic.kind == "separate",
-                     average=bool(c.optimizer.ema),
-                     reference=reference and not c.lora.rank, offload=tuple(parts(learner.offload)),
+                     passes=sum(one.passes for one in made), critic=critic and c.critic.kind == "separate",
+                     average=bool(c.optimizer.ema), reference=any(one.copies for one in made) and not c.lora.rank,
+                     offload=tuple(config_lib.parts(learner.offload)),
                      optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0], rows=learner.packed_rows,
                      row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group, c.mesh.seq)[-1])
+
+
+def recorders_of(config: ConfigDict, needs: Set[str]) -> list[Kind]:
+    """The recorders, without those of critics, that a resolved configuration makes for these fields."""
+    there = methods.provision.SAMPLED | parts.keys_of(config)
+    return [RECORDERS[name] for name in asked(parts.recorded_needs(config, needs), there)]
 
 
 def device_of(device: jax.Device) -> Device:

@@ -3,18 +3,19 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrl_llm import advantages, control, objectives, registry, rewards, tasks
+from jaxrl_llm import advantages, control, objectives, recorders, registry, replay, rewards, tasks, topologies
 
 _PACKAGE = __name__.partition(".")[0]
-_TABLES: tuple[dict[str, registry.Factory], ...] = (
+_TABLES: tuple[Mapping[str, Any], ...] = (
     advantages.base.ESTIMATORS, objectives.base.OBJECTIVES, control.base.CONTROLLERS, control.base.FILTERS, rewards.FACTORIES,
-    tasks.FACTORIES)
+    tasks.FACTORIES, recorders.RECORDERS, replay.base.RULES, topologies.TOPOLOGIES, topologies.RULES, topologies.GUIDES)
 
 
 def origins() -> list[str | dict[str, str]]:
@@ -28,7 +29,7 @@ def origins() -> list[str | dict[str, str]]:
         given = [flag for flag in own if isinstance(flag.value, ConfigDict)]
         names = (config_flags.get_config_filename(flag).partition(".py:") for flag in given)  # a variant is not a file
         files = [str(Path(name + ".py" * bool(colon)).expanduser().absolute()) for name, colon, _ in names]
-    modules = {factory.__module__ for table in _TABLES for factory in table.values()} | registry.NAMED
+    modules = {registry.module_of(entry) for table in _TABLES for entry in table.values()} | registry.NAMED
     others = {name: _file(name) for name in sorted(modules - {"__main__"}) if name.partition(".")[0] != _PACKAGE}
     return [*files, *({"module": name, "file": str(file)} for name, file in others.items()
                       if file is not None and file not in map(Path, files))]

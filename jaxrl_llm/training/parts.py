@@ -1,15 +1,16 @@
 """The parts of a method with the numbers of a configuration: estimator, objective, filters, controllers, replay, rule."""
+import functools
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import control, methods, parallel, replay
+from jaxrl_llm import control, methods, parallel, recorders, replay, topologies
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.turns import of_contexts
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
@@ -20,8 +21,6 @@ from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.replay.pool import Pool, of_task
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.topologies import Guide, Rule
-from jaxrl_llm.topologies import make_guide as make_guide_by_name
-from jaxrl_llm.topologies import make_rule as make_rule_by_name
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.controls import Controls
@@ -32,19 +31,71 @@ from jaxrl_llm.values import features
 FASTER_IN_SLOTS = 4  # from this number of parts of a batch on the slot engine is faster, see the table of docs/guides/engine.md
 
 
-def make_parts(config: ConfigDict, hidden_size: int, environment: Environment | None = None) -> tuple[Estimator, Objective]:
-    """Estimator and objective of the configured method, for a model whose states have this width.
+class Parts(NamedTuple):
+    """The parts of a configured method, with their numbers.
+
+    Attributes:
+      needs: the fields that they read.  there: what a run with this configuration has for them beside `provision.SAMPLED`.
+      filters, controls: by name.  replay, rule, guide: None if the method has none.
+    """
+
+    method: methods.Method
+    estimator: Estimator
+    objective: Objective
+    needs: frozenset[str]
+    there: frozenset[str]
+    filters: Mapping[str, control.Filter]
+    controls: Controls
+    replay: replay.Replay | None
+    rule: Rule | None
+    guide: Guide | None
+
+    @property
+    def begins_or_spreads(self) -> bool:
+        """Whether some completions begin with a solution, or the first draws of a group avoid each other."""
+        return self.guide is not None or "spread" in self.controls.knobs
+
+    def with_prior(self, prior: prior_lib.Prior | None) -> "Parts":
+        """The parts with the controller that learns what to expect of prompts, if there is one."""
+        if prior is None:
+            return self
+        return self._replace(controls=Controls({**self.controls.by_name, "prior": prior.controller}))
+
+
+def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, environment: Environment | None = None) -> Parts:
+    """The parts of the configured method, for a model whose states have this width.
 
     In an environment, methods with turns, agents or games as rows read and credit the turns of trajectories, unless these have
     several contexts, which are then the rows. Contexts of agents are joined to trajectories for methods that read agents.
     """
+    method = methods.get(config.method)
     estimator, objective = method_parts(config, features.feature_size(hidden_size))
-    apart, contexts = (False, 1) if environment is None else (environment.apart, environment.contexts)
-    rows = {*methods.provision.AGENTS, *(() if apart else methods.provision.TURNS)}
-    if not config.environment or contexts > 1 and not apart or not {*estimator.needs} & rows:
-        return estimator, objective
-    adapted = estimator_of_environment(estimator)
-    return of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
+    around: tuple[str, ...] = ()
+    if environment is not None:
+        apart, contexts = environment.apart, environment.contexts
+        rows = {*methods.provision.AGENTS, *(() if apart else methods.provision.TURNS)}
+        if (contexts == 1 or apart) and {*estimator.needs} & rows:
+            adapted = estimator_of_environment(estimator)
+            estimator, objective = of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
+        around = methods.provision.of_environment(objective, environment.facts, contexts, apart)
+    needs = methods.provision.needs_of(method, estimator, objective)
+    there = {*(() if task is None else task.facts), *around, *keys_of(config), *methods.provision.parts_of(method, estimator)}
+    return Parts(method, estimator, objective, frozenset(needs), frozenset(there),
+                 {name: control.make_filter(name) for name in method.filters}, controls_of(config, method),
+                 make_replay(config, method), make_rule(config, method), make_guide(config, method))
+
+
+def keys_of(config: ConfigDict) -> set[str]:
+    """The keys, such as `config.teacher.path`, that a topology or a recorder is made from and that have a value."""
+    needs = [kind.needs for kind in recorders.RECORDERS.values()] + [kind.needs for kind in topologies.TOPOLOGIES.values()]
+    named = {need for some in needs for need in some if need.startswith("config.")}
+    return {key for key in named if functools.reduce(getattr, key.split(".")[1:], config)}
+
+
+def recorded_needs(config: ConfigDict, needs: Set[str]) -> set[str]:
+    """The needs that recorders provide; `old_logprobs` are also read where several updates are made on a batch."""
+    several = config.learner.epochs * config.learner.minibatches > 1
+    return {*needs, *(("old_logprobs",) if several else ())} - methods.provision.SAMPLED
 
 
 def make_replay(config: ConfigDict, method: methods.Method) -> replay.Replay | None:
@@ -65,12 +116,12 @@ def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
 
 def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:
     """The rule that gives some prompts further rollouts; None without one, or ValueError if `config.allocation` is set."""
-    return _of_row(config, method, "allocation", "a rule", make_rule_by_name)
+    return _of_row(config, method, "allocation", "a rule", topologies.make_rule)
 
 
 def make_guide(config: ConfigDict, method: methods.Method) -> Guide | None:
     """The guide that begins completions with solutions; None without one, or ValueError if `config.guidance` is set."""
-    return _of_row(config, method, "guidance", "a guide", make_guide_by_name)
+    return _of_row(config, method, "guidance", "a guide", topologies.make_guide)
 
 
 def _of_row(config: ConfigDict, method: methods.Method, key: str, what: str, make: Callable[..., Any]) -> Any:
@@ -94,13 +145,8 @@ def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     return sampling
 
 
-def begins_or_spreads(config: ConfigDict, method: methods.Method) -> bool:
-    """Whether completions of the method begin with a solution, or the first draws of a group avoid each other."""
-    return method.guidance is not None or "spread" in controls_of(config, method).knobs
-
-
 def with_scan(config: ConfigDict, method: methods.Method) -> ConfigDict:
-    """The configuration for a method that `begins_or_spreads`, which only the scan sampler can; ValueError for others."""
+    """The configuration for parts that `begins_or_spreads`, which only the scan sampler can; ValueError for others."""
     if config.sampling.engine == "slots" or config.server.url:
         raise ValueError(f"method {method.slug!r} forces prefixes or couples first tokens, which only the scan sampler of this "
                          f"process does; sampling.engine is {config.sampling.engine!r}, server.url {config.server.url!r}. Set "
@@ -126,13 +172,8 @@ def in_slots(config: ConfigDict, devices: Sequence[jax.Device], prompt_tokens: i
     return s.engine == "slots" or s.engine == "auto" and alone and better and devices[0].platform == "cpu"
 
 
-def filters_of(method: methods.Method) -> dict[str, control.Filter]:
-    """The filters of a method, of prompts and of single rollouts."""
-    return {name: control.make_filter(name) for name in method.filters}
-
-
-def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Prior | None = None) -> Controls:
-    """The controllers of a method, with the numbers of its row and of `config.control`, and the prior's controller.
+def controls_of(config: ConfigDict, method: methods.Method) -> Controls:
+    """The controllers of a method, with the numbers of its row and of `config.control`.
 
     Raises ValueError for a number that no controller has, or that two have.
     """
@@ -145,6 +186,5 @@ def controls_of(config: ConfigDict, method: methods.Method, prior: prior_lib.Pri
             where = f"config.control={config.control!r}" if keyword in given else f"Method.control={dict(method.control)}"
             raise ValueError(f"{where} sets {keyword}, a number of {len(owners)} controllers of "
                              f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
-    own = {name: control.make(name, **{key: value for key, value in numbers.items() if key in takers[name]})
-           for name in method.controllers}
-    return Controls(own if prior is None else {**own, "prior": prior.controller})
+    return Controls({name: control.make(name, **{key: value for key, value in numbers.items() if key in takers[name]})
+                     for name in method.controllers})

@@ -2,39 +2,34 @@
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm import environments, methods, rewards, tasks
-from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.methods.provision import needs_of
+from jaxrl_llm import environments, methods, rewards
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.training import parts, teachers
+from jaxrl_llm.training import parts
+from jaxrl_llm.training.parts import Parts
 
 Reward = rewards.Combined | rewards.ByTask
 
 
-def check_method(config: ConfigDict, method: methods.Method, estimator: Estimator, objective: Objective,
-                 task: tasks.Task, environment: environments.Environment | None = None) -> None:
+def check_method(config: ConfigDict, made: Parts, environment: environments.Environment | None = None) -> None:
     """Raises NotImplementedError for a method with needs that no run provides, ValueError for settings incompatible with it.
 
     `environment`: the environment of trajectories, if there is one.
     """
-    around = () if environment is None else methods.provision.of_environment(objective, environment.facts,
-                                                                             environment.contexts, environment.apart)
-    methods.provision.check(method, estimator, objective, (*task.facts, *around, *teachers.provided(config)))
+    method, estimator, needs, knobs, c = made.method, made.estimator, made.needs, made.controls.knobs, config
+    methods.provision.check(method, estimator, made.objective, made.there)
     if environment is not None and environment.contexts > 1 and "traj" not in estimator.needs:
         fitting = ("agents: spiral, advevo_baseline, dr_mas" if environment.apart
                    else "trajectories: multi_context_grpo, markov_multi_turn")
         raise ValueError(f"environment {environment.name!r} begins new contexts in a trajectory, each a rollout of its own; "
                          f"method {method.slug!r} would count a trajectory as often as it has contexts; take one that compares "
                          f"{fitting}")
-    needs, c, knobs = needs_of(method, estimator, objective), config, parts.controls_of(config, method).knobs
     if c.lora.rank and {"reference", "reset"} & knobs:
         raise ValueError(f"method {method.slug!r} updates the reference from full weights; LoRA does not change them. Set "
                          "lora.rank=0, or take another method")
     if config.budget.utility:
-        check_budget(config, method, estimator, needs)
+        check_budget(config, made)
     if c.learner.packed_rows:
-        check_packed(config, method, estimator, needs)
+        check_packed(made)
     more = config.budget.utility or estimator.wants_more is not None
     if "features" in needs and c.sampling.group < 2 and not (more and c.sampling.max_group > c.sampling.group):
         raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
@@ -61,29 +56,29 @@ def check_method(config: ConfigDict, method: methods.Method, estimator: Estimato
     if "spread" in knobs and (c.environment or c.server.url):
         raise ValueError(f"method {method.slug!r} draws the first tokens of a group together, which neither environments nor "
                          "servers do; leave that out, or take another method, for example grpo")
-    check_guide(config, method)
-    check_pool(config, method, estimator, needs)
-    check_replay(config, method, needs)
-    check_sizes(config, method, estimator, needs)
+    check_guide(config, made)
+    check_pool(config, made)
+    check_replay(config, made)
+    check_sizes(config, made)
     parts.sampling_of(config)
 
 
-def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+def check_sizes(config: ConfigDict, made: Parts) -> None:
     """Raises ValueError if two parts decide the number of a prompt's rollouts, or a method and its settings disagree on it.
 
     The method may need equal numbers for all prompts, or the settings may leave no room for unequal ones. Raises
     NotImplementedError if a rule reads measurements of a whole batch, and a filter draws the batch in parts.
     """
-    rule = parts.make_rule(config, method)
+    method, estimator, rule = made.method, made.estimator, made.rule
     deciding = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
-    deciding += ["its controllers"] * ("group_sizes" in parts.controls_of(config, method).knobs)
+    deciding += ["its controllers"] * ("group_sizes" in made.controls.knobs)
     deciding += ["its allocation rule"] * (rule is not None)
     unequal = list(deciding)
     deciding += ["its estimator"] * (estimator.wants_more is not None)
     if len(deciding) > 1:
         raise ValueError(f"{' and '.join(deciding)} of method {method.slug!r} both say how many rollouts a prompt gets; "
                          "set budget.utility to nothing, or take another method")
-    if unequal and (estimator.has_critic or "features" in needs or method.replay is not None):
+    if unequal and (estimator.has_critic or "features" in made.needs or made.replay is not None):
         raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which "
                          "critics, hidden-state baselines and replay do not support; take another method")
     s, mean = config.sampling, 1 if rule is None else rule.mean
@@ -93,27 +88,26 @@ def check_sizes(config: ConfigDict, method: methods.Method, estimator: Estimator
             f"sampling.group={s.group}; raise it, or set it to 0: four times the group")
         raise ValueError(f"{unequal[0]} of method {method.slug!r} would give all prompts the same number of rollouts: "
                          f"sampling.max_group={s.max_group} is no more than {mean:g} x {first}")
-    drawn_again = [name for name, one in parts.filters_of(method).items() if one.per == "prompt" and one.refills]
+    drawn_again = [name for name, one in made.filters.items() if one.per == "prompt" and one.refills]
     if rule is not None and rule.reads and drawn_again:
         raise NotImplementedError(f"the allocation rule of method {method.slug!r} reads {', '.join(rule.reads)}, which are "
                                   f"measured of a whole batch, and the filter {drawn_again[0]!r} draws a batch in several "
                                   "parts; leave one of the two out")
 
 
-def check_replay(config: ConfigDict, method: methods.Method, needs: set[str]) -> None:
+def check_replay(config: ConfigDict, made: Parts) -> None:
     """Raises ValueError if stored groups cannot enter a batch, or their number would grow without bound."""
-    rule = parts.make_replay(config, method)
-    if rule is None:
+    if made.replay is None:
         return
-    rule.most(problems=1, per_step=1)
-    if config.budget.utility or "prior" in needs:
-        raise ValueError(f"method {method.slug!r} has a replay, whose rollouts have no reward predictions; set "
+    made.replay.most(problems=1, per_step=1)
+    if config.budget.utility or "prior" in made.needs:
+        raise ValueError(f"method {made.method.slug!r} has a replay, whose rollouts have no reward predictions; set "
                          "budget.utility to nothing, or take a method without replay, for example grpo")
 
 
-def check_guide(config: ConfigDict, method: methods.Method) -> None:
+def check_guide(config: ConfigDict, made: Parts) -> None:
     """Raises ValueError if completions cannot begin with a solution, or no completion would be the policy's own."""
-    guide, s = parts.make_guide(config, method), config.sampling
+    guide, method, s = made.guide, made.method, config.sampling
     if guide is None:
         return
     others = ["in an environment"] * bool(config.environment) + ["by a server"] * bool(config.server.url)
@@ -127,37 +121,38 @@ def check_guide(config: ConfigDict, method: methods.Method) -> None:
     guide.first(s.group)
 
 
-def check_pool(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+def check_pool(config: ConfigDict, made: Parts) -> None:
     """Raises ValueError if groups of other runs cannot be trained on: they are texts without log-probs."""
     if not config.pool.path:
         return
     others = ["samples in an environment"] * bool(config.environment)
     others += ["has a budget"] * bool(config.budget.utility)
-    others += ["replays rollouts of its own"] * (method.replay is not None)
-    others += ["shows solutions"] * (method.guidance is not None)
-    others += [f"reads {name} of the sampler" for name in ("behavior_logprobs", "entropies") if name in needs]
-    others += ["expects something of prompts"] * ("prior" in needs)
-    others += ["samples prompts unequally"] * (parts.make_rule(config, method) is not None or estimator.wants_more is not None)
+    others += ["replays rollouts of its own"] * (made.replay is not None)
+    others += ["shows solutions"] * (made.guide is not None)
+    others += [f"reads {name} of the sampler" for name in ("behavior_logprobs", "entropies") if name in made.needs]
+    others += ["expects something of prompts"] * ("prior" in made.needs)
+    others += ["samples prompts unequally"] * (made.rule is not None or made.estimator.wants_more is not None)
     if others:
-        raise ValueError(f"config.pool.path={config.pool.path} shares groups as texts, and method {method.slug!r} "
+        raise ValueError(f"config.pool.path={config.pool.path} shares groups as texts, and method {made.method.slug!r} "
                          f"{', '.join(others)}; leave it empty, or take another method, for example swarm_sapo")
 
 
-def check_packed(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+def check_packed(made: Parts) -> None:
     """Raises ValueError for features that need rectangular rows."""
-    others = ["pools hidden states of completions"] * ("features" in needs)
-    others += ["trains a critic"] * estimator.has_critic
+    others = ["pools hidden states of completions"] * ("features" in made.needs)
+    others += ["trains a critic"] * made.estimator.has_critic
     if others:
-        raise ValueError(f"method {method.slug!r} {' and '.join(others)}, which takes rectangular rows; set "
+        raise ValueError(f"method {made.method.slug!r} {' and '.join(others)}, which takes rectangular rows; set "
                          "learner.packed_rows=0, and learner.micro_batches to save memory, or take another method, for example "
                          "grpo")
 
 
-def check_budget(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: set[str]) -> None:
+def check_budget(config: ConfigDict, made: Parts) -> None:
     """Raises ValueError if budgets are incompatible with other parts that choose prompts or need equal groups."""
+    method, estimator = made.method, made.estimator
     others = [f"the filter {name!r}" for name in method.filters]
     others += ["an estimator that asks for more rollouts itself"] * (estimator.wants_more is not None)
-    others += ["a baseline from hidden states"] * ("features" in needs)
+    others += ["a baseline from hidden states"] * ("features" in made.needs)
     others += ["a critic"] * estimator.has_critic
     if others:
         raise ValueError(f"config.budget.utility={config.budget.utility!r} does not go together with {', '.join(others)} of "
@@ -176,9 +171,9 @@ def check_balance(config: ConfigDict, model: Transformer) -> None:
                          "set it to 0, or take a mixture of experts")
 
 
-def check_reward(method: methods.Method, estimator: Estimator, objective: Objective, reward: Reward) -> None:
+def check_reward(made: Parts, reward: Reward) -> None:
     """Raises ValueError if the method compares answers and the reward reads none."""
-    if "answers" in needs_of(method, estimator, objective) and not reward.extracts:
-        raise ValueError(f"method {method.slug!r} compares the answers of the rollouts, and the reward "
+    if "answers" in made.needs and not reward.extracts:
+        raise ValueError(f"method {made.method.slug!r} compares the answers of the rollouts, and the reward "
                          f"{reward.names[0]!r} does not extract an answer; set config.score to one that "
                          "does: exact, last_number, numeric, boxed or reasoning_gym")

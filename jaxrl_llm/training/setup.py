@@ -2,7 +2,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm import environments, methods, parallel, recorders, rewards, tasks
-from jaxrl_llm.advantages.base import Estimator, OfTurns
+from jaxrl_llm import environments, methods, parallel, recorders, rewards, tasks, topologies
+from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.control import Filter
 from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Runner
@@ -23,16 +24,15 @@ from jaxrl_llm.generation import by_engine, external
 from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
-from jaxrl_llm.methods.provision import needs_of, unrecorded
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import Batches, batches, levels_of, tasks_of
-from jaxrl_llm.topologies import Topology, budgets, by_rule, guided, narrowed, refill, rounds, single, sized
+from jaxrl_llm.topologies import Topology, narrowed, refill, single
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import gradient_norms, optimizers, parts, refusals, teachers
+from jaxrl_llm.training import gradient_norms, offload, optimizers, parts, refusals, teachers
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import shapes as shapes_lib
 from jaxrl_llm.training.embeddings import prompt_embeddings
@@ -40,18 +40,18 @@ from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
+from jaxrl_llm.training.parts import Parts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
 from jaxrl_llm.training.shown_tools import describes_tools, hears_tools
 from jaxrl_llm.training.source import Encode, Source
-from jaxrl_llm.training.start import load_model
+from jaxrl_llm.training.start import load_model, open_model
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import jitted, make_joint_update
 from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.training.variants import check_there
-from jaxrl_llm.values import critic as critic_lib
-from jaxrl_llm.values import features, turn_critic
+from jaxrl_llm.values import features
 
 Reward = rewards.Combined | rewards.ByTask
 Judge = Reward | Runner
@@ -74,26 +74,23 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
 
     Raises ValueError or NotImplementedError for an invalid configuration before any long work.
     """
-    method = methods.get(config.method)
-    config = config_lib.resolve(config, method.defaults)
+    config = config_lib.resolve(config, methods.get(config.method).defaults)
     config_lib.check(config)
     check_there(config.model.path)
     task, judge = make_judge(config)
     environment = judge.environment if isinstance(judge, Runner) else None
-    checked = parts.make_parts(config, config.model.hidden_size, environment)  # before weights, which take minutes, are read
-    refusals.check_method(config, method, *checked, task, environment)
+    tokenizer, model, read_weights = open_model(config.model)
+    made = parts.make_parts(config, model.config.hidden_size, task, environment)
+    refusals.check_method(config, made, environment)
+    refusals.check_balance(config, model)
     sets = make_sets(config, task)
     if not isinstance(judge, Runner):
-        refusals.check_reward(method, *checked, judge)
+        refusals.check_reward(made, judge)
     mesh = make_mesh(config)
-    tokenizer, model, params = load_model(config.model, mesh, config.seed)
-    refusals.check_balance(config, model)
-    estimator, objective = parts.make_parts(config, model.config.hidden_size, environment)  # of the model's own width
-    policy = policy_of(config, model, mesh)
-    needs = frozenset(needs_of(method, estimator, objective))
-    source = make_source(config, method, estimator, needs, policy, mesh, tokenizer, task, judge, sets)
-    learner, schedule = make_learner(config, estimator, objective, needs, policy, source)
-    return Run(config, method, source, learner, schedule, needs), params
+    params, policy = read_weights(mesh, config.seed), policy_of(config, model, mesh)
+    source = make_source(config, made, policy, mesh, tokenizer, task, judge, sets)
+    learner, schedule = make_learner(config, made.with_prior(source.prior), policy, source.ladders, tokenizer, task)
+    return Run(config, made.method, source, learner, schedule, made.needs), params
 
 
 def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
@@ -117,16 +114,16 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
 # --- the source -----------------------------------------------------------------------------------------------------------
 
 
-def make_source(config: ConfigDict, method: methods.Method, estimator: Estimator, needs: frozenset[str], policy: Policy,
-                mesh: Mesh, tokenizer, task: tasks.Task, judge: Judge, sets: tuple[EvalSpec, ...] = ()) -> Source:
+def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task, judge: Judge,
+                sets: tuple[EvalSpec, ...] = ()) -> Source:
     """The source of a run's rollouts; `judge` rewards them: a reward or the runner of an environment."""
-    asked, special = config.budget.utility or "prior" in needs, parts.begins_or_spreads(config, method)
-    if special and not isinstance(judge, Runner):
-        config = parts.with_scan(config, method)
+    asked = config.budget.utility or "prior" in made.needs
+    if made.begins_or_spreads and not isinstance(judge, Runner):
+        config = parts.with_scan(config, made.method)
     plain = make_plain_source(config, policy, mesh, tokenizer, task, judge, sets)
     read = capture_of(config, tokenizer, policy.model.config.num_layers)
     prior = prior_lib.make(config, policy, len(task.train), plain.sampler.prompt_tokens, read) if asked else None
-    return with_topology(config, method, estimator, dataclasses.replace(plain, prior=prior))
+    return with_topology(config, made, dataclasses.replace(plain, prior=prior))
 
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task,
@@ -210,15 +207,14 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     return dataclasses.replace(sampler, prompt_tokens=prompt_tokens)
 
 
-def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, source: Source) -> Source:
+def with_topology(config: ConfigDict, made: Parts, source: Source) -> Source:
     """The source with the topology of the method, with its replay and its guide."""
-    inner = make_topology(config, method, estimator, config.prompts.per_step)
-    source = dataclasses.replace(source, topology=inner, replay=parts.make_replay(config, method),
-                                 sharing=parts.make_sharing(config, source.task))
-    if estimator.has_critic:  # half of the update programs are the critic's
+    inner = make_topology(config, made, config.prompts.per_step)
+    source = dataclasses.replace(source, topology=inner, replay=made.replay, sharing=parts.make_sharing(config, source.task))
+    if made.estimator.has_critic:  # half of the update programs are the critic's
         source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // 2))
-    knobs = parts.controls_of(config, method).knobs
-    guides, spreads, limits = parts.make_guide(config, method) is not None, "spread" in knobs, "token_limits" in knobs
+    knobs = made.controls.knobs
+    guides, spreads, limits = made.guide is not None, "spread" in knobs, "token_limits" in knobs
     if (guides or spreads or limits) and isinstance(source.sampler, Sampler):
         sampler = dataclasses.replace(source.sampler, forces=guides, limits=limits, sampling=dataclasses.replace(
             source.sampler.sampling, spread=np.float32(0) if spreads else None))
@@ -226,43 +222,38 @@ def with_topology(config: ConfigDict, method: methods.Method, estimator: Estimat
             sampler = dataclasses.replace(sampler, generate=Guarded(program.name, program.function, program.shapes))
         source = dataclasses.replace(source, guided=guides, sampler=sampler)
 
-    def of(prompts):
-        return filtered(config, method, make_topology(config, method, estimator, prompts), source.view, prompts)
+    def of(prompts, inner):
+        return filtered(config, made.filters, inner, source.view, prompts)
 
-    return dataclasses.replace(source, topology=of(config.prompts.per_step), fewer=of)
-
-
-def make_topology(config: ConfigDict, method: methods.Method, estimator: Estimator, P: int) -> Topology:
-    """The topology for P prompts, by a guide, controllers, a rule, a budget or the estimator; else one group per prompt."""
-    group, most = config.sampling.group, config.sampling.max_group
-    if (guide := parts.make_guide(config, method)) is not None:
-        return guided(P, group=group, guide=guide)
-    if "group_sizes" in parts.controls_of(config, method).knobs:
-        return sized(P, group=group, most=most)
-    if (rule := parts.make_rule(config, method)) is not None:
-        return by_rule(P, group=group, most=most, rule=rule)
-    if config.budget.utility:
-        return budgets(config.budget.prompts, rows=P, group=group, most=most, utility=config.budget.utility)
-    if estimator.wants_more is not None:
-        return rounds(P, group=group, most=most, wants=lambda forest: wants_more(
-            estimator, group, most, *outcomes(forest, most), forest.facts.get("expected")))
-    return single(P)
+    return dataclasses.replace(source, topology=of(config.prompts.per_step, inner), fewer=lambda prompts: of(
+        prompts, make_topology(config, made, prompts)))
 
 
-def filtered(config: ConfigDict, method: methods.Method, inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
+def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:
+    """The topology for P prompts that the method names, or implies by its parts; else one group per prompt."""
+    group, most, estimator = config.sampling.group, config.sampling.max_group, made.estimator
+    name, numbers = made.method.topology or (None, {})
+    known = {"prompts": P, "group": group, "most": most, "guide": made.guide, "rule": made.rule,
+             "drawn": config.budget.prompts, "utility": config.budget.utility,
+             "wants": None if estimator.wants_more is None else lambda forest: wants_more(
+                 estimator, group, most, *outcomes(forest, most), forest.facts.get("expected"))}
+    return topologies.make(topologies.chosen(name, made.there), known, numbers)
+
+
+def filtered(config: ConfigDict, filters: Mapping[str, Filter], inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
              ) -> Topology:
     """The topology that samples further prompts until filters keep P, and excludes prompts that other filters drop.
 
     `view` is the view of the `inner` topology.
     """
-    filters = [one for one in parts.filters_of(method).values() if one.per == "prompt"]
+    of_prompts = [one for one in filters.values() if one.per == "prompt"]
 
     def kept_by(some, forest):
         rollouts = view(forest, 0)
         return np.logical_and.reduce([np.asarray(one.keep(rollouts))[:len(forest.problems)] for one in some])
 
-    for refills, make in ((True, functools.partial(refill, prompts=P, attempts=config.sampling.max_rounds)), (False, narrowed)):
-        if chosen := [one for one in filters if one.refills == refills]:
+    for refills, make in ((True, functools.partial(refill, prompts=P, attempts=config.sampling.max_draws)), (False, narrowed)):
+        if chosen := [one for one in of_prompts if one.refills == refills]:
             inner = make(inner, keep=functools.partial(kept_by, chosen))
     return inner
 
@@ -300,65 +291,64 @@ def stop_ids(tokenizer, stop_strings) -> tuple[int, ...]:
 # --- the learner ----------------------------------------------------------------------------------------------------------
 
 
-def make_learner(config: ConfigDict, estimator: Estimator, objective: Objective, needs: frozenset[str], policy: Policy,
-                 source: Source) -> tuple[Learner, optax.Schedule]:
-    """The learner of a run, with the schedule of its learning rate."""
-    learner, c, model = config.learner, config, policy.model
-    alone = config.critic.pretrain_steps if estimator.has_critic else 0
-    optimizer, schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps - alone)
-    layout, pieces = make_layout(config, objective, optimizer, policy, source), pieces_of(config)
-    shapes, clip_norm = source.ladders.programs, config.optimizer.clip_norm or None
-    once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and source.max_groups == 1
-    filters = {name: one for name, one in parts.filters_of(methods.get(config.method)).items() if one.per == "rollout"}
-    whole = once and not learner.balance and not filters  # one update in one piece, with uncut groups
-    capture = capture_of(config, source.sampler.tokenizer, model.config.num_layers)
-    joint, recorded = None, []
-    if "features" in needs and whole:
-        together = make_joint_update(policy, capture, objective, estimator, optimizer, clip_norm=clip_norm)
-        joint = Guarded("update", together, shapes)
-    elif "features" in needs:
-        read = jitted(type(policy).logprobs_and_features, policy, pieces, capture=capture)
-        recorded.append(recorders.features(Guarded("features", read, shapes)))
-    elif learner.epochs * learner.minibatches > 1 or "old_logprobs" in needs:
-        recorded.append(recorders.old(layout.logprobs, source.replay is not None and source.replay.as_sampled))
-    of_start = tuple(name for name in ("ref_logprobs", "base_logprobs") if name in needs
-                     and not (name == "base_logprobs" and c.teacher.base))
-    if of_start:
-        recorded.append(recorders.reference(layout.logprobs, bool(config.lora.rank), of_start))
-    if "score_sq_norms" in needs:
-        recorded.append(recorders.gradients(Guarded("gradient norms", gradient_norms.make(policy), shapes)))
-    recorded += teachers_of(config, objective, optimizer, needs, source)
-    if {"max_logprobs", "greedy_logprobs"} & needs:
-        likeliest = Guarded("likeliest", jitted(type(policy).likeliest, policy), 2 * shapes)  # by itself, and of given tokens
-        recorded.append(recorders.greedy(likeliest, bool(config.lora.rank)))
-    if estimator.value_targets is not None:
-        recorded.append(critic_of(config, model, source.mesh, shapes))
-    if estimator.turn_critic is not None:
-        recorded.append(turn_critic_of(config, model, source.mesh, shapes, estimator.turn_critic))
-    made = [name for one in recorded for name in one.provides] + [*recorders.base.FIELDS["features"]] * (joint is not None)
-    if lost := unrecorded(needs, made):
-        raise NotImplementedError(f"no recorder of this run provides {', '.join(sorted(lost))}, which method {config.method!r} "
-                                  "reads; add it to training.setup.make_learner")
-    rows = tuple(c.prompts.per_step * n for n in source.ladders.groups)
+def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladders, tokenizer=None,
+                 task: tasks.Task | None = None) -> tuple[Learner, optax.Schedule]:
+    """The learner of batches in the sizes of `ladders`, with the schedule of its learning rate.
+
+    The tokenizer and the task of the prompts are read for features, whose states end at a text, and for teachers.
+    """
+    c, learner, estimator, clip_norm = config, config.learner, made.estimator, config.optimizer.clip_norm or None
+    alone = c.critic.pretrain_steps if estimator.has_critic else 0
+    optimizer, schedule = optimizer_of(c, c.optimizer.learning_rate, c.steps - alone)
+    layout = make_layout(c, made.objective, optimizer, policy, ladders)
+    filters = {name: one for name, one in made.filters.items() if one.per == "rollout"}
+    once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and ladders.groups == (1,)
+    capture = capture_of(c, tokenizer, policy.model.config.num_layers) if "features" in made.needs else None
+    joint = None
+    if capture is not None and once and not learner.balance and not filters:  # one update in one piece, with uncut groups
+        together = make_joint_update(policy, capture, made.objective, estimator, optimizer, clip_norm=clip_norm)
+        joint = Guarded("update", together, ladders.programs)
+
+    def logprobs_of(model):
+        return make_layout(c, made.objective, optimizer, policy_of(c, model, policy.mesh), ladders).logprobs
+
+    longest_text = ladders.prompt_tokens[-1] + ladders.tokens[-1]
+    context = recorders.Context(
+        asked=frozenset(), config=c, policy=policy, estimator=estimator, logprobs=layout.logprobs, jitted=jitted,
+        guarded=lambda name, function, times=1: Guarded(name, function, times * ladders.programs),
+        optimizer=lambda rate: optimizer_of(c, rate, c.steps)[0],
+        loaded=teachers.loader(c, task, tokenizer, policy.mesh, longest_text, logprobs_of),
+        pieces=pieces_of(c), capture=capture, square_norms=gradient_norms.make(policy),
+        as_sampled=made.replay is not None and made.replay.as_sampled)
+    offloaded = tuple(config_lib.parts(learner.offload))
     return Learner(
-        policy, estimator, tuple(recorded), layout, source.mesh, rows, c.sampling.group, joint,
-        learner.epochs, learner.minibatches, alone, learner.max_skipped, tuple(config_lib.parts(learner.offload)),
-        functools.partial(optimizers.metrics, c.optimizer),
-        parts.controls_of(config, methods.get(config.method), source.prior), filters, config.optimizer.ema), schedule
+        policy, estimator, make_recorders(made, context, offloaded, joint is not None), layout, policy.mesh,
+        tuple(c.prompts.per_step * n for n in ladders.groups), c.sampling.group, joint, learner.epochs, learner.minibatches,
+        alone, learner.max_skipped, offloaded, functools.partial(optimizers.metrics, c.optimizer), made.controls, filters,
+        c.optimizer.ema), schedule
+
+
+def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool
+                   ) -> tuple[recorders.Recorder, ...]:
+    """The recorders of what the method needs; a `joint` update records features itself."""
+    wanted = parts.recorded_needs(context.config, made.needs)
+    wanted -= {*recorders.RECORDERS["features"].provides} if joint else set()
+    asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED)
+    several = [recorders.make(name, context._replace(asked=frozenset(fields))) for name, fields in sorted(asked.items())]
+    return tuple(one._replace(given=offload.away(offloaded, one.name, one.given)) for one in several)
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
-                source: Source) -> Layout:
+                ladders: Ladders) -> Layout:
     """Packed rows if `learner.packed_rows` sets their number per micro-batch, else rectangular ones."""
     learner = config.learner
     settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance)
     if learner.packed_rows:
-        lengths = row_lengths(source.sampler.prompt_tokens, config.sampling.max_tokens, config.sampling.group,
-                              source.mesh.shape["seq"])
+        lengths = row_lengths(ladders.prompt_tokens[-1], ladders.tokens[-1], config.sampling.group, policy.mesh.shape["seq"])
         return packed(policy, objective, optimizer, lengths, learner.packed_rows, **settings)
-    shards = parallel.shards_of(source.mesh.shape)
+    shards = parallel.shards_of(policy.mesh.shape)
     together = config.prompts.per_step // (learner.minibatches * learner.micro_batches * shards)
-    return rectangular(policy, objective, optimizer, source.ladders, micro_batches=learner.micro_batches,
+    return rectangular(policy, objective, optimizer, ladders, micro_batches=learner.micro_batches,
                        parts=pieces_of(config), together=together, **settings)
 
 
@@ -388,42 +378,7 @@ def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[
     o, learner = config.optimizer, config.learner
     return optimizers.make_optimizer(
         learning_rate, steps * learner.epochs * learner.minibatches, name=o.name, warmup_updates=o.warmup_updates,
-        schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2)
-
-
-def teachers_of(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, needs: frozenset[str],
-                source: Source) -> list[recorders.Recorder]:
-    """The recorders of frozen models named by `config.teacher`, computed in the same way as the policy's log-probs."""
-    def scorer(model):
-        return make_layout(config, objective, optimizer, policy_of(config, model, source.mesh), source).logprobs
-
-    tokens = source.sampler.prompt_tokens + config.sampling.max_tokens
-    return teachers.make_recorders(config, needs, source.task, source.sampler.tokenizer, source.mesh, tokens, scorer)
-
-
-def critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int) -> recorders.Recorder:
-    """The critic that `config.critic` describes."""
-    critic = critic_lib.Critic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0],
-                               kind=config.critic.kind, clip=config.critic.clip or None, mesh=mesh)
-    fit = critic_lib.make_update(critic, clip_norm=config.optimizer.clip_norm or None,
-                                 micro_batches=config.learner.micro_batches)
-    pieces = config.learner.minibatches * config.learner.micro_batches
-    return recorders.values(critic, Guarded("values", jitted(critic_lib.Critic.values, critic, pieces), shapes),
-                            Guarded("update of the critic", fit, shapes))
-
-
-def turn_critic_of(config: ConfigDict, model: Transformer, mesh: Mesh, shapes: int, numbers: OfTurns) -> recorders.Recorder:
-    """The critic of turns for an estimator with these `numbers`."""
-    key = jax.random.fold_in(jax.random.key(config.seed), 6)
-    critic = turn_critic.TurnCritic(model, optimizer_of(config, config.critic.learning_rate, config.steps)[0], key,
-                                    clip_norm=config.optimizer.clip_norm or None, mesh=mesh, **numbers._asdict())
-
-    def predict(own, params, lora, rollouts):
-        states = critic.states(params, lora, rollouts)
-        return dict(zip(("turn_q", "turn_v"), turn_critic.values(own, states))) | {"turn_states": states}
-
-    return recorders.turn_values(critic, Guarded("values of turns", jax.jit(predict), shapes),
-                                 Guarded("update of the critic", jax.jit(critic.fit, donate_argnums=0), shapes))
+        schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, momentum=o.momentum)
 
 
 def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:

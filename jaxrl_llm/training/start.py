@@ -1,6 +1,7 @@
 """The model that a run starts with: a published one, another run's, or a new one."""
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,26 +64,38 @@ def check_other(path: str, workdir: Path) -> None:
 def load_model(m: ConfigDict, mesh: Mesh, seed: int = 0) -> tuple[Tokenizer, Transformer, Any]:
     """`(tokenizer, Transformer, params)` of `config.model`, parameters sharded over the mesh; new ones without a path.
 
+    Raises the errors of `open_model` and `Checkpoints.restore`.
+    """
+    tokenizer, model, read = open_model(m)
+    return tokenizer, model, read(mesh, seed)
+
+
+def open_model(m: ConfigDict) -> tuple[Tokenizer, Transformer, Callable[[Mesh, int], Any]]:
+    """`(tokenizer, Transformer, (mesh, seed) -> params)` of `config.model`: weights, which take minutes, are not read yet.
+
     From another run the weights are read, with its adapters merged in, and its tokenizer and chat template if `m` sets none.
-    Raises ValueError for an unknown dtype, and the errors of `weights.load` and `Checkpoints.restore`.
+    The seed is that of new weights. Raises ValueError for an unknown dtype, and the errors of `weights.opened`.
     """
     if m.dtype not in DTYPES:
         raise ValueError(f"model.dtype={m.dtype!r}; allowed: {', '.join(DTYPES)}")
     start = run_at(m.path)
     if start is not None:
-        tokenizer, architecture, params = _of_run(start, m, mesh)
+        tokenizer, architecture, stored = _of_run(start, m)
     else:
-        tokenizer, params = tokenizers.load(m.tokenizer or m.path or "bytes", m.chat_template or None), None
+        tokenizer, stored = tokenizers.load(m.tokenizer or m.path or "bytes", m.chat_template or None), None
         if m.path:
-            architecture, params = weights.load(m.path, shardings=lambda shapes: parallel.tree_shardings(shapes, mesh))
-            tokenizer = tokenizer.limited_to(architecture.vocab_size)
+            architecture, read = weights.opened(m.path)
+            stored = functools.partial(_of_files, read)
         else:
             architecture = model_config(m, tokenizer.vocab_size)
-            tokenizer = tokenizer.limited_to(architecture.vocab_size)
+        tokenizer = tokenizer.limited_to(architecture.vocab_size)
     model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat, kernels=m.kernels)
-    if params is None:
-        params = _init(model, mesh)(jax.random.key(seed))
-    return tokenizer, model, params
+    return tokenizer, model, stored or (lambda mesh, seed: _init(model, mesh)(jax.random.key(seed)))
+
+
+def _of_files(read: Callable, mesh: Mesh, seed: int) -> Any:
+    """The weights of an opened checkpoint, whatever the seed."""
+    return read(np.float32, lambda shapes: parallel.tree_shardings(shapes, mesh))
 
 
 @functools.lru_cache(maxsize=8)
@@ -91,23 +104,28 @@ def _init(model: Transformer, mesh: Mesh):
     return jax.jit(model.init, out_shardings=parallel.tree_shardings(model.abstract_params(), mesh))
 
 
-def _of_run(start: Start, m: ConfigDict, mesh: Mesh) -> tuple[Tokenizer, ModelConfig, Any]:
-    """Tokenizer, architecture and merged weights of a run."""
+def _of_run(start: Start, m: ConfigDict) -> tuple[Tokenizer, ModelConfig, Callable[[Mesh, int], Any]]:
+    """Tokenizer, architecture and, once they are read, the merged weights of a run, whatever the seed."""
     stored = stored_config(start.folder)
     stored.model.tokenizer = m.tokenizer or stored.model.tokenizer
     stored.model.chat_template = m.chat_template or stored.model.chat_template
-    tokenizer, model, params = load_model(stored.model, mesh, stored.seed)
-    target = {"params": _described(params)}
-    if stored.lora.rank:
-        shapes = jax.eval_shape(lambda params: lora_lib.init(
-            jax.random.key(0), params, rank=stored.lora.rank, alpha=stored.lora.alpha), params)
-        target["lora"] = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, mesh))
-    del params  # frees memory for those of the checkpoint
-    with Checkpoints(start.folder / start.store, read_only=True) as checkpoints:
-        state = checkpoints.restore(target, start.step, part=True).state
-    shardings = jax.tree.map(lambda x: x.sharding, target["params"])
-    merged = state["params"] if "lora" not in state else jax.jit(lora_lib.merge, out_shardings=shardings)(
-        state["params"], state["lora"])
+    tokenizer, model, weights_of = open_model(stored.model)
+
+    def merged(mesh, seed):
+        params = weights_of(mesh, stored.seed)
+        target = {"params": _described(params)}
+        if stored.lora.rank:
+            shapes = jax.eval_shape(lambda params: lora_lib.init(
+                jax.random.key(0), params, rank=stored.lora.rank, alpha=stored.lora.alpha), params)
+            target["lora"] = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, mesh))
+        del params  # frees memory for those of the checkpoint
+        with Checkpoints(start.folder / start.store, read_only=True) as checkpoints:
+            state = checkpoints.restore(target, start.step, part=True).state
+        shardings = jax.tree.map(lambda x: x.sharding, target["params"])
+        if "lora" not in state:
+            return state["params"]
+        return jax.jit(lora_lib.merge, out_shardings=shardings)(state["params"], state["lora"])
+
     return tokenizer, model.config, merged
 
 

@@ -108,10 +108,9 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
     base = suite.config_of(contest)
     for entry in plan.read_entries(suite.METHODS, base):
         plan.check_schedule(entry, plan.read_budget(contest.budget, base))
-        method = plan.methods.get(entry.label)
         task, judge = setup.make_judge(entry.config)
         environment = judge.environment if isinstance(judge, Runner) else None
-        refusals.check_method(entry.config, method, *parts.make_parts(entry.config, 96), task, environment)
+        refusals.check_method(entry.config, parts.make_parts(entry.config, 96, task, environment), environment)
 
 
 MIXED = suite.contests("embedded")[0]

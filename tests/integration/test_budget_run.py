@@ -119,7 +119,7 @@ def test_the_oracle_asks_the_policy(built):
     oracle = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
     reward = run_files.called(run.source.sampler.reward, answer)
     problems = run_files.Given([run.source.task.train[i] for i in (5, 9, 2, 7)])
-    topology = budgets(4, rows=ROWS, group=G, most=MOST, utility="per_rollout")
+    topology = budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout")
     source = dataclasses.replace(run.source, data=problems, prior=oracle, topology=topology,
                                  sampler=dataclasses.replace(run.source.sampler, reward=reward))
     sampled, forest, facts, _ = source.next(setup.initial_state(run, jax.tree.map(lambda x: x + 0, params)))

@@ -109,7 +109,7 @@ def test_a_teacher_that_reads_other_tokens_is_refused(taught, monkeypatch):
     def asked(own):
         return teachers.loader(run.config, task, own, mesh, 14, lambda model: "scorer")("path")
     assert [scorer for scorer, _ in asked(tokenizer)] == ["scorer"]
-    assert [one.name for one in run.learner.recorders] == ["teacher"]
+    assert [one.name for one in run.learner.recorders] == ["old", "reference", "teacher"]
     with pytest.raises(ValueError, match="config.teacher.path=.* reads '.*=' as other tokens than the policy"):
         asked(Shifted())
 

@@ -1,4 +1,6 @@
 """The next samples of a source: plans against forests that grow by them."""
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -6,14 +8,16 @@ from jaxrl_llm.forest import grow, join, outcomes, plant
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.topologies import Plan, Topology, budgets, narrowed, refill, rounds, single
+from jaxrl_llm.topologies.base import asked as asked_of
 from jaxrl_llm.topologies.base import everyone
 from jaxrl_llm.values.v0_5 import fuse, wants_more
 
 
-def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None, score=None):
+def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None, score=None,
+           loses=lambda problem, number: False):
     """`(the plans, the forest at the end)` where completion `number` of a problem earns `reward(problem id, number)`.
 
-    `score`: the first component of the reward, if the reward has others.
+    `score`: the first component of the reward, if the reward has others. `loses`: whether an environment loses it.
     """
     forest, plans = plant([], [], ("exact",), answers=False), []
     while not (plan := topology.plan(forest)).complete:
@@ -28,12 +32,16 @@ def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None,
             continue
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         for row in plan.rows:
-            had = int(((forest.prompt == row) & (forest.role == Role.POLICY)).sum())
-            earned, first = (np.float32([one(int(row), had + i) for i in range(group)]) for one in (reward, score or reward))
-            forest = grow(forest, [roots[row]] * group, [len(forest.uid) + i for i in range(group)], role=Role.POLICY,
-                          length=[1] * group, stopped=[True] * group, rewards=earned, components=first[:, None],
-                          texts=[""] * group, answers=None, tokens=[5] * group, logprobs=[0.0] * group, entropies=[0.0] * group,
-                          version=[0] * group)
+            had = int(asked_of(forest)[row])
+            kept = [had + i for i in range(group) if not loses(int(row), had + i)]
+            lost = forest.lost.copy()
+            lost[row] += group - len(kept)
+            earned, first = (np.float32([one(int(row), number) for number in kept]) for one in (reward, score or reward))
+            n = len(kept)
+            forest = grow(forest, [roots[row]] * n, [len(forest.uid) + i for i in range(n)], role=Role.POLICY, length=[1] * n,
+                          stopped=[True] * n, rewards=earned, components=first[:, None], texts=[""] * n, answers=None,
+                          tokens=[5] * n, logprobs=[0.0] * n, entropies=[0.0] * n, version=[0] * n)
+            forest = dataclasses.replace(forest, lost=lost)
         assert len(plans) < 50
     return plans, forest
 
@@ -75,11 +83,11 @@ def test_rounds_end_when_no_prompt_wants_more_or_at_the_limit():
 
 
 def test_budgets_go_where_there_is_most_to_learn():
-    topology = budgets(4, rows=4, group=2, most=6, utility="per_rollout")
+    topology = budgets(4, prompts=4, group=2, most=6, utility="per_rollout")
     plans, forest = follow(topology, expected=[0.0, 0.5, 0.5, 1.0])
     assert plans[0].draw == 4 and len(plans) == 2 and len(plans[1].rows) == 4
     assert set(plans[1].rows.tolist()) >= {1, 2} and topology.choose(forest).tolist() == [True] * 4  # each gets one at least
-    many = budgets(4, rows=2, group=2, most=4, utility="per_rollout")  # more prompts than rows: some get none
+    many = budgets(4, prompts=2, group=2, most=4, utility="per_rollout")  # more prompts than rows: some get none
     plans, forest = follow(many, expected=[0.0, 0.5, 0.5, 1.0])
     assert len(plans[1].rows) == 2 and set(plans[1].rows.tolist()) <= {1, 2}
     assert many.choose(forest).tolist() == [p in plans[1].rows for p in range(4)]
@@ -96,7 +104,7 @@ def test_problems_that_a_filter_drops_are_replaced():
     plans, forest = follow(topology, lambda problem, number: float(problem in mixed and number))
     assert asked(plans) == [3, [0, 1, 2], 3, [3, 4, 5]] and forest.draw.tolist() == [0, 0, 0, 1, 1, 1]
     assert topology.choose(forest).tolist() == [p in (1, 3, 4) for p in range(6)]
-    assert topology.metrics(forest) == {"filter/rounds": 2, "filter/kept": 0.5}
+    assert topology.metrics(forest) == {"filter/draws": 2, "filter/kept": 0.5}
 
 
 def test_no_more_than_the_prompts_of_a_batch_are_kept():
@@ -109,7 +117,7 @@ def test_refilling_gives_up():
     topology = refill(single(2), 2, keep=disagree, attempts=3)
     plans, forest = follow(topology)
     assert sum(plan.draw for plan in plans) == 6 and not topology.choose(forest).any()
-    assert topology.metrics(forest) == {"filter/rounds": 3, "filter/kept": 0}
+    assert topology.metrics(forest) == {"filter/draws": 3, "filter/kept": 0}
 
 
 def test_refilling_of_rounds_asks_the_prompts_of_the_last_draw():
@@ -152,7 +160,43 @@ def test_what_a_filter_drops_can_leave_a_batch_smaller():
     plans, forest = follow(topology, lambda problem, number: float(problem in mixed and number))
     assert asked(plans) == [3, [0, 1, 2], 3, [3, 4, 5]]
     assert topology.choose(forest).tolist() == [False, True, False, True, False, False]
-    assert topology.metrics(forest) == {"filter/rounds": 2, "filter/kept": pytest.approx(1 / 3)}
+    assert topology.metrics(forest) == {"filter/draws": 2, "filter/kept": pytest.approx(1 / 3)}
+
+
+def test_a_problem_that_an_environment_always_loses_is_asked_once():
+    """Others are sampled again meanwhile, and lost completions count in the limit: 2 loses all but its first one."""
+    topology = rounds(3, group=2, most=6, wants=lambda forest: np.ones(3, bool))
+    plans, forest = follow(topology, loses=lambda problem, number: problem == 1 or problem == 2 and number)
+    assert asked(plans) == [3, [0, 1, 2], [0, 2], [0, 2]]
+    assert forest.lost.tolist() == [0, 2, 5] and outcomes(forest, 6)[1].sum(1).tolist() == [6, 0, 1]
+    everything = follow(rounds(3, group=2, most=6, wants=lambda forest: np.ones(3, bool), first=2), loses=lambda *_: True)
+    assert asked(everything[0]) == [3, [0, 0, 1, 1, 2, 2]] and everything[1].lost.tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("inner", [single(2), rounds(2, group=2, most=4, wants=lambda forest: np.zeros(2, bool))])
+def test_a_draw_that_is_lost_whole_is_not_asked_again(inner):
+    assert asked(follow(inner, loses=lambda *_: True)[0]) == [2, [0, 1]]
+    topology = refill(inner, 2, keep=lambda part: part.draw > 0, attempts=5)
+    plans, forest = follow(topology, loses=lambda problem, number: problem in (2, 3))
+    assert asked(plans) == [2, [0, 1], 2, [2, 3], 2, [4, 5]] and forest.lost.tolist() == [0, 0, 2, 2, 0, 0]
+    assert topology.choose(forest).tolist() == [False] * 4 + [True] * 2  # prompts without a trajectory do not pass
+    budget = budgets(2, prompts=2, group=2, most=4, utility="per_rollout")
+    assert len(follow(budget, expected=[0.5, 0.5], loses=lambda *_: True)[0]) == 2
+
+
+def test_a_filter_sees_each_draw_once():
+    seen = []
+
+    def keep(part):
+        seen.append(part.draw.tolist())
+        return disagree(part)
+
+    topology = refill(single(2), 2, keep=keep, attempts=9)
+    for _ in range(2):  # what is known of a batch is not of the next
+        del seen[:]
+        _, forest = follow(topology, lambda problem, number: float(problem > 3 and number))
+        assert topology.choose(forest).tolist() == [False] * 4 + [True] * 2 and topology.metrics(forest)["filter/kept"] == 1 / 3
+        assert seen == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_a_plan_is_complete_without_draws_and_rows():

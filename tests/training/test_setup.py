@@ -19,16 +19,17 @@ def test_methods_with_unrecorded_needs_are_refused():
     provision.check(method, *parts)
     teacher = dataclasses.replace(method, needs=("teacher_logprobs",))
     for changed, words in (
-            (teacher, "'grpo' needs teacher_logprobs .from a teacher, config.teacher.path., which this run"),
+            (teacher, "'grpo' needs teacher_logprobs .from the recorder `teacher` with config.teacher.path., which this run"),
             (dataclasses.replace(method, needs=("mood",)), "needs mood .from a recorder, a topology or a task of your own"),
             (dataclasses.replace(method, filters=("unheard_of",)), "needs filter unheard_of .from a file of"),
             (dataclasses.replace(method, needs=("replayed",)), "needs replayed .from a recorder, a topology or a task of your"),
             (dataclasses.replace(method, controllers=("curriculum",)), "curriculum .from a file of jaxrl_llm.control")):
         with pytest.raises(NotImplementedError, match=words):
             provision.check(changed, *parts)
-    provision.check(teacher, *parts, provided=("teacher_logprobs",))
+    provision.check(teacher, *parts, given=("teacher_logprobs",))
+    provision.check(teacher, *parts, given=("config.teacher.path",))
     provision.check(dataclasses.replace(method, needs=("replayed", "age"), replay=("recent_groups", {})), *parts)
-    with pytest.raises(NotImplementedError, match="needs values .from a recorder, a topology or a task of your"):
+    with pytest.raises(NotImplementedError, match="needs values .from the recorder `critic` with estimator.value_targets"):
         provision.check(method, parts[0]._replace(needs=("rewards", "values")), parts[1])
 
 
@@ -38,7 +39,7 @@ def test_the_prompt_length_covers_held_out_problems_too():
     config.model.hidden_size, config.model.num_layers = 32, 1
     run, _ = setup.build(config)
     assert run.source.sampler.prompt_tokens == 8  # BOS and "7+5=", rounded up to a multiple of 8
-    assert run.needs <= provision.PROVIDED.keys()
+    assert run.needs <= provision.everywhere()
 
 
 @pytest.mark.slow
@@ -146,7 +147,7 @@ def test_methods_that_compare_answers_need_a_reward_that_reads_them():
     with pytest.raises(ValueError, match="'ttrl' compares the answers .* 'format' does not extract an answer"):
         setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", **small))
     run, _ = setup.build(configured(rewards="format(pattern='a+'), exact(weight=0.1)", score="exact", **small))
-    assert run.needs >= {"answers"} and run.needs <= provision.PROVIDED.keys()
+    assert run.needs >= {"answers"} and run.needs <= provision.everywhere()
 
 
 def test_a_methods_own_epochs_and_minibatches():

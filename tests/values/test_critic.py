@@ -253,13 +253,13 @@ def configured(**changes):
 
 def critic_of(run):
     """The critic whose `init` the last recorder has."""
-    return run.learner.recorders[-1].init.__self__
+    return next(one for one in run.learner.recorders if one.name == "critic").init.__self__
 
 
 def test_settings_of_a_critic():
     run, _ = setup.build(configured(**{"optimizer.learning_rate": 3e-4}))
     assert run.config.critic.learning_rate == 3e-4 and run.learner.pretrain_steps == 50 and critic_of(run).clip == 0.5
-    assert run.needs - provision.PROVIDED.keys() == {"values"}
+    assert run.needs - provision.everywhere() == {"values"}
     run, _ = setup.build(configured(**{"critic.pretrain_steps": 0, "critic.kind": "head", "critic.clip": 0.0}))
     assert run.learner.pretrain_steps == 0 and critic_of(run).kind == "head" and critic_of(run).clip is None
     assert not setup.build(configured(method="grpo"))[0].learner.recorders

@@ -9,7 +9,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.weights import gguf, hf, layout, peft
 from jaxrl_llm.models.weights.export import save_hf, save_peft
 
-__all__ = ["load", "save_hf", "save_peft"]
+__all__ = ["load", "opened", "save_hf", "save_peft"]
 
 
 def load(path: str | Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
@@ -23,33 +23,42 @@ def load(path: str | Path, dtype: Any = jnp.float32, shardings: layout.Layout | 
         all parameters are on one device.
     Returns:
       `(ModelConfig, params)`; matrices are `[in, out]`, layers are stacked along the first axis.
+    Raises the errors of `opened`.
+    """
+    checkpoint = opened(path)
+    return checkpoint.config, checkpoint.params(dtype, shardings)
+
+
+def opened(path: str | Path) -> layout.Opened:
+    """The checkpoint at such a path before its weights are read.
+
     Raises:
       FileNotFoundError: the path does not exist or holds no model.
       ValueError: unsupported architecture or feature; missing tensor, unexpected shape, truncated file.
     """
     given, path = str(path), Path(path).expanduser()
     if path.is_dir():
-        return _load_directory(path, dtype, shardings)
+        return _opened_directory(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a directory with config.json and safetensors, "
                                 f"or a .gguf file{_how_to_fetch(given)}")
     if path.suffix != ".gguf":
         raise ValueError(f"{path} is neither a directory with config.json and safetensors nor a .gguf file")
-    return gguf.load(path, dtype, shardings)
+    return gguf.opened(path)
 
 
-def _load_directory(path: Path, dtype, shardings) -> tuple[ModelConfig, dict]:
+def _opened_directory(path: Path) -> layout.Opened:
     """A Hugging Face directory, one with a PEFT adapter, or one whose only model is a GGUF file."""
     if (path / "config.json").exists():
-        return hf.load(path, dtype, shardings)
+        return hf.opened(path)
     if (path / peft.CONFIG).exists():
-        config, params = load(peft.base_of(path), dtype, shardings)
-        return config, peft.merge(path, config, params)
+        base = opened(peft.base_of(path))
+        return base._replace(params=lambda dtype, shardings: peft.merge(path, base.config, base.params(dtype, shardings)))
     files = sorted(path.glob("*.gguf"))
     firsts = [file for file in files if not re.search(r"-\d{5}-of-\d{5}$", file.stem) or "-00001-of-" in file.stem]
     if len(firsts) > 1:
         raise ValueError(f"{path} holds {len(firsts)} models: {', '.join(file.name for file in firsts)}; name one of them")
-    return gguf.load(firsts[0], dtype, shardings) if firsts else hf.load(path, dtype, shardings)
+    return gguf.opened(firsts[0]) if firsts else hf.opened(path)
 
 
 def _how_to_fetch(given: str) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.models import families
@@ -29,8 +28,8 @@ _BIASES = {"attention_bias": "attn_q", "qkv_bias": "attn_q", "mlp_bias": "ffn_up
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # divisors of rotary frequencies
 
 
-def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
-    """`(ModelConfig, params)` of a GGUF file of an architecture that one of `models.families` names."""
+def opened(path: Path) -> layout.Opened:
+    """A GGUF file of an architecture that one of `models.families` names, with its tensors checked."""
     from gguf.quants import dequantize
 
     parts = _readers(path)
@@ -63,7 +62,7 @@ def load(path: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None =
         part = place.gguf.read(tensor, place.shape[0], index)
         return part - config.norm_offset if place.path[-1] == "scale" else part  # stored with the offset included
 
-    return config, layout.assemble(config, read, dtype, shardings)
+    return layout.Opened(config, functools.partial(layout.assemble, config, read))
 
 
 def as_matrix(place: layout.Place, shape: tuple[int, ...]) -> tuple[int, ...]:

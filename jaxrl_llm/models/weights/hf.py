@@ -1,15 +1,13 @@
 """Reads Hugging Face directories: `config.json` and safetensors, in one file or in shards with their index."""
 import dataclasses
+import functools
 import json
 import re
 import warnings
 from pathlib import Path
-from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.weights import layout
 from jaxrl_llm.models.weights.config_json import config_from
 
@@ -17,8 +15,8 @@ _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_pr
 _DTYPES = ("F64", "F32", "F16", "BF16")  # those whose numbers are the weights themselves
 
 
-def load(directory: Path, dtype: Any = jnp.float32, shardings: layout.Layout | None = None) -> tuple[ModelConfig, dict]:
-    """`(ModelConfig, params)` of a directory with `config.json` and safetensors; see `layout.assemble`."""
+def opened(directory: Path) -> layout.Opened:
+    """A directory with `config.json` and safetensors, checked against each other."""
     config_file = directory / "config.json"
     if not config_file.exists():
         raise FileNotFoundError(f"{directory} has no config.json; give a directory with config.json and safetensors")
@@ -38,12 +36,12 @@ def load(directory: Path, dtype: Any = jnp.float32, shardings: layout.Layout | N
         if not config.tie_embeddings:
             warnings.warn(f"{config_file}: tie_word_embeddings is true, but {tensors.file_of[unembedding]} holds an "
                           f"unembedding {unembedding!r} of other values than the embedding; it is used, and the two are "
-                          "not tied", stacklevel=4)
+                          "not tied", stacklevel=5)
 
     def read(place, index):
         return place.hf.read(tensors.find(_stored_name(prefix, place.hf.name)), place.shape[0], index)
 
-    return config, layout.assemble(config, read, dtype, shardings)
+    return layout.Opened(config, functools.partial(layout.assemble, config, read))
 
 
 def read_json(file: Path) -> dict:

@@ -128,6 +128,13 @@ def _regrouped(tensor, head_dim, rotary_dim, groups):
     return np.concatenate([rotated, heads[:, rotary_dim:]], axis=1).reshape(tensor.shape)
 
 
+class Opened(NamedTuple):
+    """A checkpoint whose description is read and checked: `params(dtype, shardings)` reads its weights, see `assemble`."""
+
+    config: ModelConfig
+    params: Callable[[Any, Layout | None], dict]
+
+
 def assemble(config: ModelConfig, read: Read, dtype: Any, layout: Layout | None = None) -> dict:
     """The parameter tree from `read(place, index)`, the part `index` of a stored tensor; without a `layout` on one device.
 
