@@ -66,7 +66,7 @@ def array_rates() -> list[dict[str, Any]]:
 
     from jaxrl_llm import environments
     from jaxrl_llm.environments.compiled import opening_of
-    from jaxrl_llm.environments.rollout import rollout
+    from jaxrl_llm.environments.episodes import rollout
 
     opening, rows = opening_of(environments.make("pgx_game", game="2048")), []
     assert opening is not None
