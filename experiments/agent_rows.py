@@ -74,7 +74,7 @@ WORLDS = {
 ROWS = (
     *(Row(name, "treasure") for name in ("gigpo", "hgpo", "salt", "agentgym_rl")),
     Row("archer", "treasure", {"critic.pretrain_steps": 5, "critic.learning_rate": 1e-3}),
-    Row("scaling_inter_rl", "treasure", {"control": "rounds=(4, 6, 8), every=5"}),
+    Row("scaling_inter_rl", "treasure", {"control": "turns=(4, 6, 8), every=5"}),
     Row("tti", "treasure", {"control": "least=4, most=8, every=5"}),
     Row("turn_control", "treasure", {"control": "steps=5", "sampling.max_tokens": 480}),
     *(Row(name, "calculator") for name in ("simpletir", "simpletir_filter", "verltool", "table_gpt_r1", "aepo_advantage",

@@ -105,8 +105,8 @@ def joined(facts: Mapping[str, str], info: np.ndarray, node: np.ndarray, row: np
         else:
             tokens[name] = _of_tokens(join, values, node, length)
     if AGENT in facts:
-        columns[AGENT_RETURNS], told = _agent_returns(info, node, row, columns[AGENT], rewards, ends)
-        columns[SETTLED] = told if GAME in facts else np.ones(rows, bool)
+        columns[AGENT_RETURNS], given = _agent_returns(info, node, row, columns[AGENT], rewards, ends)
+        columns[SETTLED] = given if GAME in facts else np.ones(rows, bool)
     return Joined(columns, tokens)
 
 
@@ -141,15 +141,15 @@ def _numbers(name: str, info: np.ndarray, node: np.ndarray, length: np.ndarray) 
 
 def _agent_returns(info, node, row, agent: np.ndarray, rewards: np.ndarray, ends: np.ndarray | None
                    ) -> tuple[np.ndarray, np.ndarray]:
-    """`(returns f32[R, K], told bool[R])`; the latter: whether the last turn has `returns`."""
-    by_agent, told = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32), np.zeros(len(agent), bool)
+    """`(returns f32[R, K], given bool[R])`; the latter: whether the last turn has `returns`."""
+    by_agent, given = np.where(agent >= 0, rewards[:, None], 0).astype(np.float32), np.zeros(len(agent), bool)
     last = np.append(row[1:] != row[:-1], True) if len(row) else np.zeros(0, bool)
     own = node[last] if ends is None else ends[row[last]]
     for one, line in zip(own.tolist(), row[last].tolist()):
         if (returns := info[one].get(RETURNS)) is not None:
             by_agent[line] = np.where(agent[line] >= 0, np.asarray(returns, np.float32)[agent[line]], 0)
-            told[line] = True
-    return by_agent, told
+            given[line] = True
+    return by_agent, given
 
 
 def identity(info: Mapping[str, Any], name: str) -> tuple[str, str] | None:

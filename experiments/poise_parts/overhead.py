@@ -60,7 +60,7 @@ def measure(config, *, rows: int, repeats: int) -> dict:
         table.append({"width": width, "rows": rows, "prompts": prompts, "capture s": max(captured, 0.0),
                       "predict s": costs["predict"], "predict, append and refit s": costs["all"], "step s": step,
                       "share of step": total / step, "step is": how})
-    return {"tables": {"Probe": table, "Score pass of one batch": [passes | {"phases s": str(own["phases"])}]},
+    return {"tables": {"Probe": table, "Pass for log-probs of one batch": [passes | {"phases s": str(own["phases"])}]},
             "work": {"repeats": repeats, "gemm_flops_per_s": gemm, "device": jax.devices()[0].device_kind,
                      "large": f"{PROMPTS} x 2, {PROMPT} + {COMPLETION} tokens, {dataclasses.asdict(LARGE)}"}}
 

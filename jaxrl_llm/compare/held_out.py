@@ -1,4 +1,4 @@
-"""Completions of held-out problems, drawn in rounds and kept line by line, so that a long measurement can be continued."""
+"""Completions of held-out problems, drawn in repetitions and kept line by line, so that a long measurement can be continued."""
 import json
 import os
 import time
@@ -26,7 +26,7 @@ def rows_of(forest: Forest, number: int, start: int) -> list[Row]:
         own = ends[forest.prompt[ends] == p]
         components, answers = forest.components[own], None if forest.answers is None else forest.answers[own]
         rows.append({
-            "round": number, "start": start, "problem": problem.id, "level": problem.level,
+            "repetition": number, "start": start, "problem": problem.id, "level": problem.level,
             "correct": forest.solved[own].astype(int).tolist(),
             "answers": None if answers is None else [None if answer is None else str(answer) for answer in answers],
             "lengths": forest.length[own].tolist(), "stopped": forest.stopped[own].astype(int).tolist(),
@@ -38,28 +38,28 @@ def rows_of(forest: Forest, number: int, start: int) -> list[Row]:
 def draw(source: Source, params, lora, *, problems: int, samples: int, temperature: float, key, until: int = 0,
          done: Sequence[Row] = (), keep: Callable[[list[Row]], None] = lambda rows: None,
          say: Callable[[str], None] = lambda text: None) -> list[Row]:
-    """At least `samples` completions for each of `problems` held-out problems, in rounds of a group each.
+    """At least `samples` completions for each of `problems` held-out problems, in repetitions of a group each.
 
     Batches in `done` are not drawn again, and are ignored if fewer are requested; new ones are passed to `keep` one by one. A
-    batch depends only on the key, its round and its place, not on what was drawn before. At temperature 0 one completion is
-    enough. With `until`, a batch whose problems have all been solved that often is not continued, and `samples` is where the
-    others are given up.
+    batch depends only on the key, its repetition and its place, not on what was drawn before. At temperature 0 one completion
+    is enough. With `until`, a batch whose problems have all been solved that often is not continued, and `samples` is where
+    the others are given up.
 
     Raises:
       ValueError: no held-out prompt fits.
     """
     sampler, rows = source.sampler, list(done)
-    known, solved = {(row["round"], row["start"]) for row in rows}, Counter()
+    known, solved = {(row["repetition"], row["start"]) for row in rows}, Counter()
     for row in rows:
         solved[row["problem"]] += sum(row["correct"])
     chosen = held_out(source.task.heldout, problems)
     chosen = fitting_problems(chosen, sampler.tokenizer, sampler.prompt_tokens, source.overlong, encode=sampler.encode)
     if not chosen:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={sampler.prompt_tokens}; raise it")
-    rounds = 1 if temperature == 0 else -(-samples // sampler.group)
+    repetitions = 1 if temperature == 0 else -(-samples // sampler.group)
     generate = sampler.under(params, lora, temperature)
     began = last = time.monotonic()
-    for number in range(rounds):
+    for number in range(repetitions):
         for start in range(0, len(chosen), sampler.prompts):
             part = chosen[start:start + sampler.prompts]
             finished = until and all(solved[problem.id] >= until for problem, _ in part)
@@ -76,9 +76,9 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
         now = time.monotonic()
         if now - last > 10:
             last = now
-            left = (now - began) / (number + 1) * (rounds - number - 1)
+            left = (now - began) / (number + 1) * (repetitions - number - 1)
             say(f"{(number + 1) * sampler.group} completions of each of {len(chosen)} problems, {format_seconds(left)} left")
-    return [row for row in rows if row["round"] < rounds]
+    return [row for row in rows if row["repetition"] < repetitions]
 
 
 def first_only(row: Row) -> Row:
@@ -140,9 +140,9 @@ def read(file: Path) -> Iterator[Row]:
 
 
 def by_problem(rows: Sequence[Row], samples: int | None = None) -> dict[int, Row]:
-    """The rounds of each problem joined, in the order of the problems' first appearance; the first `samples`, or all."""
+    """The repetitions of each problem joined, in the order of the problems' first appearance; the first `samples`, or all."""
     joined: dict[int, Row] = {}
-    for row in sorted(rows, key=lambda row: row["round"]):
+    for row in sorted(rows, key=lambda row: row["repetition"]):
         empty = {"level": row["level"], "correct": [], "answers": [], "lengths": [], "stopped": [],
                  "components": {name: [] for name in row["components"]}}
         whole = joined.setdefault(row["problem"], empty)

@@ -12,7 +12,7 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class Bandits(NamedTuple):
-    """State: the walk, the bins of all problems, `scores` f32[B, K] of numbers of rollouts, `price` f32[] of a rollout.
+    """State: the walk, the bins of all problems, `gains` f32[B, K] of numbers of rollouts, `price` f32[] of a rollout.
 
     `group` i32[]: the arms are 1 to K times `group`. `arms` i32[B]: arms chosen for the next batch, from 0; -1 for a bin
     without a prompt in the batch. `usual` f32[B]: the moving mean of a bin's loss, NaN before its first loss.
@@ -20,16 +20,16 @@ class Bandits(NamedTuple):
 
     walk: passes.Walk
     windows: gdro_bins.Windows
-    scores: Array
+    gains: Array
     price: Array
     group: Array
     arms: Array
     usual: Array
 
 
-def arm_probabilities(scores_BK: Array, *, rate: float = 0.65, mix: float = 0.01) -> Array:
-    """f32[B, K], summing to 1 in each bin: `(1 - mix) softmax(rate score) + mix / K`."""
-    return (1 - mix) * jax.nn.softmax(rate * scores_BK, axis=1) + mix / scores_BK.shape[1]
+def arm_probabilities(gains_BK: Array, *, rate: float = 0.65, mix: float = 0.01) -> Array:
+    """f32[B, K], summing to 1 in each bin: `(1 - mix) softmax(rate gain) + mix / K`."""
+    return (1 - mix) * jax.nn.softmax(rate * gains_BK, axis=1) + mix / gains_BK.shape[1]
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
@@ -58,16 +58,16 @@ def joint_arms(counts_B: Array, probabilities_BK: Array, sizes: tuple[int, ...],
     return jnp.stack(arms).astype(jnp.int32)
 
 
-def played(scores_BK: Array, arms_B: Array, loss_B: Array, price: Array, sizes_K: Array, mean: Array | float, *, sign: int = 1
+def played(gains_BK: Array, arms_B: Array, loss_B: Array, price: Array, sizes_K: Array, mean: Array | float, *, sign: int = 1
            ) -> Array:
-    """f32[B, K]: scores after the arms `arms_B` (-1: none) had these losses: `score += loss - price (n - mean)`.
+    """f32[B, K]: gains after the arms `arms_B` (-1: none) had these losses: `gain += loss - price (n - mean)`.
 
-    This follows the released code, whose arms gain where the loss is high. `sign=-1` is the paper's equation 20: `score -=
+    This follows the released code, whose arms gain where the loss is high. `sign=-1` is the paper's equation 20: `gain -=
     loss + price n`.
     """
     row, n = jnp.arange(arms_B.size), sizes_K[arms_B]
     change = loss_B - price * (n - mean) if sign > 0 else -loss_B - price * n
-    return scores_BK.at[row, jnp.where(arms_B < 0, scores_BK.shape[1], arms_B)].add(change, mode="drop")
+    return gains_BK.at[row, jnp.where(arms_B < 0, gains_BK.shape[1], arms_B)].add(change, mode="drop")
 
 
 def square_root_law(counts_B: Array, variance_B: Array, mean: float) -> Array:
@@ -95,21 +95,21 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
     if mean < 1:
         raise ValueError(f"mean={mean} groups a prompt; give 1 or more")
 
-    def chosen(walk, windows, scores):
+    def chosen(walk, windows, gains):
         bins = jnp.where(walk.ids < 0, gdro_bins.BINS, jnp.maximum(windows.bins, 0)[walk.ids])
         counts = jnp.zeros(gdro_bins.BINS, jnp.int32).at[bins].add(1, mode="drop")
-        probabilities = arm_probabilities(scores, rate=rate, mix=mix)
-        return joint_arms(counts, probabilities, tuple(range(1, scores.shape[1] + 1)), mean * walk.ids.size)
+        probabilities = arm_probabilities(gains, rate=rate, mix=mix)
+        return joint_arms(counts, probabilities, tuple(range(1, gains.shape[1] + 1)), mean * walk.ids.size)
 
     def observe(state, facts):
         tried, right = facts["tried"], facts["right"]
-        seen, groups = tried > 0, jnp.arange(1, state.scores.shape[1] + 1)
+        seen, groups = tried > 0, jnp.arange(1, state.gains.shape[1] + 1)
         there = jnp.maximum(state.windows.bins, 0) == jnp.arange(gdro_bins.BINS)[:, None]  # the bins that arms were chosen for
         wrong = jnp.where(tried > 0, 1 - right / jnp.maximum(tried, 1), 0)
         loss = masked.mean(jnp.broadcast_to(wrong, there.shape), there & seen, axis=1)
         arms = jnp.where((there & seen).any(1), state.arms, -1)
         usual = jnp.where(jnp.isnan(state.usual), loss, state.usual)
-        scores = played(state.scores, arms, loss - usual, state.price, groups * state.group, mean * state.group)
+        gains = played(state.gains, arms, loss - usual, state.price, groups * state.group, mean * state.group)
         surplus = masked.mean(tried.astype(jnp.float32), seen) - mean * state.group
         price = jnp.where(seen.any(), state.price + price_rate * surplus, state.price)
         windows = gdro_bins.visited(state.windows, seen, right > 0)
@@ -117,7 +117,7 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         windows = windows._replace(bins=jnp.where(seen, bins, windows.bins))
         walk = passes.advance(state.walk, tried, jnp.ones(seen.size, bool))
         usual = jnp.where(arms < 0, state.usual, (1 - decay) * usual + decay * loss)
-        return Bandits(walk, windows, scores, price, state.group, chosen(walk, windows, scores), usual)
+        return Bandits(walk, windows, gains, price, state.group, chosen(walk, windows, gains), usual)
 
     def propose(state):
         arm = state.arms[jnp.maximum(state.windows.bins, 0)[state.walk.ids]]
@@ -128,8 +128,8 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
             raise ValueError(f"sampling.max_group={max_group} is no more than the {mean} groups of {group} that prompts get on "
                              "average, so that all would get the same; raise it")
         walk, windows = passes.start(shares, batch, seed), gdro_bins.unseen(shares.problems, window)
-        scores = jnp.zeros((gdro_bins.BINS, max_group // group))
-        return Bandits(walk, windows, scores, jnp.float32(0), jnp.int32(group), chosen(walk, windows, scores),
+        gains = jnp.zeros((gdro_bins.BINS, max_group // group))
+        return Bandits(walk, windows, gains, jnp.float32(0), jnp.int32(group), chosen(walk, windows, gains),
                        jnp.full(gdro_bins.BINS, jnp.nan))
 
     return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_ids", "group_sizes"))

@@ -8,15 +8,15 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 @controller
-def scaling_inter_rl(*, rounds: Sequence[int] = (10, 20, 30), every: int = 100) -> Controller:
-    """`max_turns`: `rounds[min(k // every, K - 1)]` in step k, K = len(rounds).
+def scaling_inter_rl(*, turns: Sequence[int] = (10, 20, 30), every: int = 100) -> Controller:
+    """`max_turns`: `turns[min(k // every, K - 1)]` in step k, K = len(turns).
 
     The defaults are the paper's for TextCraft and SciWorld; a run has at most `sampling.max_turns`. Raises ValueError for
-    rounds that are not positive or do not grow, and for stages without a step.
+    numbers of turns that are not positive or do not grow, and for stages without a step.
     """
-    if not rounds or min(rounds) < 1 or list(rounds) != sorted(set(rounds)) or every < 1:
-        raise ValueError(f"rounds={tuple(rounds)}, every={every}; give positive rounds that grow, and one step or more")
-    limits = jnp.asarray(rounds, jnp.int32)
+    if not turns or min(turns) < 1 or list(turns) != sorted(set(turns)) or every < 1:
+        raise ValueError(f"turns={tuple(turns)}, every={every}; give positive numbers that grow, and one step or more")
+    limits = jnp.asarray(turns, jnp.int32)
     return Controller(
-        lambda: jnp.int32(0), lambda step: {"max_turns": limits[jnp.minimum(step // every, len(rounds) - 1)]},
+        lambda: jnp.int32(0), lambda step: {"max_turns": limits[jnp.minimum(step // every, len(turns) - 1)]},
         lambda step, facts: facts["step"] + 1, facts=("step",), knobs=("max_turns",))

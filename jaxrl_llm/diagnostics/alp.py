@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic, single
+from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic, single
 from jaxrl_llm.diagnostics.rows import logprobs, plain, sampled
 from jaxrl_llm.evaluation import alp as noise
 from jaxrl_llm.figures import COLORS
@@ -31,7 +31,7 @@ def alp(*, problems: int = 64, scales: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
       problems: held-out problems, a group of completions each.
       scales: size of the noise relative to what it is added to.
     """
-    def measure(folders: Sequence[Path]) -> Found:
+    def measure(folders: Sequence[Path]) -> Result:
         run = trained(single(folders))
         _, rollouts = sampled(run, problems, seed)
         layers = [*map(str, range(run.policy.model.config.num_layers)), ALL]
@@ -45,7 +45,7 @@ def alp(*, problems: int = 64, scales: Sequence[float] = (0.01, 0.03, 0.1, 0.3),
     return Diagnostic(measure, draw, panels=3, width=14)
 
 
-def under_noisy_states(run: Trained, rollouts, scales: Sequence[float], seed: int) -> Found:
+def under_noisy_states(run: Trained, rollouts, scales: Sequence[float], seed: int) -> Result:
     """`numbers[layer][i]` for each scale, and `rms[layer]` of what each layer reads."""
     rows, T = plain(rollouts), rollouts.mask.shape[2]
     count, mask = run.policy.model.config.num_layers, np.asarray(rollouts.mask).reshape(-1, T)
@@ -85,7 +85,7 @@ def _summary(perturbed: np.ndarray, sampling: np.ndarray, mask: np.ndarray) -> d
     return numbers
 
 
-def under_noisy_weights(run: Trained, problems: int, scales: Sequence[float], seed: int) -> Found:
+def under_noisy_weights(run: Trained, problems: int, scales: Sequence[float], seed: int) -> Result:
     """`scores[layer][i]`: held-out score for each scale, and `score` without noise; the same keys draw all completions."""
     def score(params):
         return heldout.evaluate(run.source, params, run.lora, problems=problems, key=jax.random.key(seed)).score.mean

@@ -23,7 +23,7 @@ from jaxrl_llm.compare.figures import save_figure
 DIAGNOSTICS: dict[str, registry.Factory] = {}
 diagnostic = functools.partial(registry.register, DIAGNOSTICS, "diagnostic")
 
-Found = dict[str, Any]
+Result = dict[str, Any]
 
 
 class Diagnostic(NamedTuple):
@@ -33,7 +33,7 @@ class Diagnostic(NamedTuple):
     `panels` axes side by side make a figure of `width x height` inches.
     """
 
-    measure: Callable[[Sequence[Path]], Found]
+    measure: Callable[[Sequence[Path]], Result]
     draw: Callable[[Mapping[str, Any], list], object]
     panels: int = 1
     width: float = 6.4

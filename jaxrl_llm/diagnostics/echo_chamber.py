@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic
+from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.evaluation import echo_chamber as echo
 from jaxrl_llm.evaluation.pass_at_k import pass_at_k
 from jaxrl_llm.evaluation.rates import bootstrap_mean
@@ -27,7 +27,7 @@ def echo_chamber(*, formats: Sequence[str]) -> Diagnostic:
     Args:
       formats: `"name=regular expression"` each; a completion belongs to the first one that matches it as a whole.
     """
-    def measure(folders: Sequence[Path]) -> Found:
+    def measure(folders: Sequence[Path]) -> Result:
         names = [*[one.partition("=")[0].strip() for one in formats], echo.OTHER]
         runs = {name: course(folder, formats, names) for folder, name in zip(folders, short_names(folders))}
         rows = [{"run": name, "step": int(steps["step"]), **{f"{n} share": s for n, s in zip(names, steps["shares"])},

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxrl_llm.compare.ledger import Run
 from jaxrl_llm.compare.report import METRIC
-from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic
+from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.diagnostics.recipes import recipes_of
 from jaxrl_llm.evaluation import scaling
 from jaxrl_llm.figures import COLORS
@@ -25,7 +25,7 @@ def entropy_law(*, early: float = 0.15) -> Diagnostic:
     if not 0 < early < 1:
         raise ValueError(f"early={early}: give a share of the evaluations, above 0 and below 1")
 
-    def measure(folders: Sequence[Path]) -> Found:
+    def measure(folders: Sequence[Path]) -> Result:
         laws = {name: fit(runs, early) for name, runs in recipes_of(folders).items()}
         rows = [row(name, law) for name, law in laws.items()]
         title = f"Entropy law with standard errors; errors in points, also of the first {early:.0%} on the rest"
@@ -34,7 +34,7 @@ def entropy_law(*, early: float = 0.15) -> Diagnostic:
     return Diagnostic(measure, draw)
 
 
-def fit(runs: Sequence[Run], early: float = 0.15) -> Found:
+def fit(runs: Sequence[Run], early: float = 0.15) -> Result:
     """The law of all evaluations of a recipe, and how well the first ones predict the others; `problem` where there is none."""
     pairs = []
     for run in runs:
@@ -43,7 +43,7 @@ def fit(runs: Sequence[Run], early: float = 0.15) -> Found:
         made = np.isfinite(reward) & np.isfinite(entropy)
         pairs.append((entropy[made], reward[made]))
     entropy, reward = (np.concatenate(column) for column in zip(*pairs))
-    result: Found = {"runs": len(runs), "entropies": entropy.tolist(), "scores": reward.tolist(), "problem": ""}
+    result: Result = {"runs": len(runs), "entropies": entropy.tolist(), "scores": reward.tolist(), "problem": ""}
     try:
         result["law"] = scaling.fit_entropy_law(entropy, reward)._asdict()
     except ValueError as error:
@@ -59,7 +59,7 @@ def fit(runs: Sequence[Run], early: float = 0.15) -> Found:
     return result
 
 
-def row(name: str, result: Found) -> dict[str, str | int]:
+def row(name: str, result: Result) -> dict[str, str | int]:
     """A recipe's row of the table."""
     law, early = result.get("law"), result.get("early_rmse")
     def show(key):

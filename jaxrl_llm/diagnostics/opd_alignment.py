@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic
+from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.diagnostics.rows import distributions, plain, sampled
 from jaxrl_llm.evaluation import opd_alignment as opd
 from jaxrl_llm.figures import COLORS
@@ -48,7 +48,7 @@ def opd_alignment(*, step: int | None = None, problems: int = 32, positions: int
       tokens: most probable tokens of the student, and of the teacher, that are forced at a place.
       samples: completions after each forced token.
     """
-    def measure(folders: Sequence[Path]) -> Found:
+    def measure(folders: Sequence[Path]) -> Result:
         steps = checkpoint_steps(folders[0] / "checkpoints")
         chosen = step if step is not None or len(folders) > 1 or not steps else steps[0]
         student, teacher = trained(folders[0], chosen), trained(folders[-1])
@@ -119,7 +119,7 @@ def completed(student: Trained, prompt: list[int], heads: Sequence[list[int]], s
     return [[head + ids[mask].tolist() for ids, mask in zip(*group)] for head, group in zip(heads, zip(made.tokens, made.mask))]
 
 
-def scored(node: Node, forced: np.ndarray, rate: np.ndarray) -> Found:
+def scored(node: Node, forced: np.ndarray, rate: np.ndarray) -> Result:
     """Cosines of a place by loss, the teacher's advantage, and how much both agree on the next token."""
     visited = np.isin(np.arange(len(node.student)), forced)
     pi, pt = (opd.restrict(p, visited) for p in (node.student, node.teacher))
@@ -132,7 +132,7 @@ def scored(node: Node, forced: np.ndarray, rate: np.ndarray) -> Found:
             **{loss: float(opd.cosine(goal, opd.distillation(pi, pt, loss))) for loss in opd.LOSSES}}
 
 
-def summary(rows: Sequence[Found]) -> list[dict[str, str | int | float]]:
+def summary(rows: Sequence[Result]) -> list[dict[str, str | int | float]]:
     """Means over places where the next token matters, for right and for wrong completions."""
     table = []
     for name, kind in (("all", None), ("right", True), ("wrong", False)):

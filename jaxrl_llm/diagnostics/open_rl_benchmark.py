@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.compare.ledger import Run, read_run
 from jaxrl_llm.compare.plan import UNITS
-from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic
+from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.evaluation import open_rl_benchmark as benchmark
 from jaxrl_llm.figures import COLORS
 from jaxrl_llm.registry import one_of
@@ -44,7 +44,7 @@ def open_rl_benchmark(*, metric: str = "eval/score", unit: str = "tokens", by: S
     one_of("unit", unit, UNITS)
     filters = [read_filter(text) for text in where]
 
-    def measure(folders: Sequence[Path]) -> Found:
+    def measure(folders: Sequence[Path]) -> Result:
         records, notes = index(folders, unit)
         chosen = [record for record in records if all(meets(record.settings, *one) for one in filters)]
         groups: dict[str, list[Record]] = {}
@@ -106,7 +106,7 @@ def index(folders: Sequence[Path], unit: str) -> tuple[list[Record], list[str]]:
     return records, notes
 
 
-def group_of(group: Sequence[Record], metric: str, unit: str, window: int, last: int) -> Found:
+def group_of(group: Sequence[Record], metric: str, unit: str, window: int, last: int) -> Result:
     """Mean curve, band and final number of the runs of a group."""
     curves, ends, runs = [], [], []
     for folder, settings, run in group:
@@ -120,7 +120,7 @@ def group_of(group: Sequence[Record], metric: str, unit: str, window: int, last:
             "mean": float(np.mean(ends)), "deviation": float(np.std(ends))}
 
 
-def cautions(groups: dict[str, Found]) -> list[str]:
+def cautions(groups: dict[str, Result]) -> list[str]:
     """Differences between groups that weaken a comparison: numbers of runs, repeated seeds, unfinished runs."""
     notes, counts = [], {name: len(one["runs"]) for name, one in groups.items()}
     if len(set(counts.values())) > 1:

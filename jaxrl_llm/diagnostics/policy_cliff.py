@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic, single
+from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic, single
 from jaxrl_llm.diagnostics.rows import sampled
 from jaxrl_llm.evaluation import policy_cliff as cliff
 from jaxrl_llm.evaluation.echo_chamber import OTHER, format_of
@@ -27,7 +27,7 @@ def policy_cliff(*, problems: int = 64, tolerance: float = cliff.EXACT, deltas: 
       deltas: sizes of the further reward.
       temperatures: weights of an entropy bonus, with which the optimal policy is a softmax.
     """
-    def measure(folders: Sequence[Path]) -> Found:
+    def measure(folders: Sequence[Path]) -> Result:
         run = trained(single(folders))
         forest, _ = sampled(run, problems, seed)
         names = [*[one.partition("=")[0].strip() for one in formats], OTHER] if formats else ["short", "long"]
@@ -43,7 +43,7 @@ def policy_cliff(*, problems: int = 64, tolerance: float = cliff.EXACT, deltas: 
 
 
 def cliff_of(rewards: np.ndarray, bonus: np.ndarray, classes: np.ndarray, names: Sequence[str], tolerance: float,
-             deltas: Sequence[float], temperatures: Sequence[float]) -> Found:
+             deltas: Sequence[float], temperatures: Sequence[float]) -> Result:
     """The numbers of a table of rewards `f64[P, G]` with a further reward `bonus f64[P, G]` and `classes i[P, G]`."""
     ties, gaps = cliff.optimal(rewards, tolerance), cliff.gap(rewards, tolerance)
     base = cliff.policy(rewards, 0, tolerance)

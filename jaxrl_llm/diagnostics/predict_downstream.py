@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.compare.ledger import read_run
 from jaxrl_llm.compare.plan import UNITS
-from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic, single
+from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic, single
 from jaxrl_llm.diagnostics.rows import candidates, sampled
 from jaxrl_llm.evaluation import predict_downstream as downstream
 from jaxrl_llm.figures import COLORS
@@ -33,7 +33,7 @@ def predict_downstream(*, problems: int = 64, wrong: int = 3, unit: str = "token
     """
     one_of("unit", unit, UNITS)
 
-    def measure(folders: Sequence[Path]) -> Found:
+    def measure(folders: Sequence[Path]) -> Result:
         folder = single(folders)
         steps = [step for step in checkpoint_steps(folder / "checkpoints") if step > 0]
         if len(steps) < _LEAST:
@@ -78,7 +78,7 @@ def candidate_logprobs(folder: Path, steps: Sequence[int], problems: int, wrong:
     return np.array(logprobs), len(kept)
 
 
-def chain_of(logprobs: np.ndarray, compute: np.ndarray) -> Found:
+def chain_of(logprobs: np.ndarray, compute: np.ndarray) -> Result:
     """Correlations of each stage with compute, from log-probs f64[M, I, C] whose first choice is right."""
     right = np.zeros(logprobs.shape[1], int)
     scores = downstream.chain(logprobs, right)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.compare.ledger import Run
 from jaxrl_llm.compare.plan import UNITS
 from jaxrl_llm.compare.report import METRIC
-from jaxrl_llm.diagnostics.base import Diagnostic, Found, diagnostic
+from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.diagnostics.recipes import recipes_of
 from jaxrl_llm.evaluation import scaling
 from jaxrl_llm.figures import COLORS
@@ -36,7 +36,7 @@ def scalerl_fit(*, unit: str = "flops", resamples: int = 100, skip: float = 0.0)
     if not 0 <= skip < 1:
         raise ValueError(f"skip={skip} is a share of a run's compute; give 0 to below 1, for example 0.1")
 
-    def measure(folders: Sequence[Path]) -> Found:
+    def measure(folders: Sequence[Path]) -> Result:
         fits = {name: fit(runs, unit, resamples, skip) for name, runs in recipes_of(folders, (unit,)).items()}
         rows = [row(name, result) for name, result in fits.items()]
         title = f"Sigmoids of {UNITS[unit]} with 95% intervals; error on the second half of laws fitted to the first, points"
@@ -51,12 +51,12 @@ def points(run: Run, unit: str, skip: float = 0.0) -> tuple[np.ndarray, np.ndarr
     return run.spent[unit][made], run.metrics[METRIC][made]
 
 
-def fit(runs: Sequence[Run], unit: str, resamples: int = 100, skip: float = 0.0) -> Found:
+def fit(runs: Sequence[Run], unit: str, resamples: int = 100, skip: float = 0.0) -> Result:
     """The fit of one recipe, or a `problem` instead if there is none."""
     curves = [points(run, unit, skip) for run in runs]
     start = float(np.mean([run.metrics[METRIC][0] for run in runs]))
     compute, reward = (np.concatenate(column) for column in zip(*curves))
-    result: Found = {"runs": len(runs), "start": start, "compute": compute.tolist(), "scores": reward.tolist(), "problem": ""}
+    result: Result = {"runs": len(runs), "start": start, "compute": compute.tolist(), "scores": reward.tolist(), "problem": ""}
     try:
         fitted = scaling.fit_sigmoid(compute, reward, start)
         result["sigmoid"] = fitted._asdict() | {"intervals": scaling.sigmoid_intervals(curves, start, resamples=resamples)}
@@ -69,7 +69,7 @@ def fit(runs: Sequence[Run], unit: str, resamples: int = 100, skip: float = 0.0)
     return result
 
 
-def row(name: str, result: Found) -> dict[str, str | int]:
+def row(name: str, result: Result) -> dict[str, str | int]:
     """A recipe's row of the table."""
     def show(key, form):
         if "sigmoid" not in result:

@@ -108,8 +108,8 @@ def private(textarena: Any, game: str) -> str:
     begun = [opened(textarena, game, seed) for seed in range(_BEGUN)]
     for player in range(2):
         alone = [_lines(inside, player) - _lines(inside, 1 - player) for inside in begun]
-        if told := sorted({line for lines in alone for line in lines if any(line not in others for others in alone)}):
-            return f"player {player} alone reads {told[0].strip()[:100]!r}"
+        if hidden := sorted({line for lines in alone for line in lines if any(line not in others for others in alone)}):
+            return f"player {player} alone reads {hidden[0].strip()[:100]!r}"
     chance = random.Random(0)
     for inside in begun[:_PLAYED]:
         read: dict[int, list[str]] = {0: [], 1: []}

@@ -60,7 +60,7 @@ ROWS = (
         slug="scaling_inter_rl",
         title="Interaction horizons that grow in stages",
         arxiv=("2509.08755",),
-        equation="turns of step k <= rounds[min((k-1) // every, K-1)]; GRPO with 0.001 KL",
+        equation="turns of step k <= turns[min((k-1) // every, K-1)]; GRPO with 0.001 KL",
         objective=("ppo_clip", {"kl_coef": 0.001}),
         needs=("turns",),
         controllers=("scaling_inter_rl",),

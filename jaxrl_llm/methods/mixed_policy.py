@@ -26,7 +26,7 @@ ROWS = (
         defaults={"group_size": 16, "turns": 5},
         omits="the option to leave out rollouts that reach the limit of tokens; the second stage of longer trajectories; "
               "the end of a void trajectory at a message of malformed calls alone (only calls in fences end it), and void "
-              "turns whose answer the verifier reads although no box is around it; three times as many prompts at once (rounds "
+              "turns whose answer the verifier reads although no box is around it; three times as many prompts at once (draws "
               "fill a batch); answers that a program prints; the request for an answer before the last turn; cuts of outputs "
               "to 512 characters",
     ),

@@ -11,7 +11,7 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
     """Draws by `inner` until `prompts` of its problems pass `keep(forest) -> bool[P]`, in at most `attempts` draws.
 
     The first `prompts` problems that pass are trained on. Those that pass beyond them are discarded, as in DAPO's released
-    code, and problems without a trajectory do not pass. Metrics: `filter/rounds`; `filter/kept`, share that passed.
+    code, and problems without a trajectory do not pass. Metrics: `filter/draws`; `filter/kept`, share that passed.
     """
     known: dict[bytes, np.ndarray] = {}  # what passed of each draw of this batch, by its samples
 
@@ -51,6 +51,6 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
         return kept & (np.cumsum(kept) <= prompts)
 
     def metrics(forest):
-        return {"filter/rounds": float(forest.draw[-1] + 1), "filter/kept": float(passed(forest).mean())}
+        return {"filter/draws": float(forest.draw[-1] + 1), "filter/kept": float(passed(forest).mean())}
 
     return Topology(plan, choose, inner.max_groups, metrics)

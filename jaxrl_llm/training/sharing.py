@@ -55,7 +55,7 @@ class Sharing:
         forest = sampler.plant([one.problem for one in kept], [one.prompt for one in kept], draw=0)
         for row, one in enumerate(kept):
             forest = _grown(sampler, forest, row, one, first_uid + row * sampler.group)
-        metrics = {"pool/groups": float(len(kept)), "pool/found": float(len(pooled)), "pool/unused": float(unused)}
+        metrics = {"pool/groups": float(len(kept)), "pool/read": float(len(pooled)), "pool/unused": float(unused)}
         return forest, metrics | {f"pool/left_{name}": float(count) for name, count in left.items()}
 
     def publish(self, forest: Forest, step: int) -> None:

@@ -5,39 +5,39 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.advantages.gdro_prompt import bin_weights, scored
+from jaxrl_llm.advantages.gdro_prompt import bin_weights, followed
 from jaxrl_llm.rollouts import Rollouts
 
 close = np.testing.assert_allclose
-SCORES = jnp.array([0.5, 0, 0, 0.1, 0, 0, -0.2])
+MOVING = jnp.array([0.5, 0, 0, 0.1, 0, 0, -0.2])
 BINS_P = jnp.array([0, 3, 6])
 
 
 @pytest.mark.parametrize("mode, expected", [
     ("code", [1.244671, 0.961995, 0.793334]), ("paper", [1.384031, 1.067159, 0.878095])])
 def test_weights(mode, expected):
-    close(bin_weights(SCORES, BINS_P, jnp.ones(3, bool), mode=mode), expected, atol=6e-7)
-    padded = bin_weights(SCORES, jnp.array([0, 3, 6, 1]), jnp.array([True, True, True, False]), mode=mode)
+    close(bin_weights(MOVING, BINS_P, jnp.ones(3, bool), mode=mode), expected, atol=6e-7)
+    padded = bin_weights(MOVING, jnp.array([0, 3, 6, 1]), jnp.array([True, True, True, False]), mode=mode)
     close(padded[:3], expected, atol=6e-7)  # a missing prompt is in no bin
 
 
 def test_shares_of_the_present_bins():
-    weights = bin_weights(SCORES, BINS_P, jnp.ones(3, bool))
+    weights = bin_weights(MOVING, BINS_P, jnp.ones(3, bool))
     close(weights / weights.sum(), [0.414890, 0.320665, 0.264445], atol=6e-7)
-    many = bin_weights(SCORES, jnp.array([0, 0, 0, 6]), jnp.ones(4, bool))
+    many = bin_weights(MOVING, jnp.array([0, 0, 0, 6]), jnp.ones(4, bool))
     close(many.mean(), 1, rtol=1e-6)
-    assert bin_weights(100 * SCORES, BINS_P, jnp.ones(3, bool), most=2.0).max() <= 2
-    assert not np.isnan(bin_weights(SCORES, BINS_P, jnp.zeros(3, bool))).any()
+    assert bin_weights(100 * MOVING, BINS_P, jnp.ones(3, bool), most=2.0).max() <= 2
+    assert not np.isnan(bin_weights(MOVING, BINS_P, jnp.zeros(3, bool))).any()
 
 
-def test_scores():
+def test_moving_losses():
     seen = jnp.array([1.0, 0, 0, 1, 0, 0, 1])
     losses = jnp.array([[0.3, 0.1], [0.1, -0.1], [0, 0]])
-    scores, new = scored(SCORES, seen, BINS_P, losses, jnp.ones((3, 2), bool), per_share=True)
-    close(scores, [0.512, 0, 0, 0.088, 0, 0, -0.176], atol=1e-6)
-    close(scored(SCORES, seen, BINS_P, losses, jnp.ones((3, 2), bool))[0], [0.464, 0, 0, 0.088, 0, 0, -0.176], atol=1e-6)
+    moving, new = followed(MOVING, seen, BINS_P, losses, jnp.ones((3, 2), bool), per_share=True)
+    close(moving, [0.512, 0, 0, 0.088, 0, 0, -0.176], atol=1e-6)
+    close(followed(MOVING, seen, BINS_P, losses, jnp.ones((3, 2), bool))[0], [0.464, 0, 0, 0.088, 0, 0, -0.176], atol=1e-6)
     assert new.tolist() == [2, 0, 0, 2, 0, 0, 2]
-    first, _ = scored(SCORES, 0 * seen, BINS_P, losses, jnp.ones((3, 2), bool).at[2].set(False), per_share=True)
+    first, _ = followed(MOVING, 0 * seen, BINS_P, losses, jnp.ones((3, 2), bool).at[2].set(False), per_share=True)
     close(first[jnp.array([0, 3, 6])], [0.4, 0, -0.2], atol=1e-6)  # the mean at once, over a share of a half; or as it was
 
 
@@ -52,7 +52,7 @@ def test_several_steps_agree_with_a_memory_in_numpy(per_share):
     rng, edges = np.random.default_rng(0), np.array([0.1, 0.2, 0.4, 0.6, 0.8, 0.9])
     one = advantages.make("gdro_prompt", num_prompts=16, window=4, per_share=per_share)
     update, state = jax.jit(one.update), one.init()
-    history, bins, score = {i: [] for i in range(6)}, {}, np.full(7, np.nan)
+    history, bins, loss_of = {i: [] for i in range(6)}, {}, np.full(7, np.nan)
     for _ in range(12):
         ids = rng.permutation(6)[:3]
         right = rng.random((3, 4)) < np.linspace(0, 0.9, 6)[ids][:, None]
@@ -66,25 +66,25 @@ def test_several_steps_agree_with_a_memory_in_numpy(per_share):
             bins[i] = raw
         mine = np.array([bins[i] for i in ids])
         there = np.unique(mine)
-        power = np.exp(0.65 * np.nan_to_num(score[there]))
+        power = np.exp(0.65 * np.nan_to_num(loss_of[there]))
         q = dict(zip(there, 0.99 * power / power.sum() + 0.01 / len(there)))
         w = np.array([q[b] for b in mine])
         z = (right - right.mean(1, keepdims=True)) / (right.std(1, ddof=1, keepdims=True) + 1e-6)
         close(A[..., 0], (w / w.mean())[:, None] * z, rtol=1e-5, atol=1e-6)
         for b in there:
             loss = (1 - right[mine == b].mean()) / ((mine == b).mean() if per_share else 1)
-            score[b] = loss if np.isnan(score[b]) else 0.88 * score[b] + 0.12 * loss
+            loss_of[b] = loss if np.isnan(loss_of[b]) else 0.88 * loss_of[b] + 0.12 * loss
         for i, row in zip(ids, right):
             history[i].append(row.any())
-    close(state.scores, np.nan_to_num(score), rtol=1e-5)
+    close(state.moving, np.nan_to_num(loss_of), rtol=1e-5)
 
 
 def test_a_bin_with_few_prompts_fails_no_more_than_others():
-    """One prompt of one bin and seven of another fail alike: equal scores, so per share the first has seven times as much."""
+    """One prompt of one bin and seven of another fail alike: equal losses, so per share the first has seven times as much."""
     bins, losses, valid = jnp.array([6] + [0] * 7), jnp.full((8, 2), 0.5), jnp.ones((8, 2), bool)
     nothing = jnp.zeros(7)
-    close(scored(nothing, nothing, bins, losses, valid)[0], [0.5, 0, 0, 0, 0, 0, 0.5])
-    close(scored(nothing, nothing, bins, losses, valid, per_share=True)[0], [4 / 7, 0, 0, 0, 0, 0, 4], rtol=1e-6)
+    close(followed(nothing, nothing, bins, losses, valid)[0], [0.5, 0, 0, 0, 0, 0, 0.5])
+    close(followed(nothing, nothing, bins, losses, valid, per_share=True)[0], [4 / 7, 0, 0, 0, 0, 0, 4], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def base(**changes):
     return config
 
 
-def write_run(job, budget, scores, *, length=5.0, seconds=2.0, rounds=None, every=2, samples=True, more=None):
+def write_run(job, budget, scores, *, length=5.0, seconds=2.0, draws=None, every=2, samples=True, more=None):
     """Held-out `scores` at steps 0, every, 2 every ...; the first step compiles for a hundred seconds."""
     config = plan.run_config(job, budget)
     resolved = resolve_config(config_lib.resolve(config, plan.methods.get(config.method).defaults))
@@ -40,7 +40,7 @@ def write_run(job, budget, scores, *, length=5.0, seconds=2.0, rounds=None, ever
             if step:
                 line |= {"completion/length": length, "time/step": 100.0 if step == 1 else seconds, "time/rollout": 0.5,
                          "time/update": 1.0, "entropy": 0.5, "reward/mean": 0.3}
-                line |= ({"filter/rounds": rounds} if rounds else {}) | (more or {})
+                line |= ({"filter/draws": draws} if draws else {}) | (more or {})
             writer.write(step, line)
             if samples and step % every == 0:
                 page = job.folder / "samples" / f"step_{step:06d}.jsonl"

@@ -1,4 +1,4 @@
-"""Measurements in rounds: a continued one equals an uninterrupted one, each belongs to one task, and greedy needs one round."""
+"""Repeated measurements: a continued one equals an uninterrupted one, each belongs to one task, greedy needs one repetition."""
 import json
 
 import jax
@@ -26,7 +26,7 @@ def draw(policy, file=None, **options):
 
 
 def test_an_interrupted_measurement_continues(policy, tmp_path):
-    whole = draw(policy)  # 5 samples are 3 rounds of 2; 6 problems are batches of 4 and 2
+    whole = draw(policy)  # 5 samples are 3 repetitions of 2; 6 problems are batches of 4 and 2
     assert len(whole) == 18 and [row["start"] for row in whole] == ([0] * 4 + [4] * 2) * 3
     file = tmp_path / "completions.jsonl"
     draw(policy, file, samples=2)
@@ -52,18 +52,18 @@ def test_a_file_belongs_to_one_measurement(policy, tmp_path):
 
 
 def test_solved_problems_are_left_alone(policy):
-    """The second batch has an unsolved problem and continues to the last round; the first batch is solved and stops."""
+    """The second batch has an unsolved problem and continues to the last repetition; the first batch is solved and stops."""
     whole = draw(policy, samples=8)
     whole[0]["correct"] = [1, 0]
     for row in whole[1:4]:
         row["correct"] = [0, 1]
     run, params = policy
-    done = [row for row in whole if row["round"] == 0]
+    done = [row for row in whole if row["repetition"] == 0]
     assert {row["start"] for row in done} == {0, 4}
     more = held_out.draw(run.source, params, None, problems=6, samples=8, temperature=1.0, key=jax.random.key(0), done=done,
                          until=1)
-    rounds = [row["round"] for row in more if row["start"] == 0]
-    assert rounds == [0] * 4 and max(row["round"] for row in more if row["start"] == 4) == 3
+    repetitions = [row["repetition"] for row in more if row["start"] == 0]
+    assert repetitions == [0] * 4 and max(row["repetition"] for row in more if row["start"] == 4) == 3
     assert [row for row in more if row["start"] == 4] == [row for row in whole if row["start"] == 4]
 
 

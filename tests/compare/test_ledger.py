@@ -40,7 +40,7 @@ def test_tokens_of_others_cost_operations_and_are_not_sampled(tmp_path):
 
 def test_filtered_rollouts_count_as_cost(tmp_path):
     job = job_of(tmp_path, "dapo")
-    write_run(job, BUDGET, [0.1, 0.2], rounds=3.0)
+    write_run(job, BUDGET, [0.1, 0.2], draws=3.0)
     run = ledger.read_run(job.folder)
     np.testing.assert_array_equal(run.spent["tokens"], [0, 120, 240])
     once, thrice = costs("dapo").step_flops(np.array([5.0, 5.0]), np.array([1.0, 3.0]))
@@ -60,8 +60,8 @@ def test_operations_of_a_step_by_hand():
     between = result.step_flops(np.array([5.0, 5.25, 6.0]), np.ones(3))
     assert between[1] == pytest.approx(0.75 * between[0] + 0.25 * between[2], rel=1e-12)
     assert costs("rloo(learner.epochs=2)").step_flops(np.array([5.0]), np.ones(1))[0] == 4 * (rollouts + 7 * group)
-    assert costs("grpo(objective='kl_coef=0.1')").scores == 1 + costs("grpo").scores
-    assert (costs("poise").scores, costs("poise(learner.micro_batches=2)").scores) == (0, 1)
+    assert costs("grpo(objective='kl_coef=0.1')").passes == 1 + costs("grpo").passes
+    assert (costs("poise").passes, costs("poise(learner.micro_batches=2)").passes) == (0, 1)
 
 
 def test_a_critic_costs_as_much_as_a_policy_without_logits():

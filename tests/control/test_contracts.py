@@ -48,8 +48,8 @@ def test_interaction_grows_in_stages():
     one = control.make("scaling_inter_rl")
     at = {step: int(one.propose(jnp.int32(step - 1))["max_turns"]) for step in (1, 100, 101, 200, 201, 999)}
     assert at == {1: 10, 100: 10, 101: 20, 200: 20, 201: 30, 999: 30}
-    with pytest.raises(ValueError, match="rounds that grow"):
-        control.make("scaling_inter_rl", rounds=(10, 5))
+    with pytest.raises(ValueError, match="positive numbers that grow"):
+        control.make("scaling_inter_rl", turns=(10, 5))
 
 
 def test_the_horizon_of_tti_grows_with_the_iteration():

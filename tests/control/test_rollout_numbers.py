@@ -36,7 +36,7 @@ def test_windows_forget():
     assert state.visits.tolist() == [4, 0]
 
 
-def scores_of_the_example():
+def gains_of_the_example():
     return jnp.zeros((3, 11)).at[1, 5].set(1).at[2, 0].set(1)
 
 
@@ -44,13 +44,13 @@ SIZES = tuple(range(2, 13))
 
 
 def test_joint_choice_and_update():
-    counts, scores = jnp.array([4, 2, 2]), scores_of_the_example()
-    arms = gdro_rollout.joint_arms(counts, gdro_rollout.arm_probabilities(scores), SIZES, 32)
+    counts, gains = jnp.array([4, 2, 2]), gains_of_the_example()
+    arms = gdro_rollout.joint_arms(counts, gdro_rollout.arm_probabilities(gains), SIZES, 32)
     assert (arms + 2).tolist() == [2, 7, 5] and int((counts * (arms + 2)).sum()) == 32
     for sign, expected in ((1, [0.2, 1.1, -0.1]), (-1, [-0.2, 0.9, 0.1])):
-        new = gdro_rollout.played(scores, arms, jnp.array([0.2, 0.1, -0.1]), 0.0, jnp.asarray(SIZES), 4.0, sign=sign)
+        new = gdro_rollout.played(gains, arms, jnp.array([0.2, 0.1, -0.1]), 0.0, jnp.asarray(SIZES), 4.0, sign=sign)
         close(new[jnp.arange(3), arms], expected, rtol=1e-6)
-        assert int((new != scores).sum()) == 3
+        assert int((new != gains).sum()) == 3
     close(gdro_rollout.square_root_law(counts, jnp.array([0.09, 0.25, 0.01]), 4.0), [4, 6.666667, 1.333333], atol=1e-6)
 
 
@@ -60,8 +60,8 @@ def test_joint_choice_and_update():
 def test_the_total_is_met_by_the_likeliest_choice(counts, seed):
     """Against all choices: the nearest total, and among those the largest sum of log-probabilities."""
     sizes, total = (1, 2, 3), 2 * sum(counts)
-    scores = np.random.default_rng(seed).normal(size=(3, 3)).astype(np.float32)
-    probabilities = gdro_rollout.arm_probabilities(jnp.asarray(scores))
+    gains = np.random.default_rng(seed).normal(size=(3, 3)).astype(np.float32)
+    probabilities = gdro_rollout.arm_probabilities(jnp.asarray(gains))
     close(probabilities.sum(1), 1, rtol=1e-6)
     arms = np.asarray(gdro_rollout.joint_arms(jnp.asarray(counts), probabilities, sizes, total))
     assert ((arms < 0) == (np.array(counts) == 0)).all()
@@ -91,25 +91,25 @@ def test_bandits_use_the_whole_budget_of_a_run():
         tried[ids] = sizes
         state = observe(state, {"tried": tried, "right": rng.binomial(tried, rates).astype(np.int32)})
     assert np.bincount(drawn).tolist() == [8] * 20 and float(state.price) == 0
-    assert len(set(np.asarray(state.windows.bins).tolist())) > 2 and np.abs(state.scores).max() > 0
+    assert len(set(np.asarray(state.windows.bins).tolist())) > 2 and np.abs(state.gains).max() > 0
 
 
 @pytest.mark.slow
 def test_the_loss_of_an_arm_is_the_failure_of_its_bin_above_the_mean():
-    """A usual share of failures changes no score; a larger share raises the score of the played arm."""
+    """A usual share of failures changes no gain; a larger share raises the gain of the played arm."""
     one = control.make("gdro_rollout", mean=2)
     state = one.init(shares=alone(1), batch=1, seed=SEED, group=2, max_group=6)
     assert np.isnan(state.usual).all() and np.asarray(state.arms).tolist() == [1, -1, -1, -1, -1, -1, -1]
-    for right, usual, score in ((3, 0.25, 0), (3, 0.25, 0), (2, 0.28, 0.25), (4, 0.2464, -0.03)):
+    for right, usual, gain in ((3, 0.25, 0), (3, 0.25, 0), (2, 0.28, 0.25), (4, 0.2464, -0.03)):
         state = one.observe(state, {"tried": np.array([4]), "right": np.array([right])})
         state = state._replace(windows=gdro_bins.unseen(1, 100), arms=jnp.array([1, -1, -1, -1, -1, -1, -1]))  # as before
         close(state.usual[0], usual, rtol=1e-6)
-        close(state.scores[0], [0, score, 0], atol=1e-6)
-        assert np.isnan(state.usual[1:]).all() and not state.scores[1:].any()
+        close(state.gains[0], [0, gain, 0], atol=1e-6)
+        assert np.isnan(state.usual[1:]).all() and not state.gains[1:].any()
 
 
-def test_failures_alone_change_no_score():
-    """A bin of unsolved problems: in 30 steps all scores stay 0 for any sequence of arms."""
+def test_failures_alone_change_no_gain():
+    """A bin of unsolved problems: in 30 steps all gains stay 0 for any sequence of arms."""
     one = control.make("gdro_rollout")
     state, observe = one.init(shares=alone(8), batch=4, seed=SEED, group=2, max_group=12), jax.jit(one.observe)
     for _ in range(30):
@@ -117,7 +117,7 @@ def test_failures_alone_change_no_score():
         tried = np.zeros(8, np.int32)
         tried[np.asarray(result["prompt_ids"])] = np.asarray(result["group_sizes"])
         state = observe(state, {"tried": tried, "right": np.zeros(8, np.int32)})
-    assert not state.scores.any() and state.usual[0] == 1
+    assert not state.gains.any() and state.usual[0] == 1
     with pytest.raises(ValueError, match="sampling.max_group=4 is no more than the 2 groups of 2"):
         one.init(shares=alone(8), batch=4, seed=SEED, group=2, max_group=4)
 

@@ -16,7 +16,7 @@ CONTEXTS = {"environment": "chatter:forgetful", "sampling.max_turns": 6, "method
 CORRECTED = {"environment": "purified(environment='chatter:letters', mark='')", "sampling.max_turns": 4}
 WINDOWS = {"environment": "recent(environment='chatter:letters', turns=1, contexts=3)"}
 ROWS = {
-    "simpletir_filter": {}, "simpletir": {"sampling.max_rounds": 2}, "verltool": {"sampling.observation_tokens": 3},
+    "simpletir_filter": {}, "simpletir": {"sampling.max_draws": 2}, "verltool": {"sampling.observation_tokens": 3},
     "agentgym_rl": {}, "tti": {"control": "least=1, most=3"}, "turn_control": {}, "table_gpt_r1": {},
     "cleaner_saar": CORRECTED,
     "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,

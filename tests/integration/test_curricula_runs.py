@@ -84,7 +84,7 @@ def test_three_steps_by_name(method):
 @pytest.mark.slow
 def test_counts_include_all_samples():
     """With a filter, controllers also observe the dropped groups, even in a step without a kept group."""
-    run, params = setup.build(tiny("sws", **{"sampling.max_rounds": 2}))
+    run, params = setup.build(tiny("sws", **{"sampling.max_draws": 2}))
     (_, done), = steps_of(with_factor(run, [0.0]), params, 1)
     assert done.finished.rollouts is None and done.learned.rollouts is None
     assert done.finished.counts["tried"].sum() == 2 * P * G and not done.finished.counts["right"].any()
@@ -98,7 +98,7 @@ def test_groups_dropped_by_spear_are_not_replaced():
     """At most the three groups of largest spread remain of four, from one draw."""
     run, params = setup.build(tiny("spear_clip", **{"sampling.group": 4}))
     finished = run.source.next(setup.initial_state(run, params))
-    assert finished.counts["tried"].sum() == 4 * P and "filter/rounds" not in finished.metrics
+    assert finished.counts["tried"].sum() == 4 * P and "filter/draws" not in finished.metrics
     assert 0 < len(finished.forest.problems) <= 3 and finished.metrics["filter/kept"] == len(finished.forest.problems) / P
 
 
@@ -146,7 +146,7 @@ def test_by_default_groups_grow_to_four_times_their_size(method):
     assert run.config.sampling.max_group == 4 * G and run.source.max_groups == 4
     state = setup.initial_state(run, params)
     if method == "gdro_rollout":
-        assert state.control["gdro_rollout"].scores.shape == (7, 4)
+        assert state.control["gdro_rollout"].gains.shape == (7, 4)
 
 
 @pytest.mark.parametrize("changes, message", [

@@ -238,7 +238,7 @@ def test_a_draw_that_is_lost_whole_is_followed_by_the_next():
             inner, 4, keep=lambda part: part.draw > 0, attempts=9))
         finished = source.next(state)
         assert [problem.id for problem in finished.forest.problems] == [8, 9, 10, 11] and finished.rollouts.valid.all()
-        assert finished.metrics["filter/rounds"] == 3 and finished.metrics["environment/invalid"] == 16
+        assert finished.metrics["filter/draws"] == 3 and finished.metrics["environment/invalid"] == 16
         assert finished.counts["tried"][:12].tolist() == [4] * 4 + [0] * 4 + [4] * 4
     source.data = run_files.Given(problems[4:8])
     with pytest.raises(TooManyInvalid, match="lost all 16 trajectories of a batch"):
@@ -288,7 +288,7 @@ def test_methods_of_turns_name_the_missing_environment():
 @pytest.mark.slow
 def test_a_controller_limits_the_turns(monkeypatch, tmp_path):
     from jaxrl_llm import control
-    monkeypatch.setattr(parts.control, "make", lambda name: control.base.CONTROLLERS[name](rounds=(1, 2), every=1))
+    monkeypatch.setattr(parts.control, "make", lambda name: control.base.CONTROLLERS[name](turns=(1, 2), every=1))
     run, params = setup.build(chatter.get_config(method="scaling_inter_rl"))
     state, turns = setup.initial_state(run, params), []
     frozen = run.learner.frozen(state.params)

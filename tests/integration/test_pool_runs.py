@@ -47,7 +47,7 @@ def test_a_batch_holds_groups_of_others(tmp_path):
     tokenizer = run.source.sampler.tokenizer
     assert rollouts.tokens[3, 0, :3].tolist() == [*tokenizer.encode("ab"), tokenizer.eos_id]
     assert rollouts.tokens[3, 3].tolist() == tokenizer.encode("cdefgh") and rollouts.extras["truncated"][3, 3]  # T is 6
-    assert metrics["pool/groups"] == 1 and metrics["pool/left_size"] == 1 and metrics["pool/found"] == 2
+    assert metrics["pool/groups"] == 1 and metrics["pool/left_size"] == 1 and metrics["pool/read"] == 2
     assert finished.counts["tried"].sum() == 12 and run.source.next_uid == first_uid + 16
     assert len({*finished.forest.uid[finished.forest.ends].tolist()}) == 16
     learned = run.learner.learn(state, rollouts, facts=finished.facts)
@@ -88,6 +88,6 @@ def test_nodes_learn_from_each_other(tmp_path):
         loop.train(tiny(tmp_path / "pool", steps=3, seed=seed, **options), tmp_path / str(seed))
     loop.train(tiny(tmp_path / "pool", steps=6, seed=0, **options), tmp_path / "0", resume=True)
     first, last = lines(tmp_path / "0")[1], lines(tmp_path / "0")[4:]
-    assert first["pool/found"] == 0 and first["pool/left_garbage"] == 1
-    assert all(line["pool/found"] >= 2 and line["pool/groups"] == 2 for line in last)
+    assert first["pool/read"] == 0 and first["pool/left_garbage"] == 1
+    assert all(line["pool/read"] >= 2 and line["pool/groups"] == 2 for line in last)
     assert all(np.isfinite(line["loss"]) and line["max/ratio"] == 1 for line in last)

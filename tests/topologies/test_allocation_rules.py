@@ -40,7 +40,7 @@ def test_dars_in_a_forest():
 
 @pytest.mark.parametrize("name, hyper, further, kept", [
     ("dars", {}, [0, 0, 3, 3], [False, True, False, False]), ("speed_rl", {}, [1, 1], [False, True, False, False]),
-    ("gvm_raft", {"mean": 1.5}, [1, 2], [True] * 4), ("xrpo_allocation", {"mean": 1.25, "rounds": 1}, [2], [True] * 4)])
+    ("gvm_raft", {"mean": 1.5}, [1, 2], [True] * 4), ("xrpo_allocation", {"mean": 1.25, "blocks": 1}, [2], [True] * 4)])
 def test_success_is_the_reward_s_own_criterion(name, hyper, further, kept):
     """With `last_number + soft_overlong` a right answer that is too long earns nearly nothing, and a wrong one less.
 
@@ -84,15 +84,15 @@ def test_xrpo_example():
     assert xrpo.block(std, n, 4, 5).tolist() == [1, 1, 1, 1] and xrpo.block(std, n, 4, 4).tolist() == [0] * 4
 
 
-@pytest.mark.parametrize("mean, rounds, most", [(2, 1, 8), (2, 3, 8), (3, 2, 12), (4, 2, 8), (1, 1, 8)])
-def test_xrpo_spends_its_budget(mean, rounds, most):
+@pytest.mark.parametrize("mean, blocks, most", [(2, 1, 8), (2, 3, 8), (3, 2, 12), (4, 2, 8), (1, 1, 8)])
+def test_xrpo_spends_its_budget(mean, blocks, most):
     rng = np.random.default_rng(mean)
     rewards = rng.integers(0, 2, (5, most))
-    topology = by_rule(5, group=2, most=most, rule=topologies.make_rule("xrpo_allocation", mean=mean, rounds=rounds))
+    topology = by_rule(5, group=2, most=most, rule=topologies.make_rule("xrpo_allocation", mean=mean, blocks=blocks))
     plans, forest = follow(topology, lambda problem, number: float(rewards[problem, number]))
     sizes = np.bincount(forest.prompt[forest.ends])
     assert sizes.sum() == min(mean * 5 * 2, 5 * most) and sizes.min() >= 2 and sizes.max() <= most
-    assert len(plans) == 2 + min(rounds, (mean - 1) * 5)
+    assert len(plans) == 2 + min(blocks, (mean - 1) * 5)
     with pytest.raises(ValueError, match="mean=0.5 groups a prompt"):
         topologies.make_rule("xrpo_allocation", mean=0.5)
 
@@ -105,7 +105,7 @@ def test_rules_with_lost_rollouts():
     assert rule.more(rewards, valid, 4, 8).tolist() == [4, 0, 0, 0]
     valid[0, :6] = True  # of the four further rollouts one is lost
     assert not rule.more(rewards, valid, 4, 8).any() and rule.keep(rewards, valid).tolist() == [True, False, False, False]
-    rule = topologies.make_rule("xrpo_allocation", rounds=1)
+    rule = topologies.make_rule("xrpo_allocation", blocks=1)
     more = rule.more(rewards, valid, 4, 8)  # 14 of 32 rollouts: what is missing goes to prompts with room, in whole groups
     assert more.tolist() == [0, 4, 4, 4]
 
