@@ -16,6 +16,7 @@ from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.guided import guided
 from jaxrl_llm.topologies.guides import GUIDES, Guide, guide
 from jaxrl_llm.topologies.narrowed import narrowed
+from jaxrl_llm.topologies.oracle import oracle
 from jaxrl_llm.topologies.refill import refill
 from jaxrl_llm.topologies.rounds import by_rule, rounds
 from jaxrl_llm.topologies.rules import RULES, Rule, rule
@@ -47,5 +48,5 @@ def provided(name: str | None, there: Iterable[str]) -> set[str]:
 
 
 __all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "chosen", "guide",
-           "guided", "make", "make_guide", "make_rule", "named", "narrowed", "provided", "refill", "rounds", "rule",
+           "guided", "make", "make_guide", "make_rule", "named", "narrowed", "oracle", "provided", "refill", "rounds", "rule",
            "rule_names", "single", "sized", "topology"]

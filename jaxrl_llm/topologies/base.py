@@ -38,7 +38,10 @@ KNOWN = {
 NO_ROWS = np.zeros(0, np.int32)
 
 # Measurements of the prompts that a plan can request, as facts of the forest.
-MEASURED = {"gradient_norms": "f32[P], mean norm of the gradient of a right completion's log-prob, 0 without any right one"}
+MEASURED = {
+    "gradient_norms": "f32[P], mean norm of the gradient of a right completion's log-prob, 0 without any right one",
+    "expected": "f32[P], mean reward of groups of the plan's `rows`, which are not trained on, where it is NaN",
+}
 
 
 class Plan(NamedTuple):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
@@ -352,10 +351,9 @@ class _Session:
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
         """The learning rate of a step's last update if it has a schedule, the step's duration, sampled tokens per second."""
         updates = optimizers.updates_made(done.learned.state.opt_state)
-        tokens = np.sum(done.finished.forest.version == int(done.learned.state.step) - 1)  # without replayed ones
         rates = {} if updates is None else {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0)))
                                             * done.learned.metrics.get("control/learning_rate", 1.0)}
-        return rates | {"time/step": seconds, "speed/tokens_per_second": float(tokens) / seconds}
+        return rates | {"time/step": seconds, "speed/tokens_per_second": done.finished.metrics["completion/tokens"] / seconds}
 
     def rescue(self, error: BaseException) -> None:
         """Saves the progress since the last checkpoint if that is still possible; `error` gets a note of it."""

@@ -19,9 +19,9 @@ from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
 # Two are control conditions. "shuffled": every prompt gets the probe's prediction for its neighbour in the (shuffled) batch.
-# "oracle": the policy samples further completions, which are not trained on and not counted in any budget.
+# "oracle": the policy samples further completions, which are not trained on and not counted in any budget; nothing is
+# predicted, and the topology `oracle` asks for them.
 SOURCES = ("moving_average", "shuffled", "probe", "v0", "oracle")
-_ORACLE_DRAWS = 4
 _WINDOW = 512   # number of latest groups that the probe is fitted to
 _CONTEXT = 256  # number of latest groups that V0 reads, as in the paper
 Facts = dict[str, Any]
@@ -32,14 +32,12 @@ class Prior(NamedTuple):
 
     The `controller` learns the state and proposes no settings. read(rows, params, lora) -> facts `[P, ...]` of problems and
     their token ids, on the host, including `prompt_ids i32[P]`; the controller also observes the facts of sampled prompts.
-    predict(state, facts) -> f32[P], the expected reward. `draws`: number of extra sampler calls, which are not trained on and
-    give `facts["sampled"]` f32[P], the prompts' mean rewards.
+    predict(state, facts) -> f32[P], the expected reward; NaN: unknown.
     """
 
     controller: Controller
     read: Callable[[Sequence[tuple[Problem, list[int]]], Any, Any], Facts]
     predict: Callable[[Any, Facts], Array]
-    draws: int = 0
 
 
 def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, capture: Capture) -> Prior:
@@ -52,7 +50,7 @@ def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, c
         return of_v0(config.prior.weights, config.prior.encoder)
     if source == "oracle":
         return Prior(learner(lambda: (), lambda state, facts: state), lambda rows, params, lora: {"prompt_ids": ids_of(rows)},
-                     lambda state, facts: facts["sampled"], draws=_ORACLE_DRAWS)
+                     lambda state, facts: jnp.full(len(facts["prompt_ids"]), jnp.nan))
     return of_averages(prompts)
 
 

@@ -30,7 +30,7 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import Batches, batches, levels_of, tasks_of
-from jaxrl_llm.topologies import Topology, narrowed, refill, single
+from jaxrl_llm.topologies import Topology, narrowed, oracle, refill, single
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import gradient_norms, offload, optimizers, parts, refusals, teachers
 from jaxrl_llm.training import prior as prior_lib
@@ -117,13 +117,14 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
 def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task, judge: Judge,
                 sets: tuple[EvalSpec, ...] = ()) -> Source:
     """The source of a run's rollouts; `judge` rewards them: a reward or the runner of an environment."""
-    asked = config.budget.utility or "prior" in made.needs
     if made.begins_or_spreads and not isinstance(judge, Runner):
         config = parts.with_scan(config, made.method)
     plain = make_plain_source(config, policy, mesh, tokenizer, task, judge, sets)
     read = capture_of(config, tokenizer, policy.model.config.num_layers)
-    prior = prior_lib.make(config, policy, len(task.train), plain.sampler.prompt_tokens, read) if asked else None
-    return with_topology(config, made, dataclasses.replace(plain, prior=prior))
+    if expects(config, made):
+        prior = prior_lib.make(config, policy, len(task.train), plain.sampler.prompt_tokens, read)
+        plain = dataclasses.replace(plain, prior=prior)
+    return with_topology(config, made, plain)
 
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task,
@@ -237,7 +238,13 @@ def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:
              "drawn": config.budget.prompts, "utility": config.budget.utility,
              "wants": None if estimator.wants_more is None else lambda forest: wants_more(
                  estimator, group, most, *outcomes(forest, most), forest.facts.get("expected"))}
-    return topologies.make(topologies.chosen(name, made.there), known, numbers)
+    topology = topologies.make(topologies.chosen(name, made.there), known, numbers)
+    return oracle(topology, prompts=P) if expects(config, made) and config.prior.source == "oracle" else topology
+
+
+def expects(config: ConfigDict, made: Parts) -> bool:
+    """Whether a budget or the method reads what is expected of prompts."""
+    return bool(config.budget.utility) or "prior" in made.needs
 
 
 def filtered(config: ConfigDict, filters: Mapping[str, Filter], inner: Topology, view: Callable[[Forest, int], Rollouts], P: int

@@ -151,10 +151,13 @@ class Source:
         topology, mix = self._begun(state.key, version)
         forest = self.planted([], draw=0)
         while not (plan := topology.plan(forest)).complete:
-            if plan.measure:
+            if plan.measure == "expected":
+                forest, tokens = with_expected(forest, generate(forest, plan.rows))
+                asked += tokens
+            elif plan.measure:
                 forest = self._measured(forest, plan.measure, state)
             elif plan.draw:
-                forest = self._drawn(forest, plan.draw, state, generate, known, timer)
+                forest = self._drawn(forest, plan.draw, state, known, timer)
             else:
                 forest = generate(forest, plan.rows, plan.shares)
         own = forests.trim(forest, ~forest.aided) if self.guided else forest
@@ -300,8 +303,7 @@ class Source:
             return grown
         return with_tool_reward(grown, len(forest.uid), float(known.tool_coef))
 
-    def _drawn(self, forest: Forest, count: int, state: TrainState, sample: Sample, settings: Settings, timer: PhaseTimer
-               ) -> Forest:
+    def _drawn(self, forest: Forest, count: int, state: TrainState, settings: Settings, timer: PhaseTimer) -> Forest:
         """The forest with `count` further problems of the task, and their facts."""
         rows: list[tuple[Problem, list[int]]] = []
         if forest.problems:  # controllers propose one batch per step
@@ -314,7 +316,7 @@ class Source:
         if not rows:
             raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.sampler.prompt_tokens}; raise it")
         new = self.planted(rows, draw=int(forest.draw.max(initial=-1)) + 1)
-        facts = {} if self.prior is None else self._expectations(new, rows, state, sample)
+        facts = {} if self.prior is None else self._expectations(rows, state)
         if settings.group_sizes is not None:
             facts = {**facts, "group_size": self._group_sizes(new, settings)}
         new = new.with_facts(facts)
@@ -352,17 +354,24 @@ class Source:
 
         return part
 
-    def _expectations(self, new: Forest, rows, state: TrainState, sample: Sample) -> prior_lib.Facts:
-        """The facts that the prior reads of problems, and its predictions.
-
-        A prior that samples the policy gets the mean rewards of completions that are not trained on.
-        """
+    def _expectations(self, rows, state: TrainState) -> prior_lib.Facts:
+        """The facts that the prior reads of problems, and its predictions."""
         assert self.prior is not None
         facts = self.prior.read(rows, state.params, state.lora)
-        if self.prior.draws:
-            asked = sample(new, np.resize(np.arange(len(rows)), self.sampler.prompts * self.prior.draws))
-            facts["sampled"] = means(asked.rewards[asked.ends], asked.prompt[asked.ends], len(rows))
         return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
+
+
+def with_expected(forest: Forest, grown: Forest) -> tuple[Forest, int]:
+    """The forest with what is expected of problems where it was NaN, and the number of tokens that were sampled for it.
+
+    This is the mean reward of the samples that `grown` has and the forest has not; 1/2 where an environment lost all of them.
+    """
+    first, known = len(forest.uid), forest.facts["expected"]
+    ends = grown.ends[grown.ends >= first]
+    seen = np.nan_to_num(means(grown.rewards[ends], grown.prompt[ends], len(forest.problems)), nan=0.5)
+    expected = np.where(np.isnan(known), seen, known).astype(np.float32)
+    tokens = int(grown.length[first:][grown.role[first:] == Role.POLICY].sum())
+    return forest.with_facts({**forest.facts, "expected": expected}), tokens
 
 
 def with_tool_reward(forest: Forest, first: int, coef: float) -> Forest:

@@ -10,7 +10,7 @@ import run_files
 import tiny_config
 
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.topologies import budgets
+from jaxrl_llm.topologies import budgets, oracle
 from jaxrl_llm.training import loop, prior, setup
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.values import v0
@@ -108,24 +108,27 @@ def test_other_sources_of_expected_rewards_resume_too(tmp_path, source):
 def test_the_oracle_asks_the_policy(built):
     """The reward identifies the prompt; the oracle expects exactly this reward, and its completions are not trained."""
     run, params = built
-    asked = []
+    asked, tokens = [], 0
 
     def answer(texts, answers, problems, lengths, spent):
+        nonlocal tokens
         asked.append(len(problems))
+        tokens += int(np.sum(lengths))
         total = np.array([problem.id / 100 for problem in problems], np.float32)
         return Scores(total, total[:, None], ("exact",), {})
 
     c = config(**{"budget.prompts": 4, "budget.utility": "per_rollout", "prior.source": "oracle"})
-    oracle = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
+    unknown = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
     reward = run_files.called(run.source.sampler.reward, answer)
     problems = run_files.Given([run.source.task.train[i] for i in (5, 9, 2, 7)])
-    topology = budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout")
-    source = dataclasses.replace(run.source, data=problems, prior=oracle, topology=topology,
+    topology = oracle(budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout"), prompts=ROWS, draws=3)
+    source = dataclasses.replace(run.source, data=problems, prior=unknown, topology=topology,
                                  sampler=dataclasses.replace(run.source.sampler, reward=reward))
     sampled, forest, facts, _ = source.next(setup.initial_state(run, jax.tree.map(lambda x: x + 0, params)))
     np.testing.assert_allclose(forest.facts["expected"], np.float32([0.05, 0.09, 0.02, 0.07]), rtol=1e-6)
-    assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (oracle.draws + 1)
-    assert facts["completion/tokens"] == sampled.mask[sampled.valid].sum() and source.next_uid == sum(asked)
+    assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (3 + 1)
+    assert source.next_uid == sum(asked)
+    assert facts["completion/tokens"] == tokens > 2 * sampled.mask[sampled.valid].sum()  # also those of the oracle
 
 
 @pytest.mark.slow
