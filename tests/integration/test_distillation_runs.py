@@ -73,16 +73,16 @@ def test_log_probs_are_those_of_the_teachers_own_model(taught, rows):
 def test_each_task_has_its_teacher():
     """Three teachers by literal numbers; with `apart` all of them and the teacher of each task."""
     weights = (1.0, 2.0, 3.0)
-    scorers = [lambda own, lora, rollouts: (own * rollouts.tokens.astype(float), None)] * 3
+    functions = [lambda own, lora, rollouts: (own * rollouts.tokens.astype(float), None)] * 3
     rollouts = Rollouts(mask=np.ones((4, 1, 2), bool), valid=np.ones((4, 1), bool), tokens=np.full((4, 1, 2), 7),
                         extras={"task": np.array([2, 0, 1, 2])})
-    one, apart = (teacher(scorers, weights, apart=apart) for apart in (False, True))
+    one, apart = (teacher(functions, weights, apart=apart) for apart in (False, True))
     result = one.record(one.given, None, None, rollouts)["teacher_logprobs"]
     assert result[:, 0].tolist() == [[21.0] * 2, [7.0] * 2, [14.0] * 2, [21.0] * 2] and one.provides == ("teacher_logprobs",)
     both = apart.record(apart.given, None, None, rollouts)
     assert both["teacher_logprobs"].shape == (4, 1, 2, 3) and both["teacher_id"].tolist() == [2, 0, 1, 2]
     assert both["teacher_logprobs"][0, 0, 0].tolist() == [7.0, 14.0, 21.0] and apart.provides[1] == "teacher_id"
-    alone = teacher(scorers[:1], weights[:1], apart=True)
+    alone = teacher(functions[:1], weights[:1], apart=True)
     assert alone.record(alone.given, None, None, rollouts)["teacher_id"].tolist() == [0] * 4  # one for all tasks
 
 
@@ -107,8 +107,8 @@ def test_a_teacher_that_reads_other_tokens_is_refused(taught, monkeypatch):
     task, mesh = run.source.task, run.source.mesh
     from jaxrl_llm.training import teachers
     def asked(own):
-        return teachers.loader(run.config, task, own, mesh, 14, lambda model: "scorer")("path")
-    assert [scorer for scorer, _ in asked(tokenizer)] == ["scorer"]
+        return teachers.loader(run.config, task, own, mesh, 14, lambda model: "function")("path")
+    assert [function for function, _ in asked(tokenizer)] == ["function"]
     assert [one.name for one in run.learner.recorders] == ["old", "reference", "teacher"]
     with pytest.raises(ValueError, match="config.teacher.path=.* reads '.*=' as other tokens than the policy"):
         asked(Shifted())
