@@ -29,7 +29,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.tasks.loader import Batches, batches, levels_of, tasks_of
+from jaxrl_llm.tasks.loader import batches, levels_of, tasks_of
 from jaxrl_llm.topologies import Topology, narrowed, oracle, refill, single
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import gradient_norms, offload, optimizers, parts, refusals, teachers
@@ -409,9 +409,8 @@ def known_of(run: Run, params) -> dict[str, Any]:
     """The `control.KNOWN` values of a run; those of training prompts only if a controller needs them."""
     source, s = run.source, run.config.sampling
     train = source.task.train
-    batch = source.data.size if isinstance(source.data, Batches) else run.config.prompts.per_step  # custom data has no size
     seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
-    known = {"prompts": len(train), "shares": Shares(*tasks_of(train)), "batch": batch, "group": s.group,
+    known = {"prompts": len(train), "shares": Shares(*tasks_of(train)), "batch": source.data.size, "group": s.group,
              "max_group": s.max_group, "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
     if "levels" in run.learner.controls.asks:
         known["levels"] = levels_of(train)
