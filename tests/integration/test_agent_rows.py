@@ -7,7 +7,7 @@ from jaxrl_llm.training import setup
 from jaxrl_llm.training.trajectories import Trajectories
 
 ANYWHERE = {"aepo_advantage", "aepo_clip", "b_coder", "spear"}  # methods of agents that also run on a task
-TEACHER = "a teacher, config.teacher.path"
+TEACHER = "the recorder `teacher` with config.teacher.path"
 
 
 def test_every_method_of_agents_has_a_row():
