@@ -1,6 +1,7 @@
 """A topology, a recorder, a controller and a method of one's own, in a module outside the package, in a run by name."""
 import dataclasses
 import importlib
+import pathlib
 import re
 import sys
 import textwrap
@@ -212,6 +213,23 @@ def test_the_examples_of_the_docstrings_run_together(own):
         expected = np.where(r.mask, (earned - earned.mean(1, keepdims=True))[..., None], 0)
         np.testing.assert_allclose(np.asarray(learned.advantages).reshape(P, 2 * G, -1), expected, atol=1e-5)
         assert learned.rollouts.extras["surprise"].shape == learned.advantages.shape == (2 * P, G, r.mask.shape[2])
+
+
+@pytest.mark.slow
+def test_the_example_of_the_guide_runs(monkeypatch):
+    """Of docs/guides/method.md: 24 problems, of which two are learned from, and the surprise that the estimator reads."""
+    page = (pathlib.Path(__file__).parents[1] / "docs/guides/method.md").read_text()
+    code = page.partition("## Who is sampled, and what is recorded")[2].partition("```python")[2].partition("```")[0]
+    for table in (methods.METHODS, topologies.TOPOLOGIES, recorders.RECORDERS, advantages.base.ESTIMATORS):
+        for name in ("surprised", "contrast", "surprise"):
+            monkeypatch.setitem(table, name, None), monkeypatch.delitem(table, name)  # leaves with the test
+    exec(code, {"__name__": "mine"})
+    config = tiny()
+    config.method = "surprised"
+    run, params = setup.build(config)
+    done = next(schedules.sync(run.source, run.learner, setup.initial_state(run, params)))
+    assert run.source.next_uid == 24 * G and done.finished.rollouts.valid.shape == (P, G)
+    assert (np.asarray(done.learned.rollouts.extras["surprise"])[done.finished.rollouts.mask] > 0).all()
 
 
 def test_a_method_runs_if_the_registered_parts_provide_what_it_needs(own, monkeypatch):

@@ -8,7 +8,7 @@ from jaxrl_llm import methods
 from jaxrl_llm.methods import provision
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
-from jaxrl_llm.training import setup
+from jaxrl_llm.training import parts, setup, start
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.forecast import forecast
 from jaxrl_llm.training.warmup import demonstrations
@@ -157,3 +157,26 @@ def test_a_methods_own_epochs_and_minibatches():
     assert (run.learner.epochs, run.learner.minibatches) == (1, 4)
     run, _ = setup.build(configured(method="gspo", **small, **{"learner.minibatches": 1}))
     assert run.learner.epochs == run.learner.minibatches == 1
+
+
+def test_parts_are_made_once_and_before_weights_are_read(monkeypatch):
+    """For the model's own width, which is not that of the configuration; a refusal comes before the weights too."""
+    order, make_parts, open_model = [], parts.make_parts, setup.open_model
+
+    def made(config, hidden_size, *around):
+        order.append(f"parts for {hidden_size}")
+        return make_parts(config, hidden_size, *around)
+
+    def opened(m):
+        tokenizer, model, read = open_model(m)
+        return tokenizer, model, lambda *where: order.append("weights") or read(*where)
+
+    monkeypatch.setattr(parts, "make_parts", made)
+    monkeypatch.setattr(setup, "open_model", opened)
+    monkeypatch.setitem(start.MODELS, "tiny", start.model_config(configured(
+        **{"model.hidden_size": 32, "model.num_layers": 1, "model.mlp_size": 16}).model, 260))
+    setup.build(configured(method="poise", **{"model.sizes": "tiny"}))
+    assert order == ["parts for 32", "weights"]
+    with pytest.raises(NotImplementedError, match="needs teacher_logprobs"):
+        setup.build(configured(method="kepo", **{"model.sizes": "tiny"}))
+    assert order == ["parts for 32", "weights", "parts for 32"]
