@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets up and runs the fast tests: 10 to 15 minutes on two cores, including the set-up.
+# Sets up and runs the fast tests: 8 to 17 minutes on two cores, including the set-up.
 # usage: bash scripts/test.sh [--all] [pytest options]     e.g. bash scripts/test.sh tests/advantages
 #   --all   also the slow tests: whole runs, kills and resumes, meshes, notebooks, processes
 case "${1:-}" in -h|--help) sed -n '2,4p' "$0" | sed 's/^# //;s/^#//'; exit 0;; esac

@@ -123,6 +123,11 @@ class Combined:
         return all(reward.by_row for reward in self.rewards)
 
     @property
+    def timed(self) -> bool:
+        """Whether a reward runs programs of its own, which can take long."""
+        return any(reward.timed for reward in self.rewards)
+
+    @property
     def extracts(self) -> bool:
         """Whether the first reward extracts the answer's text."""
         return self.rewards[0].extract is not None

@@ -28,6 +28,10 @@ class ByTask:
         return all(part.by_row for part in self.parts)
 
     @property
+    def timed(self) -> bool:
+        return any(part.timed for part in self.parts)
+
+    @property
     def extracts(self) -> bool:
         """Whether the first reward of every task extracts the answer's text."""
         return all(part.extracts for part in self.parts)

@@ -63,8 +63,11 @@ class Sampler:
     encode: ClassVar = staticmethod(encode_problems)
 
     def prepare(self) -> list[tuple[str, str]]:
-        """The rewards that score completions, for the head of a run: name and method."""
-        return [(f"reward {name}", how) for name, how in self.reward.prepare()]
+        """For the head of a run: the rewards that score completions and how, and whether they wait for the last row."""
+        rows = [(f"reward {name}", how) for name, how in self.reward.prepare()]
+        if self.reward.timed and self.reward.by_row and self.micro_batches == 1 and not self.streams:
+            rows.append(("rewards begin", "after the last completion; with sampling.micro_batches=2 after the first half"))
+        return rows
 
     def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
         """The forest of these prompts, to grow groups on."""

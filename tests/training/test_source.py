@@ -136,6 +136,16 @@ def test_a_part_is_begun_before_the_rewards_of_the_one_before():
                                     ("reward", 12, 13), ("reward", 14)]
 
 
+def test_the_head_says_when_rewards_that_run_programs_begin():
+    made, _, _ = sampled([["1$", "2$"]])
+    def head(sampler):
+        return dict(sampler.prepare()).get("rewards begin")
+    slow = dataclasses.replace(made.sampler, reward=rewards.combine([rewards.make("boxed")]))
+    assert head(slow) == "after the last completion; with sampling.micro_batches=2 after the first half"
+    for other in (made.sampler, dataclasses.replace(slow, micro_batches=2), dataclasses.replace(slow, streams=True)):
+        assert head(other) is None
+
+
 def streaming(made, generate, rewarded):
     """The forest of `GROUPS` from a sampler whose `generate` is an iterator."""
     sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, streams=True, stop_strings=(";",),
