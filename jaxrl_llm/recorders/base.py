@@ -100,9 +100,14 @@ def recorder(name: str, *, provides: tuple[str, ...], needs: tuple[str, ...] = (
     return entered
 
 
+def _able(there: Iterable[str]) -> dict[str, Kind]:
+    """The recorders that can be made in a run with the fields and parts that are `there`."""
+    return {name: kind for name, kind in RECORDERS.items() if {*kind.needs} <= {*there}}
+
+
 def recordable(there: Iterable[str]) -> set[str]:
     """The fields that recorders provide in a run with the fields and parts that are `there`."""
-    return {field for kind in RECORDERS.values() if {*kind.needs} <= {*there} for field in kind.provides}
+    return {field for kind in _able(there).values() for field in kind.provides}
 
 
 def asked(needs: Iterable[str], there: Iterable[str]) -> dict[str, set[str]]:
@@ -111,7 +116,7 @@ def asked(needs: Iterable[str], there: Iterable[str]) -> dict[str, set[str]]:
     Of several recorders of a field the one with the most needs is asked, which was configured for it; then one that is asked
     for other fields anyway; then the one that provides the fewest.
     """
-    able = {name: kind for name, kind in RECORDERS.items() if {*kind.needs} <= {*there}}
+    able = _able(there)
     of = {field: [name for name, kind in able.items() if field in kind.provides] for field in needs}
     chosen: dict[str, set[str]] = {}
     for field in sorted(of, key=lambda field: (len(of[field]), field)):  # first the fields that only one provides

@@ -11,7 +11,7 @@ The `guides` decide how much of its problem's solution a completion begins with.
 from collections.abc import Iterable
 
 from jaxrl_llm import registry
-from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, make, named, topology
+from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, named, topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.guided import guided
 from jaxrl_llm.topologies.guides import GUIDES, Guide, guide
@@ -43,10 +43,10 @@ def make_guide(slug: str, **hyper) -> Guide:
 
 def provided(name: str | None, there: Iterable[str]) -> set[str]:
     """The fields that the named topology provides, and those that a run with the parts that are `there` implies."""
-    able = [kind for kind in TOPOLOGIES.values() if kind.needs and {*kind.needs} <= {*there}]
-    return {field for kind in ([*able, named(name)] if name else able) for field in kind.provides}
+    kinds = [*implied(there).values(), *([named(name)] if name else [])]
+    return {field for kind in kinds for field in kind.provides}
 
 
 __all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "chosen", "guide",
-           "guided", "make", "make_guide", "make_rule", "named", "narrowed", "oracle", "provided", "refill", "rounds", "rule",
-           "rule_names", "single", "sized", "topology"]
+           "guided", "implied", "make", "make_guide", "make_rule", "named", "narrowed", "oracle", "provided", "refill",
+           "rounds", "rule", "rule_names", "single", "sized", "topology"]

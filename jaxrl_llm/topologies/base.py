@@ -107,16 +107,21 @@ def named(name: str) -> Kind:
     return next((kind for kind in TOPOLOGIES.values() if kind.make is make), Kind(make))
 
 
+def implied(there: Iterable[str]) -> dict[str, Kind]:
+    """The topologies by whose needs a run with the parts that are `there` has them without naming them."""
+    return {name: kind for name, kind in TOPOLOGIES.items() if kind.needs and {*kind.needs} <= {*there}}
+
+
 def chosen(name: str | None, there: Iterable[str]) -> str:
     """The topology of a run with the parts that are `there`: the one that its method names, or implies by its parts.
 
     Raises ValueError if that one does not read a part by which others decide what is sampled.
     """
-    implied = [other for other, kind in TOPOLOGIES.items() if kind.needs and {*kind.needs} <= {*there}]
-    best = name or (implied[0] if implied else "single")
-    if lost := {need for other in implied for need in TOPOLOGIES[other].needs} - {*named(best).needs}:
+    by_parts = implied(there)
+    best = name or next(iter(by_parts), "single")
+    if lost := {need for kind in by_parts.values() for need in kind.needs} - {*named(best).needs}:
         raise ValueError(f"the topology {best!r} does not read {' and '.join(sorted(lost))}, which this method has; leave that "
-                         f"out, or take one that does: {', '.join(implied)}")
+                         f"out, or take one that does: {', '.join(by_parts)}")
     return best
 
 

@@ -163,7 +163,7 @@ class Source:
         own = forests.trim(forest, ~forest.aided) if self.guided else forest
         chosen, counts = forests.select(forest, topology.choose(forest)), measured | outcome_counts(own, len(self.task.train))
         metrics = forests.metrics(own) | topology.metrics(forest) | (guide_metrics(forest) if self.guided else {}) | {
-            "completion/tokens": float(forest.length[forest.role == Role.POLICY].sum()) + asked} | {
+            "completion/tokens": float(policy_tokens(forest) + asked)} | {
             f"control/{name}": float(value) for name in _READ
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
         metrics |= by_task.metrics(own, [part.label for part in self.task.parts])
@@ -192,7 +192,7 @@ class Source:
             forest = generate(self.planted(rows, draw=0), np.arange(len(rows)))
             owner, right = forest.prompt[forest.ends], forest.solved[forest.ends]
             rates[asked[[one is not None for one in fits]]] = means(right, owner, len(rows))
-            tokens = int(forest.length[forest.role == Role.POLICY].sum())
+            tokens = policy_tokens(forest)
         return {"reference_rates": rates}, tokens
 
     def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed] | None]:
@@ -361,6 +361,11 @@ class Source:
         return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
 
 
+def policy_tokens(forest: Forest) -> int:
+    """Number of tokens that the policy wrote."""
+    return int(forest.length[forest.role == Role.POLICY].sum())
+
+
 def with_expected(forest: Forest, grown: Forest) -> tuple[Forest, int]:
     """The forest with what is expected of problems where it was NaN, and the number of tokens that were sampled for it.
 
@@ -370,8 +375,7 @@ def with_expected(forest: Forest, grown: Forest) -> tuple[Forest, int]:
     ends = grown.ends[grown.ends >= first]
     seen = np.nan_to_num(means(grown.rewards[ends], grown.prompt[ends], len(forest.problems)), nan=0.5)
     expected = np.where(np.isnan(known), seen, known).astype(np.float32)
-    tokens = int(grown.length[first:][grown.role[first:] == Role.POLICY].sum())
-    return forest.with_facts({**forest.facts, "expected": expected}), tokens
+    return forest.with_facts({**forest.facts, "expected": expected}), policy_tokens(grown) - policy_tokens(forest)
 
 
 def with_tool_reward(forest: Forest, first: int, coef: float) -> Forest:
