@@ -18,15 +18,15 @@ _PHASES = ("rollout", "reward", "record", "update")
 def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], folder: Path) -> list[Path]:
     """Writes curves, axes, final, improvement, diagnostics, tuning and time as PNG files into `folder`."""
     budget = Budget(**report["budget"])
-    ordered = {label: results[label] for label in report["order"]}
+    ordered = {label: results[label] for label in report["shown"]}
     style = {label: {"color": COLORS[i % len(COLORS)], "linestyle": _DASHES[i // len(COLORS) % len(_DASHES)]}
-             for i, label in enumerate(ordered)}
+             for i, label in enumerate(report["order"])}
     chart: dict[str, tuple] = {
         "curves": ((10, 4.4), 1, 2, lambda axes: _curves(axes, ordered, budget, style)),
         "axes": ((10, 7.4), 2, 2, lambda axes: _axes(axes, ordered, report, style)),
         "diagnostics": ((12, 4), 1, 3, lambda axes: _diagnostics(axes, ordered, budget, style)),
-        "final": ((7, 1.2 + 0.45 * len(ordered)), 1, 1, lambda axes: _final(axes[0], report, style)),
-        "time": ((8, 1.4 + 0.45 * len(ordered)), 1, 1, lambda axes: _time(axes[0], report)),
+        "final": ((7, 1.2 + rows_height(len(style))), 1, 1, lambda axes: _final(axes[0], report, style)),
+        "time": ((8, 1.4 + rows_height(len(style))), 1, 1, lambda axes: _time(axes[0], report)),
     }
     if len(ordered) > 1:
         side = 1.2 + 0.8 * len(ordered) + 0.07 * max(map(len, ordered))
@@ -37,6 +37,11 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
         chart["tuning"] = ((max(6.4, 4.8 * count), 1.4 + 0.35 * settings), 1, count,
                            lambda axes: _tuning(axes, report["tuning"]))
     return [save_figure(folder / f"{name}.png", *parts) for name, parts in chart.items()]
+
+
+def rows_height(count: int) -> float:
+    """Inches of a picture with a row for each of `count` methods."""
+    return (0.45 if count <= 20 else 0.2) * count
 
 
 def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[list], object]) -> Path:
@@ -154,7 +159,7 @@ def _final(axes, report, style) -> None:
 
 
 def _improvement(axes, report) -> None:
-    order = report["order"]
+    order = report["shown"]
     table = np.array([[report["improvement"][a][b]["value"] if a != b else np.nan for b in order] for a in order])
     axes.imshow(table, cmap="RdBu", vmin=0, vmax=1)
     for i, a in enumerate(order):

@@ -74,6 +74,8 @@ def _answer(report) -> str:
         lines.append(f"- {best} minus {other}: {_points(difference)} points over {counted(difference['seeds'], 'shared seed')} "
                      f"(p = {difference['p_value']:.2g}); {'different' if clear else 'not distinguishable'}.")
     lines += ["", *[f"> {warning}" + "\n>" * (i + 1 < len(report["warnings"])) for i, warning in enumerate(report["warnings"])]]
+    if (shown := len(report["shown"])) < len(order):
+        lines += ["", f"Curves, and tables with a column for each method, show the {shown} methods with the highest means."]
     lines += ["", "![learning curves](curves.png)"]
     return "\n".join(lines).rstrip()
 
@@ -96,12 +98,12 @@ def _equal(report) -> str:
 
 
 def _improvement(report) -> str:
-    order = report["order"]
-    if len(order) < 2:
+    shown = report["shown"]
+    if len(shown) < 2:
         return ""
-    rows = [[a] + ["" if a == b else _plain(report["improvement"][a][b]) for b in order] for a in order]
+    rows = [[a] + ["" if a == b else _plain(report["improvement"][a][b]) for b in shown] for a in shown]
     return ("## Probability of improvement\n\nChance that a run of the row's method ends above one of the column's "
-            "(Mann-Whitney, ties half), with 95% bootstrap interval.\n\n" + table(["", *order], rows)
+            "(Mann-Whitney, ties half), with 95% bootstrap interval.\n\n" + table(["", *shown], rows)
             + "\n\n![probability of improvement](improvement.png)")
 
 

@@ -63,14 +63,15 @@ class Job(NamedTuple):
 def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str, Any]] = {}) -> list[Entry]:
     """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, with differences from `base` in brackets.
 
-    `all` means the methods that run by name. A contestant is labelled by its method alone if no other has the same method.
-    `settings` are further differences from `base` by method; what is in brackets replaces them.
+    `all` means the methods that run by name, GRPO first, which suites compare the others with. A contestant is labelled by its
+    method alone if no other has the same method. `settings` are further differences from `base` by method; what is in brackets
+    replaces them.
 
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice.
     """
-    entries = []
-    for part in methods.runnable() if text.strip() == "all" else config_lib.parts(text):
+    entries, everyone = [], sorted(methods.runnable(), key=lambda name: name != "grpo")
+    for part in everyone if text.strip() == "all" else config_lib.parts(text):
         call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")

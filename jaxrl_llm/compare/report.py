@@ -17,6 +17,7 @@ from jaxrl_llm.training.workdir import config_changes, stored_config
 
 METRIC, SOLVED = "eval/score", "eval/solved"
 POINTS = 101  # of a curve
+MOST_SHOWN = 12  # methods, those of the highest means, of curves and of tables with a column for each; all are in the others
 # Of the best method's gain: what "budget to reach" asks for.
 REACH = 0.8
 # Metrics of parts that act only where there is something to do: the value of a step without, and what a whole run of it means.
@@ -66,13 +67,14 @@ def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Seque
     rows = {label: method_numbers(runs, budget, common, target) | {"own": own_metrics(runs, budget, shared)}
             for label, runs in results.items()}
     order = sorted(rows, key=lambda label: -rows[label]["final"]["value"])
-    def pairs(compare):
-        return {a: {b: compare(a, b) for b in order if b != a} for a in order}
+    shown = order[:MOST_SHOWN]
+    def pairs(compare, columns):
+        return {a: {b: compare(a, b) for b in columns if b != a} for a in shown}
     return {
         "budget": budget._asdict(), "common": common, "target": target, "start": start,
-        "order": order, "methods": {label: rows[label] for label in order},
-        "improvement": pairs(lambda a, b: _interval(comparison.improvement(finals[a], finals[b]))),
-        "differences": pairs(lambda a, b: difference(results[a], results[b], budget)),
+        "order": order, "shown": shown, "methods": {label: rows[label] for label in order},
+        "improvement": pairs(lambda a, b: _interval(comparison.improvement(finals[a], finals[b])), shown),
+        "differences": pairs(lambda a, b: difference(results[a], results[b], budget), order),
         "idle": [label for label, runs in results.items() if any(idle_parts(result.run) for result in runs)],
         "warnings": [*warnings, *cautions(results), *doubts(results, budget)],
     }

@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy import stats
 
-from jaxrl_llm.compare.figures import save_figure
+from jaxrl_llm.compare.figures import rows_height, save_figure
 from jaxrl_llm.compare.page import table
 from jaxrl_llm.compare.plan import UNITS, Budget
 from jaxrl_llm.compare.report import Result, scores_of
@@ -221,7 +221,7 @@ def draw(parts: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     def pictures(axes):
         for ax, part in zip(axes, parts):
             _differences(ax, part)
-    return save_figure(folder / "differences.png", (5.0 * len(parts), 1.4 + 0.35 * most), 1, len(parts), pictures)
+    return save_figure(folder / "differences.png", (5.0 * len(parts), 1.4 + rows_height(most)), 1, len(parts), pictures)
 
 
 def _differences(axes, part: Mapping[str, Any]) -> None:

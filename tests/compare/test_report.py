@@ -160,8 +160,8 @@ def test_the_headline_names_a_winner_only_where_all_paired_tests_do(compared):
         differences = {"grpo": {name: test | {"p_value": p} for name, p in zip(others, p_values)}}
         even = {a: {b: {"value": 0.5, "low": 0.0, "high": 1.0} for b in order} for a in order}
         rows = result["methods"] | dict.fromkeys(others, result["methods"]["rloo"])
-        return page.markdown(result | {"order": order, "differences": differences, "methods": rows, "improvement": even,
-                                       "idle": idle})
+        return page.markdown(result | {"order": order, "shown": order, "differences": differences, "methods": rows,
+                                       "improvement": even, "idle": idle})
     assert "**grpo** ends highest" in headline(0.008) and "**grpo** ends highest" in headline(0.008, 0.02)
     assert "**" not in headline(0.008, 0.04).partition("##")[0]  # 0.05 is shared by two tests
     lines = [line for line in headline(0.008, 0.04).splitlines() if line.startswith("- grpo minus")]
@@ -171,6 +171,23 @@ def test_the_headline_names_a_winner_only_where_all_paired_tests_do(compared):
     assert "best; a part of grpo never acted (see the notes). The highest mean" in headline(0.008, idle=["grpo"])
     assert "No method is shown to be best. The highest mean is that of grpo" in headline(0.2)
     assert "cannot give a p-value below 0.12, and 0.05 is asked for" in headline(0.125, seeds=4)
+
+
+@pytest.mark.slow
+def test_of_many_methods_only_the_best_are_drawn_and_compared_in_pairs(compared):
+    """A column or a curve for each of 120 methods cannot be read, and a bootstrap for each pair takes minutes."""
+    root, results, result = compared
+    many = {f"method{i:02d}": results["rloo"] for i in range(13)} | {"grpo": results["grpo"]}
+    many = report.analyse(many, BUDGET, [])
+    shown = many["shown"]
+    assert len(many["order"]) == len(many["methods"]) == 14 and shown == many["order"][:12] and shown[0] == "grpo"
+    assert list(many["improvement"]) == shown and len(many["improvement"]["grpo"]) == 11
+    assert list(many["differences"]) == shown and len(many["differences"]["grpo"]) == 13  # the headline needs all of the best's
+    text = page.markdown(result | many | {"settings": {}})
+    assert "show the 12 methods with the highest means" in text and "show the" not in page.markdown(result)
+    assert text.count("| method12 |") == text.count("| method00 |") - 2  # the head and the row of the table of pairs
+    everyone = {label: results["grpo" if label == "grpo" else "rloo"] for label in many["order"]}
+    assert len(figures.draw_all(everyone, result | many, root / "many")) == 6
 
 
 def test_one_seed_has_no_interval(compared):
