@@ -119,13 +119,18 @@ def shipped_configs() -> list[str]:
             f"    MODEL          {', '.join(PUBLISHED)}", f"    MACHINE        {', '.join(MACHINES)}"]
 
 
-def help_text() -> str:
-    """The purpose of the running script, its flags and, if it has --config, all keys of a configuration."""
+def _purpose() -> str:
+    """What the running script says of itself, with the command by which it was started."""
     script = sys.modules["__main__"]
-    purpose = script.__doc__
+    purpose = script.__doc__ or ""
     for name in COMMANDS if script.__spec__ is not None else ():  # started by the command, not by its path
         purpose = purpose.replace(f"python experiments/{name}.py", f"jaxrl_llm {name}")
-    parts = [purpose, flags.FLAGS.main_module_help(), flags.FLAGS.module_help(sys.modules[__name__])]
+    return purpose
+
+
+def help_text() -> str:
+    """The purpose of the running script, its flags and, if it has --config, all keys of a configuration."""
+    parts = [_purpose(), flags.FLAGS.main_module_help(), flags.FLAGS.module_help(sys.modules[__name__])]
     if "config" in flags.FLAGS:
         parts += ["", *shipped_configs(), "", config_page.help_text()]
     return "\n".join(parts)
@@ -142,7 +147,8 @@ def parse(arguments: list[str]) -> list[str]:
         raised = error.__context__
         if isinstance(raised, Exception) and str(raised).startswith("Error whilst parsing config file"):
             raise raised.__context__ or raised from None  # of the file itself; ml_collections made its stack a text
-        sys.exit(f"{error}\n(--help lists the flags)")
+        usage = [line for line in _purpose().splitlines() if line.startswith("  ")]
+        sys.exit("\n".join([str(error), *usage[:2], "(--help lists the flags)"]))
     except (AttributeError, KeyError) as error:  # of ml_collections: a KeyError, often nested, names the key and similar ones
         reason = error
         while isinstance(reason, Exception) and reason.args:

@@ -42,6 +42,8 @@ def test_usage_and_an_unknown_command(tmp_path):
     assert jaxrl_llm(cwd=tmp_path).stdout == jaxrl_llm("--help", cwd=tmp_path).stdout == cli.usage() + "\n"
     wrong = jaxrl_llm("trian", "--workdir=x", cwd=tmp_path)
     assert wrong.returncode == 2 and not wrong.stdout and "Did you mean 'train'?" in wrong.stderr
+    of_others = jaxrl_llm("show", "--workdir=x", cwd=tmp_path)  # which takes folders without a flag
+    assert of_others.returncode == 1 and "\n  jaxrl_llm show runs/first [runs/second ...]" in of_others.stderr
 
 
 @pytest.mark.slow
