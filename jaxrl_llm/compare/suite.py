@@ -52,6 +52,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "chord": {"objective": "warmup=20, decay=40"},
     "chord_mu": {"objective": "decay=60"},
     "d3s": {"estimator": "total_steps=60"},
+    "demystify_cot": {"estimator": "margin=0"},  # with its 16 every completion is too long
     "dots_rr": {"control": "reference=24, every=4, width=64"},  # a quarter more rollouts, as in the paper
     "drive": {"control": "steps=(16, 6, 6, 6)"},
     "historical_variance": {"control": "explore=30"},
