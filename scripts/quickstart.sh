@@ -4,9 +4,6 @@
 case "${1:-}" in -h|--help) sed -n '2,3p' "$0" | sed 's/^# //'; exit 0;; esac
 source "$(dirname "$0")/setup.sh" ""  # no extras; without this empty argument setup.sh would read the arguments of this script
 workdir="runs/quickstart-$(date +%Y%m%d-%H%M%S)"
-# Wider than the policy of the file, and a penalty for leaving the start: both keep rare answers alive, without which some seeds
-# unlearn 0 + 0 (docs/troubleshooting.md). The penalty is a number of GRPO's, so another method or other numbers replace it.
-penalty=(--config.objective=kl_coef=0.02)
-case " $*" in *" --config.method"*|*" --config.objective"*|*" --config="*|*" --config "*) penalty=();; esac
+# Wider than the policy of the file, in which one seed of ten unlearns 0 + 0 (docs/troubleshooting.md).
 exec python experiments/train.py --config=configs/arithmetic.py --config.model.hidden_size=128 --config.model.mlp_size=512 \
-  "${penalty[@]}" --workdir="$workdir" "$@"
+  --workdir="$workdir" "$@"
