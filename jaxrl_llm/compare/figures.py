@@ -32,9 +32,10 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
         side = 1.2 + 0.8 * len(ordered) + 0.07 * max(map(len, ordered))
         chart["improvement"] = ((side, side), 1, 1, lambda axes: _improvement(axes[0], report))
     if report.get("tuning"):
-        count = len(report["tuning"])
+        columns = min(len(report["tuning"]), 3)
+        rows = -(-len(report["tuning"]) // columns)
         settings = max(len(facts["grid"]) for facts in report["tuning"].values())
-        chart["tuning"] = ((max(6.4, 4.8 * count), 1.4 + 0.35 * settings), 1, count,
+        chart["tuning"] = ((max(6.4, 4.8 * columns), rows * (1.4 + 0.35 * settings)), rows, columns,
                            lambda axes: _tuning(axes, report["tuning"]))
     return [save_figure(folder / f"{name}.png", *parts) for name, parts in chart.items()]
 
@@ -54,6 +55,8 @@ def save_figure(path: Path, size: tuple[float, float], rows: int, columns: int, 
 def _tuning(axes, tuning) -> None:
     """Scores of every setting on tuning seeds (dots) with their mean (bar), and on testing seeds (crosses) if there are any."""
     from matplotlib.ticker import PercentFormatter
+    for panel in axes[len(tuning):]:
+        panel.set_axis_off()
     for panel, (label, facts) in zip(axes, tuning.items()):
         for place, (choice, scores) in enumerate(zip(facts["grid"], facts["scores"])):
             color = COLORS[1] if choice == facts["chosen"] else COLORS[0]
