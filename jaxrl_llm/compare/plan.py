@@ -26,7 +26,7 @@ UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "se
 class Entry:
     """One contestant: its label in tables, the whole configuration except seed and steps, and its text in the list.
 
-    `settings`: keys of the configuration that its comparison gives every run of the method.
+    `settings`: differences from what all share that the label does not say: those of a suite, and of brackets.
     """
 
     label: str
@@ -70,7 +70,7 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice.
     """
-    entries, everyone = [], sorted(methods.runnable(), key=lambda name: name != "grpo")
+    entries, suites, everyone = [], [], sorted(methods.runnable(), key=lambda name: name != "grpo")
     for part in everyone if text.strip() == "all" else config_lib.parts(text):
         call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
         if call is None:
@@ -78,7 +78,8 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
         methods.get(call[1])
         given = read_options(call[2] or "")
         own = {key: value for key, value in settings.get(call[1], {}).items() if key not in given}
-        entries.append(Entry(call[1], changed(base, {"method": call[1]} | own | given), part, own))
+        entries.append(Entry(call[1], changed(base, {"method": call[1]} | own | given), part, own | given))
+        suites.append(own)
     names = [entry.name for entry in entries]
     twice = sorted({entry.text for entry in entries if names.count(entry.name) > 1})
     if twice:
@@ -86,7 +87,8 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     if not entries:
         raise ValueError("no methods to compare; give for example --methods=grpo,rloo")
     methods_of = [entry.label for entry in entries]
-    return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text) for entry in entries]
+    return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text, settings=own)
+            for entry, own in zip(entries, suites)]
 
 
 def read_options(text: str) -> dict[str, Any]:

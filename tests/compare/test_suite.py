@@ -197,6 +197,8 @@ def test_settings_of_the_suite_are_printed_and_give_way_to_brackets(part):
     text = suite.markdown([part | {"settings": {**part["settings"], "rloo": {"control": "period=40"}}}])
     assert "| rloo (`control=period=40`) |" in text and "| dapo |" in text
     assert plan.tuned(siri, {"sampling.group": 4}).settings == siri.settings
+    alone, = plan.read_entries("siri(sampling.group=4)", suite.config_of(MIXED), suite.SETTINGS)  # whose label says nothing
+    assert (alone.label, alone.settings) == ("siri", {"control": "period=40", "sampling.group": 4})
 
 
 def test_some_tasks_of_a_suite():
