@@ -68,7 +68,7 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     replaces them.
 
     Raises:
-      ValueError: an unknown method or key, a value of another type, the same contestant twice.
+      ValueError: an unknown method or key, a value of another type, the same contestant twice, other held-out problems.
     """
     entries, suites, everyone = [], [], sorted(methods.runnable(), key=lambda name: name != "grpo")
     for part in everyone if text.strip() == "all" else config_lib.parts(text):
@@ -86,6 +86,10 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
         raise ValueError(f"{', '.join(twice)} would share a folder; give each method once, or with other settings")
     if not entries:
         raise ValueError("no methods to compare; give for example --methods=grpo,rloo")
+    problems = {entry.text: entry.config.eval.problems for entry in entries}
+    if len(set(problems.values())) > 1:
+        raise ValueError("eval.problems differs (" + ", ".join(f"{count} of {text}" for text, count in problems.items())
+                         + "), so scores would be of other held-out problems; give all methods the same number")
     methods_of = [entry.label for entry in entries]
     return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text, settings=own)
             for entry, own in zip(entries, suites)]

@@ -32,6 +32,7 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
     ("grpo(steps=1, steps=2)", "each key once"),
     ("grpo rloo", "write method, or method"),
     ("grpo, rloo, grpo", "grpo would share a folder"),
+    ("grpo, rloo(eval.problems=7)", "eval.problems differs (64 of grpo, 7 of rloo"),
     ("", "no methods to compare"),
 ))
 def test_entries_that_cannot_be_read(text, message):
