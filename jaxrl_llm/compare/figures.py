@@ -40,6 +40,11 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
     return [save_figure(folder / f"{name}.png", *parts) for name, parts in chart.items()]
 
 
+def shortened(label: str, most: int) -> str:
+    """A label with long settings, without its middle."""
+    return label if len(label) <= most else f"{label[:most - 20]} ... {label[-15:]}"
+
+
 def rows_height(count: int) -> float:
     """Inches of a picture with a row for each of `count` methods."""
     return (0.45 if count <= 20 else 0.2) * count
@@ -92,7 +97,7 @@ def _learning(axes, results, unit, budget, style, since_start: bool = False) -> 
 
 def _legend(axes) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
-    labels = [label if len(label) <= 70 else f"{label[:50]} ... {label[-15:]}" for label in labels]  # long settings
+    labels = [shortened(label, 70) for label in labels]
     columns = min(len(labels), max(1, 110 // max(map(len, labels))))
     axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 

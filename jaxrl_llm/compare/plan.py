@@ -70,8 +70,8 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice, other held-out problems.
     """
-    entries, suites, everyone = [], [], sorted(methods.runnable(), key=lambda name: name != "grpo")
-    for part in everyone if text.strip() == "all" else config_lib.parts(text):
+    entries, suites = [], []
+    for part in _everyone() if text.strip() == "all" else config_lib.parts(text):
         call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
         if call is None:
             raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")
@@ -93,6 +93,11 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     methods_of = [entry.label for entry in entries]
     return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text, settings=own)
             for entry, own in zip(entries, suites)]
+
+
+def _everyone() -> list[str]:
+    """The methods that run by name, GRPO first."""
+    return sorted(methods.runnable(), key=lambda name: name != "grpo")
 
 
 def read_options(text: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Several comparisons with one list of methods: the gain of each method over the first one on every task, and the ties."""
 import importlib
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy import stats
 
-from jaxrl_llm.compare.figures import rows_height, save_figure
+from jaxrl_llm.compare.figures import rows_height, save_figure, shortened
 from jaxrl_llm.compare.page import table
 from jaxrl_llm.compare.plan import UNITS, Budget
 from jaxrl_llm.compare.report import Result, scores_of
@@ -236,7 +235,7 @@ def _differences(axes, part: Mapping[str, Any]) -> None:
         axes.plot([one["low"], one["high"]], [place, place], color=colors[one["verdict"]], linewidth=2)
         axes.plot([one["mean"]], [place], "o", color=colors[one["verdict"]])
     axes.axvline(0, color="0.3", linewidth=1)
-    axes.set_yticks(range(len(shown)), [textwrap.shorten(label, 32, placeholder=" ...") for label in shown])
+    axes.set_yticks(range(len(shown)), [shortened(label, 32) for label in shown])
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlabel(f"{part['contest']['metric']} minus {first}'s (grey: a tie)")
     axes.set_title(part["contest"]["name"])

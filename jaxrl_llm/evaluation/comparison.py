@@ -48,8 +48,12 @@ def stratified_bootstrap(statistic: Callable[[list[np.ndarray]], ArrayLike], str
     """
     strata, random = [np.asarray(rows, np.float64) for rows in strata], np.random.default_rng(seed)
     draws = [statistic([rows[random.integers(len(rows), size=len(rows))] for rows in strata]) for _ in range(resamples)]
-    low, high = np.quantile(np.asarray(draws), [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Interval(np.asarray(statistic(strata)), low, high)
+    return _between_percentiles(np.asarray(statistic(strata)), np.asarray(draws), level)
+
+
+def _between_percentiles(value: np.ndarray, draws: np.ndarray, level: float) -> Interval:
+    """A statistic with the percentile interval of its bootstrap `draws [resamples, ...]`."""
+    return Interval(value, *np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0))
 
 
 def mean_over_runs(scores: np.ndarray, *, resamples: int = 2000, level: float = 0.95, seed: int = 0) -> Interval:
@@ -59,8 +63,7 @@ def mean_over_runs(scores: np.ndarray, *, resamples: int = 2000, level: float = 
     """
     scores, random = np.asarray(scores, np.float64), np.random.default_rng(seed)
     draws = iqm(scores[random.integers(len(scores), size=(resamples, len(scores)))], axis=1)
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Interval(iqm(scores, axis=0), low, high)
+    return _between_percentiles(iqm(scores, axis=0), draws, level)
 
 
 def improvement(x: np.ndarray, y: np.ndarray, **options) -> Interval:
