@@ -124,20 +124,21 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
         return None
     trained = steps > 0
     zeros = np.zeros(len(steps))
-    length = metrics.get("completion/length", zeros)[trained]
-    there = metrics.get("completion/present", metrics.get("completion/length", zeros))[trained]  # what others wrote is read
+    def measured(name):  # a line without it counts as nothing: NaN would hide for ever that a budget is used
+        return np.nan_to_num(metrics.get(name, zeros)[trained])
+    length = measured("completion/length")
+    there = measured("completion/present" if "completion/present" in metrics else "completion/length")  # read, not written
     batch = config.prompts.per_step * config.sampling.group
-    draws = np.nan_to_num(metrics.get("filter/draws", zeros)[trained], nan=1.0)
-    draws = np.maximum(draws, 1)
+    draws = np.maximum(measured("filter/draws"), 1)
     tokens = length * draws * batch
     if "completion/tokens" in metrics:  # newer runs count them
-        tokens = metrics["completion/tokens"][trained]
+        tokens = measured("completion/tokens")
         draws = tokens / np.maximum(length * batch, 1)
     per_step = {
         "steps": lambda: np.ones(trained.sum()),
         "tokens": lambda: tokens,
         "flops": lambda: costs_of(config).step_flops(there, draws),
-        "seconds": lambda: without_compiling(metrics.get("time/step", zeros)[trained]),
+        "seconds": lambda: without_compiling(measured("time/step")),
     }
     spent = {}
     if "flops" in units:  # the costs are those of the method

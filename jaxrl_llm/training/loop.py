@@ -50,18 +50,20 @@ class Reached(NamedTuple):
     """The progress of a run; one object, so that no interrupt separates its parts.
 
     `state`, and the `position` of its source; whether controllers have `observed` the evaluation after its last step, and
-    requested a `reset` there.
+    requested a `reset` there; `line`, the metrics of that step until they are written.
     """
 
     state: TrainState
     position: dict[str, Any]
     observed: bool = False
     reset: bool = False
+    line: dict[str, Any] = {}
 
     @property
     def host(self) -> dict[str, Any]:
         """What a checkpoint stores beside the state, as JSON."""
-        return jsonable(self.position) | {"observed": self.observed, "reset": self.reset}
+        line = {name: float(value) for name, value in self.line.items()}
+        return jsonable(self.position) | {"observed": self.observed, "reset": self.reset, "line": line}
 
 
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, warm_starts: str | Path | None = None
@@ -168,8 +170,9 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
     given_lib.check_same(given, restored.host.get("given", {}))
     run.source.set_position(restored.host)
     progress.step(restored.step, {})
-    seen, reset = restored.host.get("observed", True), restored.host.get("reset", False)  # earlier versions saved neither
-    return Reached(offload.moments_away(away, restored.state), run.source.position(), seen, reset)
+    host = {"observed": True, "reset": False, "line": {}} | restored.host  # earlier versions saved none of them
+    return Reached(offload.moments_away(away, restored.state), run.source.position(), host["observed"], host["reset"],
+                   host["line"])
 
 
 def warm_up(run: setup.Run, params, progress, folder: Path | None = None):
@@ -267,8 +270,9 @@ class _Session:
         lost = self.run.learner.controls.by_name and self.due(start, self.run.config.eval.every) and not self.reached.observed
         if written and not lost:
             return
-        if (metrics := self.measured(start)) and not written:
-            self.writer.write(start, metrics | self.timer.collect())
+        metrics = self.reached.line | self.measured(start)
+        if metrics and not written:
+            self.write(start, metrics | self.timer.collect())
 
     def step(self, step: int) -> None:
         """One step, and the evaluations, pages and checkpoints due after it."""
@@ -277,8 +281,9 @@ class _Session:
             self.lost.step = step
         with preemption.at_once(bool(self.note)):  # the state before the first step has been saved
             done = self.schedule.send(self.reached.state) if self.changed else next(self.schedule)
-            self.reached, self.note, self.changed = Reached(done.learned.state, done.position), "", False
-        metrics = done.finished.metrics | done.learned.metrics | self.pace(done, time.perf_counter() - began)
+            metrics = done.finished.metrics | done.learned.metrics
+            self.reached, self.note, self.changed = Reached(done.learned.state, done.position, line=metrics), "", False
+        metrics |= self.pace(done, time.perf_counter() - began)
         if self.due(step, config.eval.every):
             history = self.run.learner.estimator.history
             if history is not None:
@@ -288,7 +293,7 @@ class _Session:
             numbers = lessons(self.run.source, self.run.learner, done.learned)
             write_page(self.folder, step, self.run.source, done.finished.forest, numbers)
         del done  # makes room for the next one
-        self.writer.write(step, metrics | self.timer.collect() | host_memory())
+        self.write(step, metrics | self.timer.collect() | host_memory())
         self.progress.step(step, metrics)
         if self.due(step, config.checkpoint.every) or self.reached.reset:  # after the line, which a resume drops without it
             self.save()
@@ -338,7 +343,12 @@ class _Session:
         for one in learner.keeping if reset else ():  # if this fails, the state from before is saved
             own = keep_weights(self.checkpoints.directory.parent / one.name, step, one, state)[one.name]
             self.frozen[one.name] = offload.away(learner.offload, one.name, own)
-        self.reached, self.changed = Reached(state, self.reached.position, True, reset), True
+        self.reached, self.changed = self.reached._replace(state=state, observed=True, reset=reset), True
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes the line of a step; until then checkpoints keep what was measured, as no step is trained twice for it."""
+        self.writer.write(step, metrics)
+        self.reached = self.reached._replace(line={})
 
     def save(self) -> None:
         """Saves a checkpoint of the run's progress."""

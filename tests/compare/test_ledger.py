@@ -1,4 +1,6 @@
 """The cost of runs: tokens with filters, seconds without the compiler, operations against a count by hand."""
+import json
+
 import numpy as np
 import pytest
 from run_folders import base, write_run
@@ -27,6 +29,18 @@ def test_tokens_seconds_and_steps(tmp_path):
     np.testing.assert_array_equal(run.spent["tokens"], [0, 40, 80, 120, 160])  # 4 prompts x 2 completions x 5 tokens
     np.testing.assert_array_equal(run.spent["seconds"], [0, 2, 4, 6, 8])  # the first took 100 s in the compiler
     assert run.evaluated("tokens") == 160
+
+
+def test_a_line_without_measurements_hides_no_budget(tmp_path):
+    job = job_of(tmp_path, "grpo")
+    write_run(job, BUDGET, [0.1, 0.2, 0.4])
+    path = job.folder / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[2] = {name: value for name, value in lines[2].items() if name in ("step", "eval/score")}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = ledger.read_run(job.folder)
+    np.testing.assert_array_equal(run.spent["tokens"], [0, 40, 40, 80, 120])
+    assert all(np.isfinite(spent).all() for spent in run.spent.values()) and run.evaluated("tokens") == 120
 
 
 def test_tokens_of_others_cost_operations_and_are_not_sampled(tmp_path):

@@ -124,6 +124,8 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
     resumed, straight = (run_files.saved(tmp_path / one, tiny(**options)) for one in ("resumed", "straight"))
     assert_same(resumed, straight)
     assert resumed[".control['prorl']"] == 5
+    told = [[repeatable(line) for line in lines(tmp_path / one)] for one in ("resumed", "straight")]
+    assert told[0] == told[1], "what step 3 measured before the disk was full is in its line"
 
 
 @pytest.mark.slow
