@@ -23,7 +23,7 @@ _SUITE = flags.DEFINE_string("suite", "", "In the place of --config: embedded, t
 _METHODS = flags.DEFINE_string("methods", None, "Catalogue names, in brackets what differs: grpo(sampling.group=8), rloo; "
                                "all: those that run by name. A suite has its own.")
 _SEEDS = flags.DEFINE_list("seeds", None, "Testing seeds: every table is made of these. Default: 0,1,2, and "
-                           "0 to 7 for a suite.")
+                           "0 to 9 for a suite.")
 _BUDGET = flags.DEFINE_string("budget", "", "What each run may spend: tokens=2e6, flops=1e13, seconds=120 or steps=200; "
                               "default: the steps of the configuration.")
 _OUT = flags.DEFINE_string("out", None, "Folder of the report and of all runs.")
@@ -39,26 +39,35 @@ _SHARE = flags.DEFINE_string("share", "1/1", "For launchers: 2/8 starts every ei
 _ONLY_REPORT = flags.DEFINE_bool("only_report", False, "Start nothing: report on the runs that are there.")
 
 
-def tune(entries, budget, out: Path, options, metric: str):
-    """The entries with their best setting by a held-out metric, and what the report says about the choice."""
-    from jaxrl_llm.compare import launch, plan, report
+def run(jobs, budget, out: Path, what: str) -> str:
+    """Runs the jobs, unless nothing is to be started; returns what failed, in words."""
+    from jaxrl_llm.compare import launch, plan
+    for job in jobs:
+        plan.check_folder(job, budget)
+    if _ONLY_REPORT.value:
+        return ""
+    options = [f"--compilation_cache={flags.FLAGS.compilation_cache}", f"--warm_starts={out / 'warm_starts'}"]
+    own = plan.share(jobs, _SHARE.value)
+    failed = launch.run_all(own, budget, parallel=_PARALLEL.value, options=options)
+    return f"{len(failed)} of {len(own)} {what} failed" if failed else ""
+
+
+def tune(entries, budget, out: Path, metric: str):
+    """The settings with the best held-out metric by method, the points of the search, the report's part on it, failures."""
+    from jaxrl_llm.compare import plan, report
     from jaxrl_llm.evaluation import comparison
     grid, seeds = settings(), [int(s) for s in _TUNING_SEEDS.value]
     points = [[plan.tuned(entry, choice) for entry in entries] for choice in grid]
     jobs = [job for i, row in enumerate(points) for job in plan.jobs_of(row, seeds, budget, out / "tuning" / str(i))]
-    for job in jobs:
-        plan.check_folder(job, budget)
-    if not _ONLY_REPORT.value:
-        print(f"tuning: {len(grid)} settings x {len(seeds)} seeds x {len(entries)} methods")
-        launch.run_all(jobs, budget, parallel=_PARALLEL.value, options=options)
-    chosen, facts = [], {}
+    print(f"tuning: {len(grid)} settings x {len(seeds)} seeds x {len(entries)} methods")
+    failed, chosen, facts = run(jobs, budget, out, "tuning runs"), [], {}
     for column, entry in enumerate(entries):
         scores = [report.finals_by_seed([j for j in jobs if j.entry is row[column]], budget, seeds, metric)
                   for row in points]
         best = comparison.choose(scores)
-        chosen.append(points[best][column])
-        facts[entry.label] = report.tuning(grid, best, seeds, scores, bool(_TRIALS.value))
-    return chosen, facts, points
+        chosen.append(best)
+        facts[entry.label] = report.tuning(grid, best, seeds, scores, bool(_TRIALS.value), metric)
+    return chosen, points, facts, failed
 
 
 def settings():
@@ -67,44 +76,44 @@ def settings():
     return plan.draw_settings(_GRID.value, _TRIALS.value) if _TRIALS.value else plan.read_grid(_GRID.value)
 
 
-def test_all(points, tuning, budget, out: Path, options, metric: str) -> None:
+def testing_jobs(entries, seeds, budget, out: Path, setting: int):
+    """The testing runs of a setting: a choice that changes, as a search grows or a failed run succeeds, has other folders."""
+    from jaxrl_llm.compare import plan
+    return plan.jobs_of(entries, seeds, budget, out / "testing" / str(setting))
+
+
+def test_all(points, tuning, budget, out: Path, metric: str) -> str:
     """Runs every setting on the testing seeds, and adds the cost of the choice to the report's part on tuning."""
-    from jaxrl_llm.compare import launch, plan, report
+    from jaxrl_llm.compare import report
     seeds = [int(s) for s in _SEEDS.value]
-    def root(i, label):  # the chosen ones have already run
-        kept = tuning[label]["chosen"] == tuning[label]["grid"][i]
-        return out / "runs" if kept else out / "testing" / str(i)
-    jobs = [job for i, row in enumerate(points) for entry in row
-            for job in plan.jobs_of([entry], seeds, budget, root(i, entry.label))]
-    for job in jobs:
-        plan.check_folder(job, budget)
-    if not _ONLY_REPORT.value:
-        launch.run_all(jobs, budget, parallel=_PARALLEL.value, options=options)
+    jobs = [job for i, row in enumerate(points) for job in testing_jobs(row, seeds, budget, out, i)]
+    failed = run(jobs, budget, out, "testing runs of other settings")
     for column, label in enumerate(tuning):
         table = [report.finals_by_seed([j for j in jobs if j.entry is row[column]], budget, seeds, metric) for row in points]
         tuning[label] |= report.protocol(tuning[label], table)
+    return failed
 
 
 def compare(entries, budget, out: Path, metric: str = "eval/score"):
-    """Runs the entries with all seeds, tuned first if there is a grid, and reports: (results, report, failures).
+    """Runs the entries with all seeds, tuned first if there is a grid, and reports: (results, report, list of failures).
 
     `metric`: the held-out metric by which settings are chosen.
     """
-    from jaxrl_llm.compare import figures, launch, page, plan, report
+    from jaxrl_llm.compare import figures, page, plan, report
     for entry in entries:
         plan.check_schedule(entry, budget)
     out.mkdir(parents=True, exist_ok=True)
-    options = [f"--compilation_cache={flags.FLAGS.compilation_cache}", f"--warm_starts={out / 'warm_starts'}"]
-    tuning, points = {}, []
+    seeds, tuning, failures = [int(s) for s in _SEEDS.value], {}, []
     if _GRID.value:
-        entries, tuning, points = tune(entries, budget, out, options, metric)
-    jobs = plan.jobs_of(entries, [int(s) for s in _SEEDS.value], budget, out / "runs")
-    for job in jobs:
-        plan.check_folder(job, budget)
-    own = plan.share(jobs, _SHARE.value)
-    failed = [] if _ONLY_REPORT.value else launch.run_all(own, budget, parallel=_PARALLEL.value, options=options)
+        chosen, points, tuning, failed = tune(entries, budget, out, metric)
+        failures.append(failed)
+        jobs = [job for seed in seeds for column, setting in enumerate(chosen)
+                for job in testing_jobs([points[setting][column]], [seed], budget, out, setting)]
+    else:
+        jobs = plan.jobs_of(entries, seeds, budget, out / "runs")
+    failures.append(run(jobs, budget, out, "runs"))
     if _TEST_ALL.value:
-        test_all(points, tuning, budget, out, options, metric)
+        failures.append(test_all(points, tuning, budget, out, metric))
     results, warnings = report.finished_runs(jobs, budget)
     results, idle = report.without_idle(results)
     warnings += idle
@@ -113,14 +122,15 @@ def compare(entries, budget, out: Path, metric: str = "eval/score"):
     analysis = report.analyse(results, budget, warnings)
     for label, facts in tuning.items():
         if label in results:
-            facts["gap"] = max(x for x in facts["means"] if isinstance(x, float)) - analysis["methods"][label]["final_mean"]
+            tested = report.scores_of(results[label], *budget, metric)["final"].mean()
+            facts["gap"] = max(x for x in facts["means"] if isinstance(x, float)) - float(tested)
     analysis |= {"tuning": tuning, "settings": report.settings(results), "facts": report.facts(results),
                  "command": _command()}
     (out / "report.json").write_text(json.dumps(analysis, indent=1, allow_nan=False))
     (out / "report.md").write_text(page.markdown(analysis))
     figures.draw_all(results, analysis, out)
     print(page.summary(analysis) + f"\nreport: {out}/report.md")
-    return results, analysis, f"{len(failed)} of {len(own)} runs failed" if failed else ""
+    return results, analysis, [failed for failed in failures if failed]
 
 
 def _command() -> str:
@@ -136,9 +146,11 @@ def compare_suite(out: Path) -> list[str]:
         print(f"--- {contest.name}: {contest.about}")
         base = suite.config_of(contest)
         entries = plan.read_entries(_METHODS.value or suite.METHODS, base, suite.SETTINGS)
+        if few := suite.too_few(len(_SEEDS.value), len(entries) - 1):
+            print(f"note: {few}", file=sys.stderr)
         budget = plan.read_budget(_BUDGET.value or contest.budget, base)
         results, analysis, failed = compare(entries, budget, out / contest.name, contest.metric)
-        failures += [f"{contest.name}: {failed}"] * bool(failed)
+        failures += [f"{contest.name}: {one}" for one in failed]
         parts = suite.with_part(parts, suite.analyse(contest, results, analysis))
         suite.write(parts, out)
     print(f"report: {out}/README.md")
@@ -152,9 +164,6 @@ def fill_in_defaults() -> None:
         flags.FLAGS["seeds"].value = list(suite.SEEDS) if _SUITE.value else ["0", "1", "2"]
     if _GRID.value is None:
         flags.FLAGS["grid"].value = suite.GRID if _SUITE.value else ""
-    if _SUITE.value and (least := suite.smallest_p(len(_SEEDS.value))) > suite.LEVEL:
-        print(f"with {len(_SEEDS.value)} seeds p is at least {least:.2g}, so every difference will be called a tie; give 6 "
-              "seeds or more", file=sys.stderr)
 
 
 def main():
@@ -175,8 +184,7 @@ def main():
     if base is None:
         failures = compare_suite(out)
     else:
-        failures = list(filter(None, [compare(plan.read_entries(_METHODS.value, base), plan.read_budget(_BUDGET.value, base),
-                                              out)[2]]))
+        failures = compare(plan.read_entries(_METHODS.value, base), plan.read_budget(_BUDGET.value, base), out)[2]
     if failures:
         sys.exit("; ".join(failures) + "; the same command tries them again")
 

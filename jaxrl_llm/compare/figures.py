@@ -73,8 +73,10 @@ def _tuning(axes, tuning) -> None:
             panel.plot(tests, [place] * len(tests), "x", color="0.3")
         panel.set_yticks(range(len(facts["grid"])), facts["grid"])
         panel.invert_yaxis()
-        panel.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
-        panel.set_xlabel("final score; dots: tuning seeds" + ("; crosses: testing seeds" if "test_scores" in facts else ""))
+        if facts["metric"] == METRIC:
+            panel.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
+        tests = "; crosses: testing seeds" if "test_scores" in facts else ""
+        panel.set_xlabel(f"{facts['metric']}; dots: tuning seeds{tests}")
         panel.set_title(f"{label} (orange: kept)")
 
 

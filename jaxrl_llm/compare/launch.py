@@ -49,10 +49,11 @@ def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: 
             say: Callable[[str], None] = print, poll: float = 1.0, interval: float = 30.0) -> list[Job]:
     """Runs unfinished jobs; returns the jobs that failed; their log.txt gives the reason. The others continue.
 
-    A job is stopped after the first held-out evaluation at or beyond its budget. On an interrupt all running jobs save
-    their last step, so that the same call continues them.
+    A job is stopped after the first held-out evaluation at or beyond its budget. On an interrupt, a SIGTERM or an error all
+    running jobs save their last step, so that the same call continues them.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores interrupts, and children inherit that
+    for one in (signal.SIGINT, signal.SIGTERM):  # a background shell ignores interrupts, and children inherit that
+        signal.signal(one, signal.default_int_handler)
     shares = {job: used(job.folder, budget) for job in jobs}
     waiting = [job for job in jobs if not shares[job].done]
     finished, failed, running, stopping = len(jobs) - len(waiting), [], {}, {}
@@ -83,7 +84,7 @@ def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: 
                         failed.append(job)
                         say(f"    {job.title}: FAILED with exit code {process.returncode}: {last_words(job.folder)}")
             clock.tick(_runs(shares), running, shares)
-    except KeyboardInterrupt as error:
+    except BaseException as error:  # nobody else would end these processes
         _interrupt(running.values())
         error.add_note("the same command continues from here")
         raise

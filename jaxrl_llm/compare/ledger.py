@@ -54,21 +54,20 @@ class Costs:
     passes: int
     critic: int = 0
     pretrain_steps: int = 0
-    all_draws: bool = False
 
-    def step_flops(self, length: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Operations of the first N steps, whose completions have mean length `length` and filled `draws` batches of prompts.
+    def step_flops(self, length: np.ndarray, draws: np.ndarray, trained: np.ndarray) -> np.ndarray:
+        """Operations of the first N steps, whose completions have mean length `length`.
 
+        `draws` and `trained` are the rollouts that were sampled and that the updates learned from, in batches of the run.
         Text that the policy did not write counts as length: it takes the same passes through the model.
 
         `passes` forward passes of the policy for log-probs and `critic` passes of a model of its size without logits are made
-        per step; the policy is not updated in the first `pretrain_steps`. All this is done on one batch, what a filter kept, or
-        with `all_draws` on all that was sampled. Mean lengths are used: exact except for the spread of lengths in the
-        attention's small quadratic term.
+        per step; the policy is not updated in the first `pretrain_steps`. All this is done on what is trained. Mean lengths are
+        used: exact except for the spread of lengths in the attention's small quadratic term.
         """
         model, prompt = self.model, round(self.prompt)
         operations = np.zeros(len(length))
-        for i, (mean, drawn) in enumerate(zip(length, draws)):
+        for i, (mean, drawn, kept) in enumerate(zip(length, draws, trained)):
             below, share = int(mean), mean - int(mean)
             def between(count):
                 return (1 - share) * count(below) + share * count(below + 1)
@@ -77,7 +76,6 @@ class Costs:
             forward = between(lambda n: flops.packed_flops(model, prompt, [n] * self.group))
             states = forward - 2 * model.vocab_size * model.hidden_size * self.group * mean
             passes = self.passes + 3 * self.epochs * (i >= self.pretrain_steps)
-            kept = drawn if self.all_draws else 1
             operations[i] = self.prompts * (drawn * sampling + kept * (passes * forward + self.critic * states))
         return operations
 
@@ -91,8 +89,7 @@ def costs_of(config: ConfigDict) -> Costs:
     if config.learner.micro_batches == 1:  # the update's own forward pass gives the features
         needs -= {"features"}
     passes = sum(one.passes for one in recorders_of(config, needs))
-    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, passes,
-                  all_draws=estimator.wants_more is not None)
+    costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, passes)
     if estimator.value_targets is None:
         return costs
     fit = 3 if config.critic.kind == "separate" else 1  # a head is fitted to states without gradients
@@ -137,7 +134,7 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     per_step = {
         "steps": lambda: np.ones(trained.sum()),
         "tokens": lambda: tokens,
-        "flops": lambda: costs_of(config).step_flops(there, draws),
+        "flops": lambda: costs_of(config).step_flops(there, draws, measured("trained/rollouts") / batch),
         "seconds": lambda: without_compiling(measured("time/step")),
     }
     spent = {}

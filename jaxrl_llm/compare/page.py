@@ -1,10 +1,13 @@
 """The report as Markdown: the answer first, then the tables and pictures behind it."""
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.compare.plan import UNITS
+from jaxrl_llm.compare.report import METRIC
 
-LEVEL = 0.05  # of all paired tests of the method with the highest mean against the other ones together (Bonferroni)
+LEVEL = 0.05  # of all pairs of methods together (Bonferroni): which ones are tested, the data choose
 
 
 def markdown(report: Mapping[str, Any]) -> str:
@@ -38,8 +41,8 @@ def summary(report: Mapping[str, Any]) -> str:
 
 
 def _level(report) -> float:
-    """The p-value that each paired test of the method with the highest mean must reach."""
-    return LEVEL / max(len(report["order"]) - 1, 1)
+    """The p-value that each paired test of the method with the highest mean must reach; any pair could have been shown."""
+    return LEVEL / max(math.comb(len(report["order"]), 2), 1)
 
 
 def _headline(report) -> str:
@@ -65,7 +68,7 @@ def _answer(report) -> str:
     best = order[0]
     lines = [f"# {len(order)} methods at {amount(**report['budget'])}", "", _headline(report)]
     if len(order) > 1:
-        lines += ["", f"Paired tests, each at p <= {level:.2g} ({LEVEL} in all):", ""]
+        lines += ["", f"Paired tests, each at p <= {level:.2g} ({LEVEL} for all pairs):", ""]
     for other in order[1:]:
         difference = report["differences"][best][other]
         if difference is None:
@@ -160,18 +163,19 @@ def _tuning(report) -> str:
         return ""
     rows, costs = [], []
     for label, facts in report["tuning"].items():
-        tests = [", ".join(map(_score, scores)) for scores in facts.get("test_scores", [])]
+        show = functools.partial(_of_metric, facts["metric"])
+        tests = [", ".join(map(show, scores)) for scores in facts.get("test_scores", [])]
         for choice, scores, mean, test in zip(facts["grid"], facts["scores"], facts["means"],
                                               tests or [""] * len(facts["grid"])):
             kept = "x" if choice == facts["chosen"] else ""
-            rows.append([label, choice, ", ".join(map(_score, scores)), _score(mean), kept, *([test] if tests else [])])
-        s, gap = facts["sensitivity"], facts.get("gap")
-        costs.append([label, *(_signless(s[name]) for name in ("spread", "seeds", "single_seed_regret")),
-                      f"{gap:+.1%}" if isinstance(gap, float) else "n/a",
-                      *([_signless(facts["regret"]), ", ".join(map(_signless, facts["single_seed_regret"])),
+            rows.append([label, choice, ", ".join(map(show, scores)), show(mean), kept, *([test] if tests else [])])
+        s = facts["sensitivity"]
+        costs.append([label, *(show(s[name], "n/a") for name in ("spread", "seeds", "single_seed_regret")),
+                      show(facts.get("gap"), "n/a", "+"),
+                      *([show(facts["regret"], "n/a"), ", ".join(show(x, "n/a") for x in facts["single_seed_regret"]),
                          _two(facts["rank_correlation"])] if tests else [])])
     first = next(iter(report["tuning"].values()))
-    heads = ["method", "setting", "final score per tuning seed", "mean", "kept"]
+    heads = ["method", "setting", f"`{first['metric']}` per tuning seed", "mean", "kept"]
     measured = ["method", "best mean minus worst", "deviation over seeds", "lost by choosing on one seed",
                 "tuning minus testing"]
     if "test_scores" in first:
@@ -179,24 +183,26 @@ def _tuning(report) -> str:
         measured += ["lost against the best on testing seeds", "the same, by one tuning seed", "rank correlation"]
     search = "random search, the setting as configured first" if first["drawn"] else "grid"
     return (f"## Tuning\n\nThe same {search} and budget for every method, {len(first['grid'])} settings on seeds "
-            f"{', '.join(map(str, first['seeds']))}, which no table above uses; the setting with the highest mean final score "
-            f"was kept. The search took {first['runs']} runs of {amount(**report['budget'])} for each method.\n\n"
-            + table(heads, rows) + "\n\n### How much the choice matters\n\nIn points of the score that settings were chosen "
-            "by. A difference of settings no larger than the deviation over seeds is noise; *lost by choosing on one seed* is "
+            f"{', '.join(map(str, first['seeds']))}, which no table above uses; the setting with the highest mean of "
+            f"`{first['metric']}` at the budget was kept. The search took {first['runs']} runs of "
+            f"{amount(**report['budget'])} for each method.\n\n"
+            + table(heads, rows) + f"\n\n### How much the choice matters\n\nIn units of `{first['metric']}`. A difference of "
+            "settings no larger than the deviation over seeds is noise; *lost by choosing on one seed* is "
             "measured on the other tuning seeds.\n\n" + table(measured, costs) + _by_value(report["tuning"])
             + "\n\n![tuning](tuning.png)")
 
 
 def _by_value(tuning) -> str:
     """Mean score of every value of a grid of several keys, over the values of the others."""
-    rows = [[label, f"{key}={value}", _score(mean)] for label, facts in tuning.items()
+    rows = [[label, f"{key}={value}", _of_metric(facts["metric"], mean)] for label, facts in tuning.items()
             if not facts["drawn"] and len(facts["by_value"]) > 1
             for key, means in facts["by_value"].items() for value, mean in means.items()]
     return "\n\n" + table(["method", "value", "mean over the other keys"], rows) if rows else ""
 
 
-def _signless(x) -> str:
-    return f"{x:.1%}" if isinstance(x, float) else "n/a"
+def _of_metric(metric: str, x: Any, absent: str = "failed", sign: str = "") -> str:
+    """A number of a held-out metric: scores in percent."""
+    return absent if not isinstance(x, float) else f"{x:{sign}.1%}" if metric == METRIC else f"{x:{sign}.3f}"
 
 
 def _two(x) -> str:
@@ -217,10 +223,6 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def line(cells):
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     return "\n".join([line(heads), line(["---"] * len(heads)), *map(line, rows)])
-
-
-def _score(x) -> str:
-    return f"{x:.1%}" if isinstance(x, float) else "failed"
 
 
 def _percent(interval, method) -> str:

@@ -72,13 +72,10 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     """
     entries, suites = [], []
     for part in _everyone() if text.strip() == "all" else config_lib.parts(text):
-        call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", part, re.DOTALL)
-        if call is None:
-            raise ValueError(f"cannot read {part!r} in {text!r}; write method, or method(key=value, key=value)")
-        methods.get(call[1])
-        given = read_options(call[2] or "")
-        own = {key: value for key, value in settings.get(call[1], {}).items() if key not in given}
-        entries.append(Entry(call[1], changed(base, {"method": call[1]} | own | given), part, own | given))
+        method, given = _read_entry(part)
+        methods.get(method)
+        own = {key: value for key, value in settings.get(method, {}).items() if key not in given}
+        entries.append(Entry(method, changed(base, {"method": method} | own | given), part, own | given))
         suites.append(own)
     names = [entry.name for entry in entries]
     twice = sorted({entry.text for entry in entries if names.count(entry.name) > 1})
@@ -93,6 +90,14 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     methods_of = [entry.label for entry in entries]
     return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text, settings=own)
             for entry, own in zip(entries, suites)]
+
+
+def _read_entry(text: str) -> tuple[str, dict[str, Any]]:
+    """A contestant's method and what is in its brackets."""
+    call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", text, re.DOTALL)
+    if call is None:
+        raise ValueError(f"cannot read the method {text!r}; write method, or method(key=value, key=value)")
+    return call[1], read_options(call[2] or "")
 
 
 def _everyone() -> list[str]:
@@ -177,11 +182,23 @@ def read_budget(text: str, config: ConfigDict) -> Budget:
 
 
 def check_schedule(entry: Entry, budget: Budget) -> None:
-    """Raises ValueError if the learning rate depends on a number of steps that the budget does not give."""
-    schedule = entry.config.optimizer.schedule
-    if budget.unit != "steps" and schedule != "constant":
-        raise ValueError(f"{entry.label}: optimizer.schedule={schedule!r} needs the number of steps, which a budget in "
-                         f"{budget.unit} leaves open; use optimizer.schedule=constant or --budget=steps=N")
+    """Raises ValueError if the budget does not give what a run needs: a number of steps for its schedules, evaluations."""
+    if budget.unit == "steps":
+        return
+    if following := _following_steps(entry.config):
+        raise ValueError(f"{entry.label}: {', '.join(following)} needs the number of steps, which a budget in {budget.unit} "
+                         "leaves open; use a constant, steps=N in a schedule of the objective, or --budget=steps=N")
+    if not entry.config.eval.every:
+        raise ValueError(f"{entry.label}: eval.every=0 has no evaluation after which a run of a budget in {budget.unit} could "
+                         "end; give for example --config.eval.every=10")
+
+
+def _following_steps(config: ConfigDict) -> list[str]:
+    """The settings that follow the number of steps of a run."""
+    rate = config.optimizer.schedule
+    numbers = {name: value for name, value in config_lib.keywords(config.objective).items()
+               if isinstance(value, str) and value.endswith(")") and "steps" not in config_lib.calls(value)[0][1]}
+    return [f"optimizer.schedule={rate!r}"] * (rate != "constant") + [f"objective's {k}={v}" for k, v in numbers.items()]
 
 
 def changed(base: ConfigDict, changes: dict[str, object]) -> ConfigDict:
@@ -200,7 +217,10 @@ def changed(base: ConfigDict, changes: dict[str, object]) -> ConfigDict:
 
 
 def tuned(entry: Entry, choice: dict[str, object]) -> Entry:
-    """The contestant with the settings of a grid point, under the same label."""
+    """The contestant with the settings of a grid point, under the same label; ValueError if its brackets set one."""
+    if both := sorted(choice.keys() & _read_entry(entry.text)[1].keys()):
+        raise ValueError(f"{entry.text}: {', '.join(both)} is in --grid too, which would replace it; leave it out of one of "
+                         "them (--grid= turns tuning off)")
     return dataclasses.replace(entry, config=changed(entry.config, choice))
 
 
@@ -226,15 +246,18 @@ def run_config(job: Job, budget: Budget) -> ConfigDict:
 
 
 def check_folder(job: Job, budget: Budget) -> None:
-    """Raises ValueError when the folder of a job holds a run of other settings; the number of steps and saves may differ."""
+    """Raises ValueError when the folder of a job holds a run of other settings.
+
+    The number of saves may differ, and that of steps if no schedule follows it.
+    """
     file = job.folder / "config.json"
     if not file.is_file():
         return
     stored = json.loads(file.read_text())["config"]
     config = run_config(job, budget)
     wanted = resolve_config(config_lib.resolve(config, methods.get(config.method).defaults))
-    differ = [line for line in config_changes(stored, wanted)
-              if not line.startswith(("steps:", "checkpoint.")) and "(absent)" not in line]
+    free = ("checkpoint.",) if _following_steps(config) else ("checkpoint.", "steps:")
+    differ = [line for line in config_changes(stored, wanted) if not line.startswith(free) and "(absent)" not in line]
     if differ:
         raise ValueError(f"{job.folder} holds a run of other settings ({'; '.join(differ)}); delete it or choose another --out")
 

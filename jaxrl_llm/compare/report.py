@@ -185,7 +185,7 @@ def own_metrics(runs: Sequence[Result], budget: Budget, shared: set[str]) -> dic
 def pass_at(runs: Sequence[Result], budget: Budget) -> dict[str, dict[str, float]] | None:
     """Mean unbiased pass@k over the runs for k = 1, 2, 4, ... before training and at the evaluation nearest to the budget.
 
-    Counted from the completions of held-out evaluations that a run keeps; None where they are missing.
+    Counted from the completions of held-out evaluations that a run keeps; None where some are missing.
     """
     tables = {"before": [], "after": []}
     for result in runs:
@@ -203,14 +203,17 @@ def pass_at(runs: Sequence[Result], budget: Budget) -> dict[str, dict[str, float
 
 
 def held_out_correct(file: Path) -> np.ndarray | None:
-    """Which completions on a page of samples solve their problem, `bool[problems, G]`; None without the page."""
+    """Which completions on a page of samples solve their problem, `bool[problems, G]`.
+
+    None without the page, and where groups are unequal: an environment lost trajectories, or one has several contexts.
+    """
     if not file.is_file():
         return None
     rows = {}
     for line in file.read_text().splitlines():
         row = json.loads(line)
         rows.setdefault(row["prompt_index"], []).append(row["solved"])
-    return np.array(list(rows.values()), bool)
+    return np.array([*rows.values()], bool) if len({len(own) for own in rows.values()}) == 1 else None
 
 
 def phases(runs: Sequence[Result]) -> dict[str, float]:
@@ -260,13 +263,16 @@ def finals_by_seed(jobs: Sequence[Job], budget: Budget, seeds: Sequence[int], me
 
 
 def tuning(grid: Sequence[Mapping[str, Any]], best: int, seeds: Sequence[int], scores: Sequence[Sequence[float]],
-           drawn: bool) -> dict[str, Any]:
-    """The report's part on a search: its settings (`drawn` at random or not), scores `[settings, seeds]` and sensitivity."""
+           drawn: bool, metric: str = METRIC) -> dict[str, Any]:
+    """The report's part on a search: its settings (`drawn` at random or not), scores `[settings, seeds]` and sensitivity.
+
+    `metric`: what the scores are of.
+    """
     texts = [", ".join(f"{key}={value}" for key, value in choice.items()) or "as configured" for choice in grid]
     table = np.array(scores, np.float64)
     values = how_to_autorl.by_value([choice for choice in grid if choice],
                                     table[[bool(choice) for choice in grid]])
-    return {"seeds": list(seeds), "grid": texts, "chosen": texts[best], "drawn": drawn, "runs": table.size,
+    return {"metric": metric, "seeds": list(seeds), "grid": texts, "chosen": texts[best], "drawn": drawn, "runs": table.size,
             "scores": plain(table.tolist()), "means": plain(table.mean(axis=1).tolist()),
             "sensitivity": {name: _json(x) for name, x in how_to_autorl.sensitivity(table)._asdict().items()},
             "by_value": {key: {value: _json(x) for value, x in means.items()} for key, means in values.items()}}

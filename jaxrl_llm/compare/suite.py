@@ -1,6 +1,7 @@
 """Several comparisons with one list of methods: the gain of each method over the first one on every task, and the ties."""
 import importlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ SUITES = {
         Contest("tools", "suite:tools", "tokens=5e5", "eval/score", "products by a calculator, in two turns"),
     ),
 }
-SEEDS = ("0", "1", "2", "3", "4", "5", "6", "7")  # with eight, p is at least 1/128
+SEEDS = tuple(map(str, range(10)))  # p is at least 1/512: after correction one method alone can differ among 25
 GRID = "optimizer.learning_rate=1e-4|3e-4|1e-3"
 METHODS = "grpo, rloo, dr_grpo, dapo, gspo, cispo, reinforce_pp, ppo, poise, v0, v0_5"
 # Schedules in proportion to runs of 60 to 160 steps with completions of at most 6 tokens: with the papers' numbers they would
@@ -81,6 +82,15 @@ def smallest_p(seeds: int) -> float:
     return 2.0 ** (1 - seeds)
 
 
+def too_few(seeds: int, others: int) -> str:
+    """Why no difference of a single method of `others` can count with these seeds; empty if it can."""
+    least, asked = smallest_p(seeds), LEVEL / max(others, 1)
+    if least <= asked:
+        return ""
+    return (f"with {seeds} seeds p is at least {least:.2g}, and a difference that stands alone among {others} needs "
+            f"{asked:.2g}: {1 + math.ceil(math.log2(1 / asked))} seeds or more")
+
+
 def config_of(contest: Contest) -> ConfigDict:
     """The configuration that all runs of a contest share."""
     file, _, variant = contest.config.partition(":")
@@ -92,7 +102,7 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
 
     Every method is compared with the first one of `results` at the budget, and at the training seconds that all runs reached.
     The differences that testing seeds can show follow from the spread on the tuning seeds, which is known beforehand, or
-    without these from the testing seeds themselves, after the fact.
+    without these from the testing seeds themselves, after the fact; at the level of a difference that stands alone.
     """
     budget = Budget(**report["budget"])
     axes = {budget.unit: budget, "seconds": Budget("seconds", report["common"]["seconds"])}
@@ -103,14 +113,16 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
     tuning = _tuning_scores(report)
     pilot = table_of if tuning is None else tuning
     deviation = paired_deviation(pilot) if min(pilot.shape) > 1 else 0.0
-    visible = smallest_difference(deviation, len(shared)) if deviation > 0 and len(shared) > 1 else None
-    rows: dict[str, Any] = {label: {"final": float(scores.mean()), "seeds": len(shared)}
-                            for label, scores in zip(labels, table_of)}
+    least, others = min(len(scores) for scores in finals[budget.unit].values()), len(labels) - 1
+    alone = deviation > 0 and least > 1 and not too_few(least, others)
+    visible = smallest_difference(deviation, least, level=LEVEL / max(others, 1)) if alone else None
+    rows: dict[str, Any] = {label: {"final": float(np.mean([*scores.values()])), "seeds": len(scores)}
+                            for label, scores in finals[budget.unit].items()}
     for unit, by_label in finals.items():
         for label, difference in _against_first(by_label).items():
             rows[label][f"difference_at_{unit}"] = difference
     return {"contest": contest._asdict(), "start": report["start"], "budget": report["budget"], "yardstick": labels[0],
-            "seconds": axes["seconds"].size, "smallest_p": smallest_p(len(shared)), "deviation": deviation,
+            "seconds": axes["seconds"].size, "deviation": deviation,
             "visible": visible, "power_from": "testing" if tuning is None else "tuning", "methods": rows,
             "settings": {label: dict(results[label][0].job.entry.settings) for label in labels},
             "silent_groups": {label: report["methods"][label]["silent_groups"] for label in labels},
@@ -180,17 +192,19 @@ def markdown(parts: Sequence[Mapping[str, Any]]) -> str:
 
 def _section(part: Mapping[str, Any]) -> list[str]:
     contest, first, budget = part["contest"], part["yardstick"], part["budget"]
-    seeds = part["methods"][first]["seeds"]
+    counts = [numbers["seeds"] for numbers in part["methods"].values()]
+    most = max(counts)
     rows = []
     for label, numbers in sorted(part["methods"].items(), key=lambda item: -item[1]["final"]):
         cells = [_against(numbers.get(f"difference_at_{unit}"), label == first) for unit in (budget["unit"], "seconds")]
-        rows.append([f"{label}{_own(part['settings'][label])}", f"{numbers['final']:.3f}", *cells])
+        fewer = f", {numbers['seeds']} of {most} seeds" if numbers["seeds"] < most else ""
+        rows.append([f"{label}{_own(part['settings'][label])}{fewer}", f"{numbers['final']:.3f}", *cells])
     heads = ["method", f"`{contest['metric']}`", f"minus {first}, at {budget['size']:,.0f} {UNITS[budget['unit']]}",
              f"minus {first}, at {part['seconds']:,.0f} {UNITS['seconds']}"]
-    return [f"## {contest['name']}", "", f"{contest['about'].capitalize()}. {seeds} seeds. {_power(part)} Tests flip the signs "
-            f"of paired differences; with {seeds} seeds p is at least {part['smallest_p']:.2g}. *Better* and *worse* keep the "
-            f"share of false discoveries in a column at {LEVEL:.0%}. [All numbers]({contest['name']}/report.md).", "",
-            table(heads, rows)]
+    about = (f"{contest['about'].capitalize()}. {most} seeds. {_power(part, min(counts))} Tests flip the signs of paired "
+             f"differences; with {most} seeds p is at least {smallest_p(most):.2g}. *Better* and *worse* keep the share of false "
+             f"discoveries in a column at {LEVEL:.0%}. [All numbers]({contest['name']}/report.md).")
+    return [f"## {contest['name']}", "", about, "", table(heads, rows)]
 
 
 def _own(settings: Mapping[str, Any]) -> str:
@@ -198,11 +212,13 @@ def _own(settings: Mapping[str, Any]) -> str:
     return f" (`{', '.join(f'{key}={value}' for key, value in settings.items())}`)" if settings else ""
 
 
-def _power(part: Mapping[str, Any]) -> str:
+def _power(part: Mapping[str, Any], seeds: int) -> str:
     """The difference that the seeds can show, and whether that was known before they ran."""
+    if few := too_few(seeds, len(part["methods"]) - 1):
+        return f"{few[0].upper()}{few[1:]}."
     if part["visible"] is None:
         return "The spread of their differences is not known yet."
-    seen = f"a difference of {part['visible']:.3f} is seen with a chance of 80%"
+    seen = f"a difference of {part['visible']:.3f} that stands alone is seen with a chance of 80%"
     if part["power_from"] == "tuning":
         return f"By the spread of paired differences on the tuning seeds ({part['deviation']:.3f}), {seen}."
     return (f"Computed after the fact, from the spread of paired differences on the testing seeds themselves "

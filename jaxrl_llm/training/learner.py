@@ -155,6 +155,7 @@ class Learner:
             state = offload.moments_near(self.offload, state)
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
+            metrics["trained/rollouts"] = float(parallel.fetch(batch.live).sum())
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
             raise TrainingDiverged(

@@ -19,8 +19,8 @@ from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
 # Two are control conditions. "shuffled": every prompt gets the probe's prediction for its neighbour in the (shuffled) batch.
-# "oracle": the policy samples further completions, which are not trained on and not counted in any budget; nothing is
-# predicted, and the topology `oracle` asks for them.
+# "oracle": the policy samples further completions, which cost tokens and are not trained on; nothing is predicted, and the
+# topology `oracle` asks for them.
 SOURCES = ("moving_average", "shuffled", "probe", "v0", "oracle")
 _WINDOW = 512   # number of latest groups that the probe is fitted to
 _CONTEXT = 256  # number of latest groups that V0 reads, as in the paper

@@ -39,7 +39,8 @@ def write_run(job, budget, scores, *, length=5.0, seconds=2.0, draws=None, every
             line = {name: scores[step // every] for name in ("eval/score", "eval/solved")} if step % every == 0 else {}
             if step:
                 line |= {"completion/length": length, "time/step": 100.0 if step == 1 else seconds, "time/rollout": 0.5,
-                         "time/update": 1.0, "entropy": 0.5, "reward/mean": 0.3}
+                         "time/update": 1.0, "entropy": 0.5, "reward/mean": 0.3,
+                         "trained/rollouts": config.prompts.per_step * config.sampling.group}
                 line |= ({"filter/draws": draws} if draws else {}) | (more or {})
             writer.write(step, line)
             if samples and step % every == 0:

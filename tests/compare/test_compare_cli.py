@@ -51,7 +51,7 @@ def test_settings_are_chosen_on_tuning_seeds(tmp_path):
     for i, (choice, scores) in enumerate(zip(grid, ((0.3, 0.5), (0.2, 0.4)))):
         for job, score in zip(plan.jobs_of([plan.tuned(rloo, choice)], [7, 8], budget, tmp_path / "tuning" / str(i)), scores):
             write_run(job, budget, [0.1, score], every=10)
-    for choice, root, score in ((grid[0], "runs", 0.25), (grid[1], "testing/1", 0.65)):
+    for choice, root, score in ((grid[0], "testing/0", 0.25), (grid[1], "testing/1", 0.65)):
         job, = plan.jobs_of([plan.tuned(rloo, choice)], [0], budget, tmp_path / root)
         write_run(job, budget, [0.1, score], every=10)
     done = compare_py(tmp_path, "--methods=rloo", "--seeds=0", "--budget=tokens=100", "--tuning_seeds=7,8", "--only_report",

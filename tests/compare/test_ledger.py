@@ -48,7 +48,7 @@ def test_tokens_of_others_cost_operations_and_are_not_sampled(tmp_path):
     write_run(job, BUDGET, [0.1, 0.2], more={"completion/tokens": 40.0, "completion/present": 9.0})
     run = ledger.read_run(job.folder)
     np.testing.assert_array_equal(run.spent["tokens"], [0, 40, 80])
-    step = costs("grpo").step_flops(np.array([9.0]), np.ones(1))[0]
+    step = costs("grpo").step_flops(np.array([9.0]), np.ones(1), np.ones(1))[0]
     np.testing.assert_allclose(run.spent["flops"], [0, step, 2 * step], rtol=1e-12)
 
 
@@ -57,7 +57,7 @@ def test_filtered_rollouts_count_as_cost(tmp_path):
     write_run(job, BUDGET, [0.1, 0.2], draws=3.0)
     run = ledger.read_run(job.folder)
     np.testing.assert_array_equal(run.spent["tokens"], [0, 120, 240])
-    once, thrice = costs("dapo").step_flops(np.array([5.0, 5.0]), np.array([1.0, 3.0]))
+    once, thrice = costs("dapo").step_flops(np.array([5.0, 5.0]), np.array([1.0, 3.0]), np.ones(2))
     sampling = costs("dapo(learner.epochs=1)")
     rollouts = 4 * (flops.prefill_flops(sampling.model, [round(sampling.prompt)])
                     + 2 * flops.decode_flops(sampling.model, round(sampling.prompt), 5))
@@ -70,10 +70,11 @@ def test_operations_of_a_step_by_hand():
     assert (model.hidden_size, model.num_layers, result.prompts, result.group) == (16, 1, 4, 2)
     group = flops.packed_flops(model, prompt, [5, 5])
     rollouts = flops.prefill_flops(model, [prompt]) + 2 * flops.decode_flops(model, prompt, 5)
-    assert result.step_flops(np.array([5.0]), np.array([1.0]))[0] == 4 * (rollouts + 3 * group)
-    between = result.step_flops(np.array([5.0, 5.25, 6.0]), np.ones(3))
+    assert result.step_flops(np.array([5.0]), np.ones(1), np.ones(1))[0] == 4 * (rollouts + 3 * group)
+    assert result.step_flops(np.array([5.0]), np.array([3.0]), np.array([0.5]))[0] == 4 * (3 * rollouts + 0.5 * 3 * group)
+    between = result.step_flops(np.array([5.0, 5.25, 6.0]), np.ones(3), np.ones(3))
     assert between[1] == pytest.approx(0.75 * between[0] + 0.25 * between[2], rel=1e-12)
-    assert costs("rloo(learner.epochs=2)").step_flops(np.array([5.0]), np.ones(1))[0] == 4 * (rollouts + 7 * group)
+    assert costs("rloo(learner.epochs=2)").step_flops(np.array([5.0]), np.ones(1), np.ones(1))[0] == 4 * (rollouts + 7 * group)
     assert costs("grpo(objective='kl_coef=0.1')").passes == 1 + costs("grpo").passes
     assert (costs("poise").passes, costs("poise(learner.micro_batches=2)").passes) == (0, 1)
 
@@ -84,10 +85,10 @@ def test_a_critic_costs_as_much_as_a_policy_without_logits():
     assert (plain.critic, separate.critic, head.critic) == (0, 4, 2)
     states = flops.packed_flops(plain.model, round(plain.prompt), [5, 5]) - 2 * plain.model.vocab_size * 16 * 10
     def step(c):
-        return c.step_flops(np.array([5.0]), np.ones(1))[0]
+        return c.step_flops(np.array([5.0]), np.ones(1), np.ones(1))[0]
     assert step(separate) - step(head) == 4 * 2 * states
     alone = costs("vc_ppo(learner.minibatches=1, learner.epochs=1, critic.pretrain_steps=1)")
-    first, second = alone.step_flops(np.array([5.0, 5.0]), np.ones(2))
+    first, second = alone.step_flops(np.array([5.0, 5.0]), np.ones(2), np.ones(2))
     assert second - first == 4 * 3 * flops.packed_flops(plain.model, round(plain.prompt), [5, 5])
 
 

@@ -1,5 +1,6 @@
 """Methods, grids and budgets as text, and refusals before any run."""
 import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -77,6 +78,23 @@ def test_budgets():
     plan.check_schedule(entry, plan.Budget("steps", 10))
     with pytest.raises(ValueError, match="'cosine' needs the number of steps"):
         plan.check_schedule(entry, plan.Budget("tokens", 10))
+    annealed, own = plan.read_entries("grpo(objective='kl_coef=linear(start=0.1, end=0)'), "
+                                      "grpo(objective='kl_coef=linear(start=0.1, end=0, steps=9)')", base())
+    plan.check_schedule(annealed, plan.Budget("steps", 10))
+    plan.check_schedule(own, plan.Budget("tokens", 10))
+    with pytest.raises(ValueError, match="objective's kl_coef=linear.* needs the number of steps"):
+        plan.check_schedule(annealed, plan.Budget("tokens", 10))
+    blind, = plan.read_entries("grpo", base(**{"eval.every": 0}))
+    plan.check_schedule(blind, plan.Budget("steps", 10))
+    with pytest.raises(ValueError, match="eval.every=0 has no evaluation after which"):
+        plan.check_schedule(blind, plan.Budget("tokens", 10))
+
+
+def test_a_grid_replaces_nothing_in_brackets():
+    entry, = plan.read_entries("grpo(optimizer.learning_rate=1e-5)", base())
+    with pytest.raises(ValueError, match="optimizer.learning_rate is in --grid too"):
+        plan.tuned(entry, {"optimizer.learning_rate": 1e-4})
+    assert plan.tuned(entry, {"sampling.group": 4}).config.sampling.group == 4
 
 
 def test_jobs_come_seed_by_seed(tmp_path):
@@ -100,6 +118,22 @@ def test_runs_at_a_time_share_the_memory_of_a_gpu(monkeypatch):
     assert name not in launch.environment(1) and launch.environment(4)[name] == "0.23"
     monkeypatch.setenv(name, "0.1")
     assert launch.environment(4)[name] == "0.1"
+
+
+def test_an_error_of_the_launcher_leaves_no_run_behind(tmp_path, monkeypatch):
+    """A closed pipe, for instance: the process of a run would train on, and nobody would end it."""
+    budget, started = plan.Budget("steps", 4), []
+    job, = plan.jobs_of(plan.read_entries("grpo", base()), [0], budget, tmp_path)
+    monkeypatch.setattr(launch, "command", lambda job, options: [sys.executable, "-c", "import time; time.sleep(600)"])
+    start = launch._start
+    monkeypatch.setattr(launch, "_start", lambda *given: started.append(start(*given)) or started[-1])
+
+    def closed(text):
+        raise BrokenPipeError("nobody reads")
+
+    with pytest.raises(BrokenPipeError) as caught:
+        launch.run_all([job], budget, say=closed)
+    assert started[0].poll() is not None and caught.value.__notes__ == ["the same command continues from here"]
 
 
 def test_a_written_configuration_reads_back(tmp_path):
@@ -126,3 +160,12 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     other, = plan.jobs_of(plan.read_entries("grpo", base(**{"sampling.group": 4})), [0], budget, tmp_path)
     with pytest.raises(ValueError, match="sampling.group: 2 -> 4"):
         plan.check_folder(other, budget)
+
+
+def test_a_schedule_over_other_steps_is_another_run(tmp_path):
+    budget = plan.Budget("steps", 4)
+    job, = plan.jobs_of(plan.read_entries("grpo", base(**{"optimizer.schedule": "linear"})), [0], budget, tmp_path)
+    write_run(job, budget, [0.1, 0.2])
+    plan.check_folder(job, budget)
+    with pytest.raises(ValueError, match="steps: 4 -> 8"):
+        plan.check_folder(job, plan.Budget("steps", 8))

@@ -51,12 +51,41 @@ def test_a_gain_a_loss_and_a_tie(part):
     gain = part["methods"]["rloo"]["difference_at_steps"]
     assert gain["mean"] == pytest.approx(0.1 + NOISE.mean()) and gain["p_value"] == 2 / 2**8
     assert gain["adjusted_p"] == pytest.approx(gain["p_value"] * 3 / 2)  # the larger of two equal ones among three
-    assert part["smallest_p"] == 2 / 2**8
+
+
+def test_a_lone_difference_can_count_only_with_enough_seeds():
+    """Ten others: the correction asks for 0.005 of a difference that stands alone, and nine seeds give 1/256."""
+    assert suite.too_few(9, 10) == "" and "needs 0.005: 9 seeds or more" in suite.too_few(8, 10)
+    assert suite.too_few(len(suite.SEEDS), len(suite.METHODS.split(",")) - 1) == ""
+    for seeds, verdict in ((8, "tie"), (9, "better")):
+        even = np.tile([0.01, -0.01], 5)[:seeds]  # the others differ by chance alone
+        finals = {"grpo": dict.fromkeys(range(seeds), 0.5), "one": dict(enumerate(np.full(seeds, 0.9))),
+                  **{f"other{i}": dict(enumerate(0.5 + even)) for i in range(9)}}
+        assert suite._against_first(finals)["one"]["verdict"] == verdict
+
+
+def test_missing_seeds_are_said_and_break_nothing(part):
+    rows = {label: dict(row) for label, row in part["methods"].items()}
+    rows["dapo"]["seeds"] = 2
+    page = suite.markdown([part | {"methods": rows}])
+    assert "| dapo, 2 of 8 seeds |" in page and "8 seeds. With 2 seeds p is at least 0.5, and" in page
+
+
+def test_methods_without_a_common_seed(tmp_path):
+    contest = suite.contests("embedded")[0]
+    entries, budget = write(tmp_path, contest, ("grpo",), [0, 1])
+    others, _ = write(tmp_path, contest, ("rloo",), [2, 3])
+    jobs = [job for each, seeds in ((entries, [0, 1]), (others, [2, 3]))
+            for job in plan.jobs_of(each, seeds, budget, tmp_path / contest.name / "runs")]
+    results, _ = report.finished_runs(jobs, budget)
+    part = suite.analyse(contest, results, report.analyse(results, budget) | {"tuning": {}, "command": COMMAND})
+    assert json.dumps(part, allow_nan=False) and "too few seeds" in suite.markdown([part])
 
 
 @pytest.mark.slow
 def test_detectable_differences_follow_from_the_tuning_seeds(tmp_path, part):
-    assert part["power_from"] == "testing" and part["visible"] == pytest.approx(smallest_difference(part["deviation"], 8))
+    assert part["power_from"] == "testing" and part["visible"] == pytest.approx(
+        smallest_difference(part["deviation"], 8, level=0.05 / 3))
     scores = {"grpo": [[0.1, 0.2], [0.4, 0.6]], "rloo": [[0.5, 0.5], [0.1, 0.1]]}
     tuning = {label: {"grid": ["a", "b"], "chosen": chosen, "scores": scores[label]}
               for label, chosen in (("grpo", "b"), ("rloo", "a"))}
