@@ -202,8 +202,8 @@ def _section(part: Mapping[str, Any]) -> list[str]:
     heads = ["method", f"`{contest['metric']}`", f"minus {first}, at {budget['size']:,.0f} {UNITS[budget['unit']]}",
              f"minus {first}, at {part['seconds']:,.0f} {UNITS['seconds']}"]
     about = (f"{contest['about'].capitalize()}. {most} seeds. {_power(part, min(counts))} Tests flip the signs of paired "
-             f"differences; with {most} seeds p is at least {smallest_p(most):.2g}. *Better* and *worse* keep the share of false "
-             f"discoveries in a column at {LEVEL:.0%}. [All numbers]({contest['name']}/report.md).")
+             f"differences; with {most} seeds p is at least {smallest_p(most):.2g}. *Better* and *worse* keep the share of "
+             f"false discoveries in a column at {LEVEL:.0%}. [All numbers]({contest['name']}/report.md).")
     return [f"## {contest['name']}", "", about, "", table(heads, rows)]
 
 

@@ -14,8 +14,8 @@ FOLDER = "best"
 class Best:
     """Keeps in `best/` the weights at the largest value of `metric`, the first of equal values; with "" nothing.
 
-    A run that continues from `start` takes the largest value of its metrics so far. If the kept weights are of a later step, on
-    a branch that the run left, the next evaluation is kept unconditionally.
+    A run that continues from `start` takes the value of the weights that it kept. If these are of a later step, on a branch
+    that the run left, or had no such value, the next evaluation is kept unconditionally.
     """
 
     def __init__(self, folder: Path, metric: str, start: int):
@@ -25,7 +25,8 @@ class Best:
         self.store = Checkpoints(folder / FOLDER, keep=1)
         kept, seen = self.store.steps(), read_metrics(folder) if start and (folder / "metrics.jsonl").is_file() else {}
         if kept and kept[-1] <= start and metric in seen:
-            self.largest = float(max(seen[metric][~(seen[metric] != seen[metric])], default=-math.inf))
+            own = seen[metric][seen["step"] == kept[-1]]  # of the weights that are there: a larger one may not have been saved
+            self.largest = float(max(own[own == own], default=-math.inf))
 
     def __enter__(self) -> "Best":
         return self

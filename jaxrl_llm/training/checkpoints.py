@@ -66,6 +66,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=self._handlers)
         self._pending: int | None = None  # the step being written in the background
         self._current: int | None = None  # the step that this process last saved or restored
+        self._torn = False  # whether a second interrupt left orbax within a save, in which it may wait for ever
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -93,6 +94,8 @@ class Checkpoints:
         ValueError if `step` goes back, TypeError if a leaf is not an array or `host` is not JSON; the last complete
         checkpoint is kept in each case.
         """
+        if self._torn:
+            raise OSError("the save that was interrupted twice cannot be made again in this process")
         self._finish()
         if step == self._current:
             return
@@ -102,13 +105,16 @@ class Checkpoints:
         content = {"host": host, "checksums": checksums(arrays)}
         text = json.dumps(content)  # raises TypeError here rather than in the background
         self._check_room(step, arrays, len(text))
-        self._abandon(step)
+        self.abandon(step)
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(arrays), host=ocp.args.JsonSave(content))
         self._pending = step
         try:
             self._manager.save(step, args=arguments, force=True)
         except Exception as error:
             self._fail(error)
+        except BaseException:
+            self._torn = True
+            raise
         self._current = step
 
     @preemption.undisturbed()
@@ -128,6 +134,8 @@ class Checkpoints:
     @preemption.undisturbed()
     def close(self) -> None:
         """Waits for the running save and releases the directory."""
+        if self._torn:
+            return
         try:
             self._finish()
         finally:
@@ -223,8 +231,8 @@ class Checkpoints:
                 stacklevel=3,
             )
 
-    def _abandon(self, step: int) -> None:
-        """Moves checkpoints at or after `step` aside: orbax silently skips a save when a newer step exists."""
+    def abandon(self, step: int) -> None:
+        """Moves checkpoints at or after `step` to `abandoned/`: orbax silently skips a save when a newer step exists."""
         newer = [s for s in self.steps() if s >= step]
         parallel.barrier(f"listed_{step}")  # nothing is moved before every process has listed the steps
         if newer and parallel.is_primary():
@@ -234,7 +242,7 @@ class Checkpoints:
                 count = sum(path.name.split("-")[0] == str(s) for path in aside.iterdir())
                 (self.directory / str(s)).rename(aside / f"{s}-{count}")
             warnings.warn(
-                f"saving step {step} on a new branch: checkpoints {newer} of the old one are now in {aside}; "
+                f"step {step} is on a new branch: checkpoints {newer} of the old one are now in {aside}; "
                 "delete them when you no longer need them",
                 RuntimeWarning,
                 stacklevel=3,

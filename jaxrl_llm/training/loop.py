@@ -3,7 +3,7 @@ import contextlib
 import errno
 import functools
 import io
-import sys
+import shutil
 import time
 import warnings
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
@@ -62,7 +63,7 @@ class Reached(NamedTuple):
     @property
     def host(self) -> dict[str, Any]:
         """What a checkpoint stores beside the state, as JSON."""
-        line = {name: float(value) for name, value in self.line.items()}
+        line = {name: float(value) for name, value in self.line.items() if np.ndim(value) == 0}  # `write` refuses others
         return jsonable(self.position) | {"observed": self.observed, "reset": self.reset, "line": line}
 
 
@@ -90,7 +91,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
             if parallel.is_primary():
                 saved = folders.checkpoint_steps(folder / "checkpoints")
                 how = "continue with --resume" if saved else "nothing was trained yet: start it again, without --resume"
-                print("\n".join([*getattr(stopped, "__notes__", ()), how]), file=sys.stderr, flush=True)
+                preemption.say("\n".join([*getattr(stopped, "__notes__", ()), how]))
             raise
 
 
@@ -206,6 +207,9 @@ def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str
             raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
                              f"a {one.name} method); start a new run, or resume without it")
         if not work.resume:
+            if parallel.is_primary():
+                shutil.rmtree(folder, ignore_errors=True)  # of a start that saved no checkpoint
+            parallel.barrier(f"cleared_{one.name}")
             frozen |= keep_weights(folder, 0, one, state)
             continue
         with Checkpoints(folder, keep=2) as store:
@@ -216,6 +220,7 @@ def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str
                 raise ValueError(f"{folder} has the {one.name} weights of steps {store.steps()}, and the run continues before "
                                  f"them, from step {int(state.step)}; continue from a later checkpoint, or start a new run")
             frozen[one.name] = store.restore(target, max(earlier)).state
+            store.abandon(int(state.step) + 1)  # weights of a branch that the run left
     return frozen
 
 

@@ -90,8 +90,7 @@ def undisturbed() -> Iterator[None]:
         if came:
             handler(number, frame)
         came.append(frame)
-        print("interrupted: the run stops when its checkpoint is written; once more, and it stops at once", file=sys.stderr,
-              flush=True)
+        say("interrupted: the run stops when its checkpoint is written; once more, and it stops at once")
 
     signal.signal(signal.SIGINT, remember)
     try:
@@ -103,6 +102,12 @@ def undisturbed() -> Iterator[None]:
         handler(signal.SIGINT, came[0])
 
 
+def say(text: str) -> None:
+    """Prints on stderr, or nothing: a closed pipe or a full disk must not raise where a signal is handled."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the signal came within another print
+        print(text, file=sys.stderr, flush=True)
+
+
 def check() -> None:
     """Raises `Preempted` if this process, or any of several, received a signal since `watch` began."""
     if parallel.agree(len(_received)):
@@ -110,9 +115,9 @@ def check() -> None:
 
 
 def _remember(number: int, frame) -> None:
-    if not _received:
-        what = "stops, nothing is lost" if _may_raise else "saves and stops after this step; continue it with --resume"
-        print(f"{signal.Signals(number).name}: the run {what} (exit code {EXIT_CODE})", file=sys.stderr, flush=True)
     _received.append(number)
+    if len(_received) == 1:
+        what = "stops, nothing is lost" if _may_raise else "saves and stops after this step; continue it with --resume"
+        say(f"{signal.Signals(number).name}: the run {what} (exit code {EXIT_CODE})")
     if _may_raise and len(_received) == 1:  # a repeated signal of a scheduler must not disturb the exit
         raise Preempted

@@ -126,17 +126,13 @@ def of_v0(weights: str, encoder_path: str) -> Prior:
     model, params = v0.load(weights)
     if model.adapter is None:
         raise ValueError(f"{weights} holds a head without adapter; make one with experiments/pretrain_value.py --stage=adapter")
-    encode_text, known = encoder.load(encoder_path).encode, {}
+    encode_text = encoder.load(encoder_path).encode
     encode = jax.jit(functools.partial(model.encode, params))
 
     def read(rows, params, lora):
-        del params, lora  # frozen: a prompt is read once in a run
-        new = [problem for problem, _ in rows if problem.id not in known]
-        if new:  # always as many rows as the batch has, so that few shapes compile
-            states, mask = (np.pad(x, ((0, len(rows) - len(new)), *((0, 0),) * (x.ndim - 1)))
-                            for x in encode_text([text_of(problem) for problem in new]))
-            known.update(zip([problem.id for problem in new], np.asarray(encode(states, mask))))
-        return {"prompt_ids": ids_of(rows), "features": np.stack([known[problem.id] for problem, _ in rows])}
+        del params, lora  # frozen; a prompt is read each time, as its padding, and so its rounding, is that of its batch
+        return {"prompt_ids": ids_of(rows),
+                "features": np.asarray(encode(*encode_text([text_of(problem) for problem, _ in rows])))}
 
     def observe(state, facts):
         outcomes = jnp.clip(masked.mean(facts["rewards"], facts["valid"], axis=1), 0, 1)

@@ -3,6 +3,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import platform
 import shutil
 import warnings
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def shared(folder: Path, run: setup.Run, params, progress, make: Callable[[], An
             warnings.warn(f"the warm start {place} cannot be read ({error}): it is made anew", RuntimeWarning, stacklevel=2)
             shutil.rmtree(place, ignore_errors=True)
     made = make()
-    part = place.with_name(f".{place.name}.{os.getpid()}")
+    part = place.with_name(f".{place.name}.{platform.node()}.{os.getpid()}")  # containers may share a folder
     with Checkpoints(part, keep=1) as stored:
         stored.save(0, made)
     try:

@@ -48,8 +48,9 @@ class Workdir(NamedTuple):
                 warnings.warn(
                     f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2
                 )
-                os.replace(path / "config.json", path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json")
-            if not (path / "config.json").exists():
+                earlier = json.loads((path / "config.json").read_text())
+                _write_json(path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json", earlier)
+            if self.changes or not (path / "config.json").exists():  # replaced in one piece: a full disk leaves the old one
                 _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
             starts = starts_of(path) + [describe_environment()]
             _write_json(path / "environment.json", {"starts": starts})
@@ -210,10 +211,11 @@ def what_to_free(path: Path) -> str:
     """For a full disk: the free space, the contents of the run folder `path`, and parts that the run does not need."""
     def size(folder):
         return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
-    parts = ", ".join(f"{name} {size(path / name):,.1f} MB" for name in (
-        "samples", "tensorboard", "checkpoints/abandoned", "checkpoints") if (path / name).is_dir())
+    left = [str(folder.relative_to(path)) for folder in sorted(path.glob("*/abandoned"))]
+    parts = ", ".join(f"{name} {size(path / name):,.1f} MB" for name in ("samples", "tensorboard", *left, "checkpoints")
+                      if (path / name).is_dir())
     return (f"{shutil.disk_usage(path).free / 1e6:,.1f} MB are free in {path}, which holds {parts}. Free some space "
-            "(a continued run does not need samples, tensorboard and checkpoints/abandoned), then continue with --resume")
+            "(a continued run does not need samples, tensorboard and what is abandoned), then continue with --resume")
 
 
 def _read_config(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Controllers in runs: settings of sampler, learner and loader, references that follow or are reset; all over resumes."""
 import dataclasses
 import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,14 @@ import run_files
 import tiny_config
 from run_files import assert_same, lines, repeatable
 
-from jaxrl_llm import control, methods
+from jaxrl_llm import control, methods, parallel
 from jaxrl_llm.control import Controller
 from jaxrl_llm.control.prorl import prorl
 from jaxrl_llm.training import loop, schedules, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.controls import Controls
 from jaxrl_llm.training.source import sample_held_out
+from jaxrl_llm.training.workdir import Workdir
 
 NAMES = {"prorl", "t1"}
 
@@ -126,6 +128,25 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
     assert resumed[".control['prorl']"] == 5
     told = [[repeatable(line) for line in lines(tmp_path / one)] for one in ("resumed", "straight")]
     assert told[0] == told[1], "what step 3 measured before the disk was full is in its line"
+
+
+@pytest.mark.filterwarnings("ignore:.*is on a new branch")
+def test_a_reference_of_a_branch_that_was_left_is_not_read_later(tmp_path):
+    """A reset after step 300, killed before its checkpoint: the run continues from 250, and may not reset at 300 again."""
+    one = types.SimpleNamespace(name="reference", init=lambda params: jax.tree.map(jnp.copy, params))
+    run = types.SimpleNamespace(learner=types.SimpleNamespace(keeping=(one,), mesh=parallel.make_mesh()))
+
+    def state(step):
+        return types.SimpleNamespace(step=step, params={"w": jnp.full(4, float(step))})
+
+    def read(step, resume=True):
+        work = Workdir(tmp_path, resume, {}, [])
+        return float(loop.frozen_weights(run, state(step), work)["reference"]["w"][0])
+
+    (tmp_path / "reference/7").mkdir(parents=True)  # of a start that saved no checkpoint
+    assert read(0, resume=False) == 0 and not (tmp_path / "reference/7").exists()
+    loop.keep_weights(tmp_path / "reference", 300, one, state(300))
+    assert [read(250), read(350)] == [0, 0]
 
 
 @pytest.mark.slow

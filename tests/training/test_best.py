@@ -38,6 +38,14 @@ def test_a_run_that_continues_before_its_best_step_forgets_it(tmp_path):
         assert see(tmp_path, {3: 0.2}, start=2) == (3, 0.2)
 
 
+def test_a_larger_value_whose_weights_were_never_published_does_not_count(tmp_path):
+    """A kill between the line of step 2 and the end of its save: the weights are those of step 0."""
+    see(tmp_path, {0: 0.1})
+    with open(tmp_path / "metrics.jsonl", "a") as out:
+        out.write(json.dumps({"step": 2, "eval/score": 0.5}) + "\n")
+    assert see(tmp_path, {4: 0.45}, start=2) == (4, 0.45)
+
+
 def test_without_a_metric_nothing_is_kept(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -438,6 +438,25 @@ def test_a_second_interrupt_does_not_wait(interruptible, tmp_path, monkeypatch):
             checkpoints.wait()
 
 
+def test_a_save_that_was_left_by_an_exception_is_not_made_again(tmp_path, monkeypatch):
+    """orbax may wait for ever for such a save."""
+    calls = []
+
+    def left(step, **given):
+        calls.append(step)
+        raise KeyboardInterrupt
+
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, make_state())
+        checkpoints.wait()
+        monkeypatch.setattr(checkpoints._manager, "save", left)
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.save(2, make_state())
+        with pytest.raises(OSError, match="interrupted twice cannot be made again"):
+            checkpoints.save(2, make_state())
+    assert calls == [2] and [int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()] == [1]
+
+
 def test_an_ignored_interrupt_stays_ignored(interruptible, tmp_path, monkeypatch):
     """As in the background of a shell."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

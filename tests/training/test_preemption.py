@@ -28,6 +28,19 @@ def test_a_signal_is_kept_for_the_next_check(number, capfd):
     assert capfd.readouterr().err.count(signal.Signals(number).name) == 1
 
 
+def test_a_closed_stderr_changes_nothing(monkeypatch):
+    """`train.py 2>&1 | tee log` under a scheduler that signals the whole group: tee is gone first."""
+    class Gone:
+        def write(self, text):
+            raise BrokenPipeError
+
+    with preemption.watch(), monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", Gone())
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(preemption.Preempted):
+            preemption.check()
+
+
 def test_without_a_signal_nothing_happens_and_handlers_come_back():
     before = [signal.getsignal(number) for number in preemption.SIGNALS]
     with preemption.watch():

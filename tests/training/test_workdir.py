@@ -174,7 +174,9 @@ def test_read_only_file_system(tmp_path):
     assert f"cannot write to workdir {tmp_path}/run: Read-only file system; check its permissions" in done.stderr
 
 
-def test_failing_write_leaves_the_old_files(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*with a changed configuration")
+@pytest.mark.parametrize("lr", (0.001, 0.01), ids=("same", "changed"))
+def test_failing_write_leaves_the_old_files(tmp_path, lr):
     """A limit on file size makes write() fail as a full disk does."""
     recorded(tmp_path, make_config())
     add_checkpoint(tmp_path)
@@ -183,7 +185,7 @@ def test_failing_write_leaves_the_old_files(tmp_path):
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
         with pytest.raises(OSError, match="cannot write to workdir .*check its permissions and free space"):
-            recorded(tmp_path, make_config(), resume=True)
+            recorded(tmp_path, make_config(lr=lr), resume=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert {name: (tmp_path / name).read_bytes() for name in before} == before

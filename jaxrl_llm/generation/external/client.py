@@ -1,5 +1,6 @@
 """Concurrent HTTP requests to a server, each repeated until it is answered, refused or past its deadline."""
 import asyncio
+import contextlib
 import itertools
 import math
 import random
@@ -122,7 +123,8 @@ class Client:
         """Prints a line, at most every `_SAY` seconds."""
         if time.monotonic() - self._said > _SAY:
             self._said = time.monotonic()
-            print(line, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # nobody may read any more
+                print(line, file=sys.stderr, flush=True)
 
     async def _once(self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float) -> Any:
         """One answer. Raises `Fault` and `Refusal`."""
