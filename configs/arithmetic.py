@@ -20,13 +20,13 @@ def get_config(variant: str = "tiny"):
 
 
 def _tiny(c):
-    c.task = "arithmetic(level=nocarry3)"
+    c.task = "arithmetic(level=nozero3)"
     c.model.hidden_size = 96
     c.model.num_layers = 2
     c.model.num_heads = 4
     c.model.mlp_size = 384
     c.warmup.steps = 1000
-    c.warmup.loss = 0.35  # right on 20 to 40% of the problems, whatever the seed
+    c.warmup.loss = 0.35  # right on 30 to 50% of the problems, whatever the seed
     c.warmup.batch = 64
     c.warmup.learning_rate = 3e-3
     c.steps = 400

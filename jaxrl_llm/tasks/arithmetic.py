@@ -16,16 +16,18 @@ ENUMERATE_UP_TO = 20_000  # larger spaces are sampled
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """All expressions `a op b op c ...`: operands in `[low, high]` without digits above `top_digit`, operators by choice."""
+    """All expressions `a op b op c ...`: operands in `[low, high]`, digits in `[low_digit, top_digit]`, operators by choice."""
 
     operators: tuple[str, ...]
     low: int
     high: int
     top_digit: int = 9
+    low_digit: int = 0
 
     @functools.cached_property
     def numbers(self) -> tuple[int, ...]:
-        return tuple(n for n in range(self.low, self.high + 1) if int(max(str(n))) <= self.top_digit)
+        return tuple(n for n in range(self.low, self.high + 1)
+                     if self.low_digit <= int(min(str(n))) and int(max(str(n))) <= self.top_digit)
 
     @property
     def radices(self) -> tuple[int, ...]:
@@ -40,6 +42,7 @@ LEVELS = {
     "digit": Level(("+",), 0, 9),
     "nocarry2": Level(("+",), 10, 44, top_digit=4),
     "nocarry3": Level(("+",), 100, 444, top_digit=4),  # every digit of the answer is the sum of two digits
+    "nozero3": Level(("+",), 111, 444, top_digit=4, low_digit=1),  # the same, and no sum of two digits is rarer than 1 in 16
     "add2": Level(("+",), 10, 99),
     "add3": Level(("+",), 100, 999),
     "sub2": Level(("-",), 10, 99),

@@ -3,6 +3,7 @@
 import re
 import sys
 import types
+from collections import Counter
 
 import pytest
 
@@ -40,6 +41,15 @@ def test_one_digit_addition_is_all_hundred_problems():
     assert [p.prompt for p in task.heldout] == [
         "0+0=", "0+2=", "0+3=", "1+3=", "2+0=", "3+0=", "3+1=", "3+5=", "3+8=", "5+3=", "5+8=", "6+8=", "6+9=", "8+3=",
         "8+5=", "8+6=", "8+8=", "9+6="]
+
+
+def test_levels_keep_to_their_digits():
+    problems = [*(task := tasks.make("arithmetic", level="nozero3")).train, *task.heldout]
+    assert len(problems) == 64**2 and {len(p.answer) for p in problems} == {3}
+    assert {digit for p in problems for digit in p.prompt} == set("1234+=")
+    for place in range(3):  # the sum of two digits from 1 to 4: no answer is rarer than 1 in 16
+        counts = Counter(p.answer[place] for p in problems)
+        assert set(counts) == set("2345678") and min(counts.values()) == len(problems) // 16
 
 
 def test_mirror_images_fall_on_one_side():
