@@ -122,7 +122,7 @@ def compare(entries, budget, out: Path, metric: str = "eval/score"):
     analysis = report.analyse(results, budget, warnings)
     for label, facts in tuning.items():
         if label in results:
-            tested = report.scores_of(results[label], *budget, metric=metric)["final"].mean()
+            tested = report.scores_of(results[label], budget.unit, budget.size, metric)["final"].mean()
             facts["gap"] = max(x for x in facts["means"] if isinstance(x, float)) - float(tested)
     analysis |= {"tuning": tuning, "settings": report.settings(results), "facts": report.facts(results),
                  "command": _command()}
