@@ -81,6 +81,7 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
 
     def advantages(rollouts, state):
         rewards, valid, ids = rollouts.rewards, rollouts.valid, rollouts.prompt_ids
+        own = rollouts.fresh  # a pool adds rollouts of others, which are trained on and say nothing of this policy
         real, size = jnp.any(valid, axis=1), state.ids.size
         z = group_z_score(rewards, valid, eps=eps)
         place = ids % size
@@ -90,11 +91,11 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
         bins = gdro_bins.bins_of(jnp.where(known, gdro_bins.accuracy(mine), 0), previous, margin=margin)
         weights = bin_weights(state.moving, bins, real, mode=mode, rate=rate, mix=mix, most=most)
         losses = 1 - rollouts.correct.astype(rewards.dtype)
-        moving, seen = followed(state.moving, state.seen, bins, losses, valid, decay=decay, per_share=per_share)
-        counted = jnp.where(real & (ids >= 0), place, size)
+        moving, seen = followed(state.moving, state.seen, bins, losses, own, decay=decay, per_share=per_share)
+        counted = jnp.where(jnp.any(own, axis=1) & (ids >= 0), place, size)
         new = jnp.where(known, size, counted)
         visited = jnp.zeros(size, bool).at[counted].set(True, mode="drop")
-        solved = jnp.zeros(size, bool).at[counted].max(jnp.any(valid & rollouts.correct, axis=1), mode="drop")
+        solved = jnp.zeros(size, bool).at[counted].max(jnp.any(own & rollouts.correct, axis=1), mode="drop")
         windows = state.windows._replace(visits=state.windows.visits.at[new].set(0, mode="drop"),
                                          bins=state.windows.bins.at[counted].set(bins, mode="drop"))
         windows, ids = gdro_bins.visited(windows, visited, solved), state.ids.at[counted].set(ids, mode="drop")

@@ -43,9 +43,9 @@ def reinforce(
         return rollouts.rewards - masked.mean(rollouts.rewards, rollouts.valid)
 
     def ema(rollouts, baseline):
-        mean = masked.mean(rollouts.rewards, rollouts.valid)
+        mean = masked.mean(rollouts.rewards, rollouts.fresh)  # of the policy's own: a pool adds rollouts of others
         moved = ema_decay * baseline + (1 - ema_decay) * mean
-        return rollouts.rewards - baseline, jnp.where(jnp.any(rollouts.valid), moved, baseline)
+        return rollouts.rewards - baseline, jnp.where(jnp.any(rollouts.fresh), moved, baseline)
 
     def rfpp(rollouts):
         mask = rollouts.token_mask

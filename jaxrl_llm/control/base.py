@@ -35,6 +35,7 @@ FACTS = {
     "reference_rates": "f32[K], shares of right rollouts of the `reference_ids` that a controller sets; NaN if not measured",
     "prompt_ids": "i32[P]",
     "rewards": "f32[P, G]",
+    "solved": "bool[P, G], rollouts that solve their problem",
     "valid": "bool[P, G], rollouts that exist and were sampled in this step",
     "lengths": "i32[P, G], trained tokens of these",
     "entropy": "f32[], nats, mean over the sampled tokens of the distribution that they were drawn from",

@@ -56,9 +56,9 @@ def historical_variance(*, explore: int = 100) -> Controller:
 
     def observe(visits, facts):
         rollouts = facts["rollouts"]
-        accuracy = masked.mean(rollouts.correct.astype(jnp.float32), rollouts.valid, axis=1)
+        accuracy = masked.mean(rollouts.correct.astype(jnp.float32), rollouts.fresh, axis=1)
         exploring = visits.steps < explore  # afterwards the choice is fixed, however its accuracy changes
-        return visited(visits, rollouts.prompt_ids, accuracy, jnp.any(rollouts.valid, axis=1) & exploring)
+        return visited(visits, rollouts.prompt_ids, accuracy, jnp.any(rollouts.fresh, axis=1) & exploring)
 
     def init(prompts):
         return Visits(jnp.zeros(prompts), jnp.zeros(prompts), jnp.zeros(prompts), jnp.int32(0))

@@ -29,7 +29,7 @@ class Record(NamedTuple):
 def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
     """`prompt_weights` f32[N], 1 for problems that are `unsolved` by the share of right rollouts in the whole history, else 0.
 
-    `init(N)`. Facts: `rollouts` with `prompt_ids` in 0 .. N - 1 (others are not counted), except replayed ones.
+    `init(N)`. Facts: `tried` and `right`, which count groups that a filter drops and not what is replayed.
     """
 
     def propose(record):
@@ -37,13 +37,7 @@ def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
         return {"prompt_weights": unsolved(rate, cut=cut, at_least=at_least).astype(jnp.float32)}
 
     def observe(record, facts):
-        rollouts = facts["rollouts"]
-        ids = jnp.where(rollouts.prompt_ids < 0, record.tried.size, rollouts.prompt_ids)
-
-        def count(total, what):
-            return total.at[ids].add(jnp.sum(what, axis=1, dtype=total.dtype), mode="drop")
-
-        return Record(count(record.tried, rollouts.fresh), count(record.solved, rollouts.fresh & rollouts.correct))
+        return Record(record.tried + facts["tried"], record.solved + facts["right"])
 
     return Controller(lambda prompts: Record(jnp.zeros(prompts), jnp.zeros(prompts)), propose, observe,
-                      facts=("rollouts",), knobs=("prompt_weights",))
+                      facts=("tried", "right"), knobs=("prompt_weights",))

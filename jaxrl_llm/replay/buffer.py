@@ -101,7 +101,8 @@ def add(buffer: Forest, fresh: Forest, admitted: np.ndarray) -> Forest:
     """
     new = _trim(fresh, admitted)
     nothing = np.zeros_like(new.draw)
-    return forests.join([buffer, dataclasses.replace(new, draw=nothing, lost=nothing, decode_steps=0, failures={})])
+    bare = dataclasses.replace(new, draw=nothing, lost=nothing, decode_steps=0, computed=0, failures={}, invalid={}, seconds=())
+    return forests.join([buffer, bare])
 
 
 def limit(replay: Replay, buffer: Forest, version: int) -> Forest:

@@ -104,7 +104,8 @@ def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[
     """The `control.FACTS` of a step: of `rollouts` on the host without replayed ones, and of the trained `batch`."""
     tokens = np.asarray(rollouts.token_mask & rollouts.fresh[..., None])
     facts = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.fresh,
-             "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch, "params": params}
+             "solved": np.asarray(rollouts.correct), "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch,
+             "params": params}
     if rollouts.entropies is not None and tokens.any():
         facts["entropy"] = np.mean(rollouts.entropies, where=tokens, dtype=np.float32)
     if metrics:

@@ -38,10 +38,28 @@ class Prior(NamedTuple):
     controller: Controller
     read: Callable[[Sequence[tuple[Problem, list[int]]], Any, Any], Facts]
     predict: Callable[[Any, Facts], Array]
+    successes: bool = False
 
 
 def make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, capture: Capture) -> Prior:
-    """The prior named by `config.prior`, for a task with `prompts` training prompts; a probe reads the states of `capture`."""
+    """The prior named by `config.prior`, for a task with `prompts` training prompts; a probe reads the states of `capture`.
+
+    It predicts rewards, or for a budget the share of rollouts that solve their problem.
+    """
+    prior = _make(config, policy, prompts, prompt_tokens, capture)
+    return of_successes(prior) if config.budget.utility else prior
+
+
+def of_successes(prior: Prior) -> Prior:
+    """The prior with right and wrong in the place of rewards, which may contain other terms or have another range."""
+    one = prior.controller
+    return prior._replace(controller=one._replace(
+        facts=tuple("solved" if fact == "rewards" else fact for fact in one.facts),
+        observe=lambda state, facts: one.observe(state, {**facts, "rewards": jnp.asarray(facts["solved"], jnp.float32)})),
+        successes=True)
+
+
+def _make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, capture: Capture) -> Prior:
     source = config.prior.source
     if source in ("probe", "shuffled"):
         prior = of_probe(policy, capture, prompt_tokens)
@@ -80,7 +98,7 @@ def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
 
     It is refitted after every batch to the latest groups; predictions are clipped to the range of their mean rewards.
     """
-    fitted = probe.make("ridge", sizes=(policy.model.config.hidden_size,))
+    fitted = probe.make("ridge", sizes=(policy.model.config.hidden_size,), low=-jnp.inf, high=jnp.inf)
 
     @jax.jit
     def look(params, lora, tokens, mask):

@@ -1,9 +1,12 @@
 """Refusals before the first step of a run: methods and settings that are incompatible."""
 
+import inspect
+
 from ml_collections import ConfigDict
 
-from jaxrl_llm import environments, methods, rewards
+from jaxrl_llm import environments, methods, objectives, rewards
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts
 from jaxrl_llm.training.parts import Parts
 
@@ -81,6 +84,10 @@ def check_sizes(config: ConfigDict, made: Parts) -> None:
     if unequal and (estimator.has_critic or "features" in made.needs or made.replay is not None):
         raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which "
                          "critics, hidden-state baselines and replay do not support; take another method")
+    if (unequal or estimator.wants_more is not None) and _aggregation(config, made) == "prompt_mean":
+        raise ValueError(f"{deciding[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which are cut "
+                         "into rows, and aggregation='prompt_mean' would weigh each row like a prompt; set config.objective="
+                         "\"aggregation=token_mean\" (or seq_mean_token_mean), or take another method")
     s, mean = config.sampling, 1 if rule is None else rule.mean
     pilot = 0 if rule is None else rule.pilot
     if unequal and not config.budget.utility and s.max_group <= mean * (pilot or s.group):
@@ -93,6 +100,14 @@ def check_sizes(config: ConfigDict, made: Parts) -> None:
         raise NotImplementedError(f"the allocation rule of method {method.slug!r} reads {', '.join(rule.reads)}, which are "
                                   f"measured of a whole batch, and the filter {drawn_again[0]!r} draws a batch in several "
                                   "parts; leave one of the two out")
+
+
+def _aggregation(config: ConfigDict, made: Parts) -> str:
+    """The aggregation of the objective, empty where it has none."""
+    name, defaults = made.method.objective
+    numbers = {**defaults, **config_lib.keywords(config.objective)}
+    parameter = inspect.signature(objectives.base.OBJECTIVES[name]).parameters.get("aggregation")
+    return numbers.get("aggregation", "" if parameter is None else parameter.default)
 
 
 def check_replay(config: ConfigDict, made: Parts) -> None:
@@ -131,7 +146,8 @@ def check_pool(config: ConfigDict, made: Parts) -> None:
     others += ["shows solutions"] * (made.guide is not None)
     others += [f"reads {name} of the sampler" for name in ("behavior_logprobs", "entropies") if name in made.needs]
     others += ["expects something of prompts"] * ("prior" in made.needs)
-    others += ["samples prompts unequally"] * (made.rule is not None or made.estimator.wants_more is not None)
+    unequally = made.rule is not None or made.estimator.wants_more is not None or "group_sizes" in made.controls.knobs
+    others += ["samples prompts unequally"] * unequally
     if others:
         raise ValueError(f"config.pool.path={config.pool.path} shares groups as texts, and method {made.method.slug!r} "
                          f"{', '.join(others)}; leave it empty, or take another method, for example swarm_sapo")

@@ -152,7 +152,7 @@ class Source:
         forest = self.planted([], draw=0)
         while not (plan := topology.plan(forest)).complete:
             if plan.measure == "expected":
-                forest, tokens = with_expected(forest, generate(forest, plan.rows))
+                forest, tokens = with_expected(forest, generate(forest, plan.rows), bool(self.prior and self.prior.successes))
                 asked += tokens
             elif plan.measure:
                 forest = self._measured(forest, plan.measure, state)
@@ -366,14 +366,16 @@ def policy_tokens(forest: Forest) -> int:
     return int(forest.length[forest.role == Role.POLICY].sum())
 
 
-def with_expected(forest: Forest, grown: Forest) -> tuple[Forest, int]:
+def with_expected(forest: Forest, grown: Forest, successes: bool = False) -> tuple[Forest, int]:
     """The forest with what is expected of problems where it was NaN, and the number of tokens that were sampled for it.
 
-    This is the mean reward of the samples that `grown` has and the forest has not; 1/2 where an environment lost all of them.
+    This is the mean reward, or the share of `successes`, of the samples that `grown` has and the forest has not; 1/2 where an
+    environment lost all of them.
     """
     first, known = len(forest.uid), forest.facts["expected"]
     ends = grown.ends[grown.ends >= first]
-    seen = np.nan_to_num(means(grown.rewards[ends], grown.prompt[ends], len(forest.problems)), nan=0.5)
+    values = grown.solved.astype(np.float32) if successes else grown.rewards
+    seen = np.nan_to_num(means(values[ends], grown.prompt[ends], len(forest.problems)), nan=0.5)
     expected = np.where(np.isnan(known), seen, known).astype(np.float32)
     return forest.with_facts({**forest.facts, "expected": expected}), policy_tokens(grown) - policy_tokens(forest)
 
@@ -477,11 +479,9 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={source.sampler.prompt_tokens}; raise it")
     generate = source.sampler.under(params, lora, temperature, max_tokens)
     forest, sampler = source.planted(rows, draw=0), source.sampler
-    size = sampler.prompts if isinstance(sampler, Trajectories) and sampler.limited else len(rows)
     for number in range(1 if samples is None else -(-samples // sampler.group)):
-        for part in np.split(np.arange(len(rows)), range(size, len(rows), size)):
-            first = (number * len(rows) + int(part[0])) * sampler.group
-            forest = sampler.groups(generate, forest, part, first, key, -1, timer)
+        first = number * len(rows) * sampler.group
+        forest = sampler.groups(generate, forest, np.arange(len(rows)), first, key, -1, timer)
     owner = forest.prompt[forest.ends]
     place = np.arange(len(owner)) - np.searchsorted(owner, owner)
     return forest if samples is None else forests.trim(forest, place < samples)

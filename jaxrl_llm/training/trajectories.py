@@ -180,6 +180,16 @@ class Trajectories:
         Raises ValueError if the trajectories of a problem open differently, TooManyInvalid if the environment has lost more
         trajectories of the batch than the runner allows, or all of the forest.
         """
+        size = self.prompts if self.limited else max(len(rows), 1)  # an environment that waits has places for one batch
+        for start in range(0, len(rows), size):
+            part = slice(start, start + size)
+            forest = self._groups(weights, forest, rows[part], first_uid + start * self.group, key, version, timer,
+                                  None if limits is None else limits[part])
+        return forest
+
+    def _groups(self, weights: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
+                timer: PhaseTimer, limits: np.ndarray | None) -> Forest:
+        """The same, all at once."""
         owner = np.repeat(rows, self.group)
         held_out = HELD_OUT if version < 0 else 0
         prompts = {row: forest.prompt_ids(row).tolist() for row in set(rows.tolist())}

@@ -47,6 +47,16 @@ def batch(ids, right):
     return Rollouts(mask=valid[..., None], valid=valid, rewards=right * 1.0, prompt_ids=jnp.asarray(ids))
 
 
+def test_groups_of_another_run_are_no_visits():
+    """The state after a batch with a pool's group is that after the batch without it; its rollouts have advantages."""
+    one = advantages.make("gdro_prompt", num_prompts=16, window=4)
+    own, mixed = batch([1], [[1, 0, 0, 0]]), batch([1, 2], [[1, 0, 0, 0], [1, 1, 0, 0]])
+    mixed = mixed.replace(extras={"replayed": jnp.array([[False] * 4, [True] * 4])})
+    (A, state), (_, alone) = one.update(mixed, one.init()), one.update(own, one.init())
+    jax.tree.map(np.testing.assert_array_equal, state, alone)
+    assert (A[1] != 0).all()
+
+
 @pytest.mark.parametrize("per_share", [False, True])
 def test_several_steps_agree_with_a_memory_in_numpy(per_share):
     rng, edges = np.random.default_rng(0), np.array([0.1, 0.2, 0.4, 0.6, 0.8, 0.9])

@@ -33,6 +33,14 @@ def test_moving_average_uses_the_old_value_and_then_moves():
     assert unmoved == jnp.float32(0.4)
 
 
+def test_rewards_of_other_policies_move_no_average():
+    """A pool's group is trained on, and the moving average stays that of the policy."""
+    mixed = from_lists([[1, 0], [1, 1]]).replace(extras={"replayed": np.array([[False, False], [True, True]])})
+    values, state = run(mixed, variant="ema", ema_init=0.4)
+    np.testing.assert_allclose(state, 0.405, rtol=1e-6)
+    np.testing.assert_allclose(values[1, :, 0], [0.6, 0.6], rtol=1e-6)
+
+
 @pytest.mark.parametrize("variant", ["rfpp", "rfpp_baseline"])
 def test_whitening_counts_tokens(variant):
     np.testing.assert_allclose(run(EXAMPLE, variant=variant)[0], rows(0.49999999, -1.49999997), atol=1e-7)

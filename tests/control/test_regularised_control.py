@@ -142,6 +142,15 @@ def test_the_example_whose_accuracy_varies_most_is_chosen():
         assert controller.propose(state)["prompt_weights"].tolist() == [0, 0, 1, 0]
 
 
+def test_groups_of_another_run_are_no_visits():
+    """A pool adds groups of other policies to a batch, which are trained on."""
+    controller = control.make("historical_variance")
+    mixed = from_lists([[0, 1], [1, 1]], prompt_ids=np.array([1, 2])).replace(
+        extras={"replayed": np.array([[False, False], [True, True]])})
+    state = controller.observe(controller.init(3), {"rollouts": mixed})
+    assert state.times.tolist() == [0, 1, 0] and state.mean.tolist() == [0, 0.5, 0]
+
+
 def test_an_example_twice_in_a_batch_is_visited_once():
     visits = control.make("historical_variance").init(3)
     value = historical_variance.visited(visits, jnp.array([1, 1, 7]), jnp.array([1.0, 0.0, 1.0]), jnp.array([True, True, True]))

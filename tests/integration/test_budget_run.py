@@ -48,6 +48,25 @@ def test_the_head_of_v0_says_what_predicts_rewards(monkeypatch, capsys, source, 
     assert row.split(" ", 2)[2].strip() == f"prior.source={source}{more}"
 
 
+def test_budgets_expect_successes_and_no_other_part_of_the_reward():
+    """A bonus for the format is no success: a prompt that never solves its problem has nothing to expect."""
+    run, _ = setup.build(config())
+    assert run.source.prior.successes
+    for one, expected in ((prior.of_averages(4), 0.2), (prior.of_successes(prior.of_averages(4)), 0.0)):
+        facts = {"prompt_ids": np.array([2]), "rewards": np.full((1, 4), 0.2, np.float32), "valid": np.ones((1, 4), bool),
+                 "solved": np.zeros((1, 4), bool)}
+        state = one.controller.observe(one.controller.init(), {name: facts[name] for name in one.controller.facts})
+        np.testing.assert_allclose(one.predict(state, {"prompt_ids": np.array([2])}), [expected], atol=1e-6)
+
+
+def test_a_mean_over_prompts_is_refused_where_their_rollouts_are_cut_into_rows():
+    for changes in ({"method": "cispo", "budget.utility": "per_rollout"}, {"objective": "aggregation=prompt_mean"},
+                    {"method": "v0_5", "budget.utility": "", "objective": "aggregation=prompt_mean"}):
+        with pytest.raises(ValueError, match="would weigh each row like a prompt"):
+            setup.build(config(**changes))
+    setup.build(config(objective="aggregation=seq_mean_token_mean"))
+
+
 def test_the_completions_of_a_step_are_shared_out(straight):
     for line in run_files.lines(straight)[1:]:
         if line["step"] < 4:  # the last page has held-out problems
@@ -106,7 +125,7 @@ def test_other_sources_of_expected_rewards_resume_too(tmp_path, source):
 
 
 def test_the_oracle_asks_the_policy(built):
-    """The reward identifies the prompt; the oracle expects exactly this reward, and its completions are not trained."""
+    """Two prompts are always solved, whatever their reward; the oracle expects exactly this, and trains on no completion."""
     run, params = built
     asked, tokens = [], 0
 
@@ -115,7 +134,8 @@ def test_the_oracle_asks_the_policy(built):
         asked.append(len(problems))
         tokens += int(np.sum(lengths))
         total = np.array([problem.id / 100 for problem in problems], np.float32)
-        return Scores(total, total[:, None], ("exact",), {})
+        solved = np.array([problem.id in (2, 9) for problem in problems], np.float32)
+        return Scores(total, solved[:, None], ("exact",), {})
 
     c = config(**{"budget.prompts": 4, "budget.utility": "per_rollout", "prior.source": "oracle"})
     unknown = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
@@ -125,7 +145,7 @@ def test_the_oracle_asks_the_policy(built):
     source = dataclasses.replace(run.source, data=problems, prior=unknown, topology=topology,
                                  sampler=dataclasses.replace(run.source.sampler, reward=reward))
     sampled, forest, facts, _ = source.next(setup.initial_state(run, jax.tree.map(lambda x: x + 0, params)))
-    np.testing.assert_allclose(forest.facts["expected"], np.float32([0.05, 0.09, 0.02, 0.07]), rtol=1e-6)
+    np.testing.assert_allclose(forest.facts["expected"], [0, 1, 1, 0])
     assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (3 + 1)
     assert source.next_uid == sum(asked)
     assert facts["completion/tokens"] == tokens > 2 * sampled.mask[sampled.valid].sum()  # also those of the oracle

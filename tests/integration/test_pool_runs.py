@@ -69,7 +69,8 @@ def test_an_empty_pool_changes_nothing(tmp_path):
 
 def test_impossible_settings_are_refused(tmp_path):
     for method, words in (("sil", "replays rollouts of its own"), ("tis_mis", "reads behavior_logprobs of the sampler"),
-                          ("luffy", "shows solutions"), ("dars", "samples prompts unequally")):
+                          ("luffy", "shows solutions"), ("dars", "samples prompts unequally"),
+                          ("gdro_rollout", "samples prompts unequally")):
         with pytest.raises(ValueError, match=words):
             setup.build(tiny(tmp_path, method, **{"sampling.max_group": 16}))
     with pytest.raises(ValueError, match="config.pool.groups=4 of the prompts.per_step=4"):

@@ -53,6 +53,12 @@ def same(a, b):
             assert left == right, field.name
 
 
+def test_what_batches_counted_does_not_pile_up():
+    fresh = dataclasses.replace(batch([4], [[1, 0]], version=0), seconds=(0.1, 0.2), computed=7, invalid={"late": 1})
+    stored = buffers.add(buffers.add(EMPTY, fresh, np.ones(2, bool)), fresh, np.ones(2, bool))
+    assert (stored.seconds, stored.computed, dict(stored.invalid), stored.decode_steps) == ((), 0, {}, 0)
+
+
 def test_rapo_step_by_step():
     """A success of problem 4 returns when all rollouts fail there, with its log-probs, version and text."""
     rule = replay.make("latest_success")

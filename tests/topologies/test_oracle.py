@@ -36,6 +36,14 @@ def test_the_policy_is_asked_of_each_draw_before_it_is_sampled():
     assert topology.plan(sampled(known, plan.rows, [1, 1, 0], tokens=1)).complete
 
 
+def test_a_budget_asks_for_successes():
+    """Returns of -1 and 1, of which 1 solves: half of the first problem's samples, none of the second's."""
+    forest = planted(0, 2, draw=0)
+    grown = sampled(forest, np.array([0, 0, 1, 1]), [-1, 1, -1, -1], tokens=1)
+    rewards, successes = (with_expected(forest, grown, asked)[0].facts["expected"].tolist() for asked in (False, True))
+    assert (rewards, successes) == ([0, -1], [0.5, 0])
+
+
 def test_a_second_draw_is_asked_alone():
     """A filter that keeps nobody draws again: what is known of the first problems stays, and none of their samples count."""
     topology = refill(oracle(single(2), prompts=2, draws=1), 2, keep=lambda forest: np.zeros(len(forest.problems), bool),

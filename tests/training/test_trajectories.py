@@ -135,7 +135,9 @@ def test_servers_have_places_for_a_batch(played, monkeypatch, replayable, evalua
     assert seen == evaluated and forest.uid[forest.ends].tolist() == list(range(24))
     assert len(sampler.encode(list(run.source.task.train), sampler.tokenizer)) == 20 and seen[len(evaluated):] == opened
     whole = sampler.plant(forest.problems, [forest.prompt_ids(row).tolist() for row in range(6)], 0)
+    del seen[:]
     whole = sampler.groups(sampler.under(params, None), whole, np.arange(6), 0, key, -1, PhaseTimer())
+    assert seen == evaluated[1:]  # whoever asks for the groups
     assert [forest.texts[end] for end in forest.ends] == [whole.texts[end] for end in whole.ends]
     np.testing.assert_array_equal(forest.rewards[forest.ends], whole.rewards[whole.ends])
 
