@@ -1,10 +1,12 @@
 """Refusals before the first step of a run: methods and settings that are incompatible."""
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm import environments, methods, objectives, rewards
+from jaxrl_llm import advantages, environments, methods, objectives, rewards
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts
@@ -50,6 +52,11 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
     if "tool_coef" in knobs and environment is not None and environment.tools and "tool_calls" not in environment.facts:
         raise ValueError(f"method {method.slug!r} rewards turns that call tools, and environment {environment.name!r} has "
                          "tools but not the fact 'tool_calls'; add it, or take another method, for example grpo")
+    low, high = (_keyword(name, method.estimator, c.estimator, advantages.base.ESTIMATORS) for name in ("low", "high"))
+    if environment is not None and low is not None and not low <= environment.returns[0] < environment.returns[1] <= high:
+        raise ValueError(f"method {method.slug!r} predicts rewards from {low:g} to {high:g}, and trajectories of environment "
+                         f"{environment.name!r} return {environment.returns[0]:g} to {environment.returns[1]:g}; set "
+                         f"config.estimator=\"low={environment.returns[0]:g}, high={environment.returns[1]:g}\"")
     if "entropies" in needs and c.server.url:
         raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
                          "server.url empty, or take another method, for example grpo")
@@ -84,7 +91,8 @@ def check_sizes(config: ConfigDict, made: Parts) -> None:
     if unequal and (estimator.has_critic or "features" in made.needs or made.replay is not None):
         raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which "
                          "critics, hidden-state baselines and replay do not support; take another method")
-    if (unequal or estimator.wants_more is not None) and _aggregation(config, made) == "prompt_mean":
+    if (unequal or estimator.wants_more is not None) and _keyword(
+            "aggregation", method.objective, config.objective, objectives.base.OBJECTIVES) == "prompt_mean":
         raise ValueError(f"{deciding[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which are cut "
                          "into rows, and aggregation='prompt_mean' would weigh each row like a prompt; set config.objective="
                          "\"aggregation=token_mean\" (or seq_mean_token_mean), or take another method")
@@ -102,12 +110,11 @@ def check_sizes(config: ConfigDict, made: Parts) -> None:
                                   "parts; leave one of the two out")
 
 
-def _aggregation(config: ConfigDict, made: Parts) -> str:
-    """The aggregation of the objective, empty where it has none."""
-    name, defaults = made.method.objective
-    numbers = {**defaults, **config_lib.keywords(config.objective)}
-    parameter = inspect.signature(objectives.base.OBJECTIVES[name]).parameters.get("aggregation")
-    return numbers.get("aggregation", "" if parameter is None else parameter.default)
+def _keyword(name: str, part: tuple[str, Mapping[str, Any]], overrides: str, factories: Mapping[str, Any]) -> Any:
+    """The value of a keyword in an estimator or objective of a run; None where it has no such keyword."""
+    factory, numbers = part
+    parameter = inspect.signature(factories[factory]).parameters.get(name)
+    return {**numbers, **config_lib.keywords(overrides)}.get(name, None if parameter is None else parameter.default)
 
 
 def check_replay(config: ConfigDict, made: Parts) -> None:

@@ -116,6 +116,14 @@ def test_turns_that_the_policy_ended_are_counted():
     assert not finished.rollouts.extras["eos"].any()  # all were cut
 
 
+def test_a_baseline_within_other_bounds_than_returns_is_refused():
+    """POISE clips its predictions to 0 and 1, and would expect 0 of a trajectory that returns -1."""
+    changes = {"environment": "chatter:letters(returns=(-1.0, 1.0))", "method": "poise"}
+    with pytest.raises(ValueError, match='from 0 to 1, and .* return -1 to 1; set config.estimator="low=-1, high=1"'):
+        setup.build(chatter.get_config(**changes))
+    setup.build(chatter.get_config(**changes, estimator="low=-1, high=1"))
+
+
 def test_a_batch_without_any_trajectory_is_reported():
     run, params = setup.build(chatter.get_config(environment="chatter:letters(broken=-2)", environment_invalid=1.0))
     with pytest.raises(TooManyInvalid, match="lost all 16 trajectories of a batch ..'letters/error': 16.*KeyError"):
