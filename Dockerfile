@@ -5,12 +5,12 @@
 #   docker run --rm --gpus=all --shm-size=8g -v "$PWD/models:/jaxrl_llm/models" -v "$PWD/runs:/runs" jaxrl_llm:gpu \
 #     bash scripts/keep_training.sh --mounted --config=configs/gsm8k.py:qwen2.5_1.5b-h100-8 --workdir=/runs/gsm8k
 # BASE is a Debian or Ubuntu with Python 3.11 or newer. EXTRAS are those of setup.py; PACKAGES others, e.g. "ray[default]".
-# A compiler, since a part of reasoning_gym has no wheel for every Python.
+# A compiler, since a part of reasoning_gym has no wheel for every Python; wget for the probes of KubeRay.
 ARG BASE=debian:13-slim
 FROM ${BASE}
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-    python3 python3-venv python3-dev gcc libc6-dev bubblewrap ca-certificates libjemalloc2 \
+    python3 python3-venv python3-dev gcc libc6-dev bubblewrap ca-certificates libjemalloc2 wget \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /jaxrl_llm
 ENV PATH=/opt/venv/bin:$PATH

@@ -2,7 +2,7 @@
 # Trains to the last step: continues from the newest checkpoint if there is one, and starts again after a signal kills the run.
 # usage: bash scripts/keep_training.sh [--dry-run] [--mounted] [--restarts=10] --workdir=DIR --config=FILE [options of train.py]
 # --mounted refuses a DIR on the local disk, for machines that can be reclaimed. --dry-run only checks and prints.
-# Exit codes: 0 finished; 75 saved and stopped by SIGTERM or SIGUSR1, run this again; 1 an error that a restart would repeat;
+# Exit codes: 0 finished; 75 saved and stopped by SIGTERM, SIGUSR1 or Ctrl-C, run this again; 1 an error that a restart would repeat;
 # 2 wrong usage; 128 + n killed by signal n more often than --restarts allows. PYTHON picks the interpreter (default: python).
 set -uo pipefail
 case "${1:-}" in ""|-h|--help) sed -n '2,6p' "$0" | sed 's/^# //'; exit 0;; esac
@@ -14,7 +14,10 @@ for option in "$@"; do
     --mounted) mounted=1 ;;
     --restarts=*) restarts="${option#*=}" ;;
     --resume|--resume=*) echo "leave out $option: this script decides whether to resume" >&2; exit 2 ;;
-    --workdir=*) workdir="${option#*=}"; options+=("$option") ;;
+    --workdir=*)
+      workdir="${option#*=}"
+      if [ -n "${HOME:-}" ]; then workdir="${workdir/#\~\//$HOME/}"; fi  # bash leaves ~ alone behind an equals sign
+      options+=("--workdir=$workdir") ;;
     *) options+=("$option") ;;
   esac
 done
@@ -31,10 +34,11 @@ if [ -n "$mounted" ]; then
 fi
 
 stopping="" child=""
-trap 'stopping=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM USR1
+trap 'stopping=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM USR1 INT  # a child in the background ignores Ctrl-C
 for ((attempt = 0; ; attempt++)); do
   command=("${PYTHON:-python}" experiments/train.py "${options[@]}")
-  if compgen -G "$workdir/checkpoints/[0-9]*" > /dev/null; then command+=(--resume); fi
+  # A save that a kill cut short has a longer name, and is nothing to resume.
+  if compgen -G "$workdir/checkpoints/[0-9]*" | grep -qE '/[0-9]+$'; then command+=(--resume); fi
   printf '%q ' "${command[@]}" | sed 's/ $/\n/'
   [ -z "$dry" ] || exit 0
   "${command[@]}" &
@@ -46,5 +50,8 @@ for ((attempt = 0; ; attempt++)); do
   # Only signals from elsewhere are worth a restart (out of memory, an abort of the runtime); other errors would repeat.
   if [ "$code" -le 128 ] || [ "$attempt" -ge "$restarts" ]; then exit "$code"; fi
   echo "killed by signal $((code - 128)); start $((attempt + 1)) of $restarts again in ${JAXRL_LLM_PAUSE:-10} s" >&2
-  sleep "${JAXRL_LLM_PAUSE:-10}"
+  for ((second = 0; second < ${JAXRL_LLM_PAUSE:-10}; second++)); do
+    sleep 1
+    if [ -n "$stopping" ]; then echo "stopped by a signal; the same command continues" >&2; exit 75; fi
+  done
 done

@@ -16,8 +16,9 @@ venv="${JAXRL_LLM_VENV:-.venv}"
 case "$venv" in /*) ;; *) venv="$PWD/$venv" ;; esac
 if [ ! -x "$venv/bin/python" ]; then
   echo "Making $venv ..."
+  [ -e "$venv" ] && own="" || own=1
   if ! "$python" -m venv "$venv"; then
-    rm -rf "$venv"
+    [ -z "$own" ] || rm -rf "$venv"
     echo "could not make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv" >&2
     exit 1
   fi
@@ -36,6 +37,7 @@ if [ ! -e "$stamp" ]; then
     "(Debian, Ubuntu: apt-get install bubblewrap); 'python -m jaxrl_llm.sandbox' says what works without it." >&2
 fi
 export PATH="$venv/bin:$PATH"
+[ -z "${PYTHON:-}" ] || export PYTHON="$venv/bin/python"  # keep_training.sh reads it too
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   echo "jaxrl_llm$extras is installed; now: source $venv/bin/activate"
 fi

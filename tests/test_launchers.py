@@ -230,7 +230,42 @@ def test_training_continues_through_crashes_and_ends_when_it_should(tmp_path):
         assert bash("scripts/keep_training.sh", *wrong).returncode == 2
 
 
-def test_a_signal_reaches_the_training_which_may_take_its_time(tmp_path):
+def test_only_whole_checkpoints_are_resumed_also_below_home(tmp_path):
+    def started():
+        return bash("scripts/keep_training.sh", "--dry-run", "--workdir=~/run", HOME=str(tmp_path), PYTHON="py").stdout.strip()
+
+    (tmp_path / "run/checkpoints/0.orbax-checkpoint-tmp").mkdir(parents=True)  # of a save that a kill cut short
+    assert started() == f"py experiments/train.py --workdir={tmp_path}/run"
+    (tmp_path / "run/checkpoints/4").mkdir()
+    assert started() == f"py experiments/train.py --workdir={tmp_path}/run --resume"
+
+
+def test_a_signal_before_a_restart_ends_the_job(tmp_path):
+    python = program(tmp_path, "python3000", f"echo start >> {tmp_path}/starts; kill -9 $$")
+    kept = subprocess.Popen(["bash", str(ROOT / "scripts/keep_training.sh"), f"--workdir={tmp_path}/run"], text=True,
+                            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                            env=os.environ | {"PYTHON": str(python), "JAXRL_LLM_PAUSE": "60"})
+    while "again in" not in (line := kept.stderr.readline()):
+        assert line, "the script ended before its restart"
+    kept.send_signal(signal.SIGTERM)
+    assert kept.wait(timeout=30) == 75 and (tmp_path / "starts").read_text() == "start\n"
+    kept.stderr.close()
+
+
+def test_a_folder_that_was_there_is_kept_when_no_environment_can_be_made_in_it(tmp_path):
+    """Debian without python3-venv."""
+    python = program(tmp_path, "python3000", '[ "$1" = -c ]')
+    (tmp_path / "envs").mkdir()
+    (tmp_path / "envs/mine.txt").touch()
+    for folder, left in (("envs", True), ("new", False)):
+        done = bash("scripts/setup.sh", PYTHON=str(python), JAXRL_LLM_VENV=str(tmp_path / folder))
+        assert done.returncode == 1 and "apt-get install python3-venv" in done.stderr
+        assert (tmp_path / folder).exists() == left
+    assert (tmp_path / "envs/mine.txt").exists()
+
+
+@pytest.mark.parametrize("first", (signal.SIGTERM, signal.SIGINT))
+def test_a_signal_reaches_the_training_which_may_take_its_time(tmp_path, first):
     python = program(tmp_path, "python3000", f"""
         trap 'sleep 0.3; echo saved >> {tmp_path}/log; exit 75' TERM
         touch {tmp_path}/ready; while true; do sleep 0.05; done""")
@@ -239,7 +274,7 @@ def test_a_signal_reaches_the_training_which_may_take_its_time(tmp_path):
     while not (tmp_path / "ready").exists():
         assert kept.poll() is None
         time.sleep(0.02)
-    kept.send_signal(signal.SIGTERM)
+    kept.send_signal(first)
     kept.send_signal(signal.SIGUSR1)
     _, answer = kept.communicate(timeout=30)
     assert kept.returncode == 75 and "the same command continues" in answer

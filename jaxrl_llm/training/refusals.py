@@ -31,6 +31,9 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
     if c.lora.rank and {"reference", "reset"} & knobs:
         raise ValueError(f"method {method.slug!r} updates the reference from full weights; LoRA does not change them. Set "
                          "lora.rank=0, or take another method")
+    if "reset" in knobs and c.optimizer.schedule != "constant":
+        raise ValueError(f"method {method.slug!r} resets the optimiser, with which optimizer.schedule={c.optimizer.schedule!r} "
+                         "would begin again and not end at 0; set optimizer.schedule=constant, or take another method")
     if config.budget.utility:
         check_budget(config, made)
     if c.learner.packed_rows:

@@ -29,6 +29,11 @@ def tiny(**changes):
     return config
 
 
+def test_a_reset_needs_a_constant_rate():
+    with pytest.raises(ValueError, match="optimizer.schedule='linear' would begin again and not end at 0"):
+        setup.build(tiny(method="prorl", objective="kl_coef=0.1", **{"optimizer.schedule": "linear"}))
+
+
 def test_they_are_runnable_and_adapters_are_refused():
     assert set(methods.runnable()) >= NAMES
     for name in NAMES:
