@@ -2,12 +2,30 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jaxrl_llm import rewards, tasks
+from jaxrl_llm.rewards.pool import WorkerPool
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
+EVALUATED = {  # files of the package that evaluate an answer
+    "algebra/simple_integration.py", "algebra/intermediate_integration.py", "algebra/polynomial_multiplication.py",
+    "games/puzzle24.py", "games/countdown.py", "algorithmic/string_insertion.py", "algorithmic/spiral_matrix.py",
+    "algorithmic/binary_matrix.py", "games/n_queens.py"}
+OWN_TEXT = {  # files that evaluate what they have made themselves, or have a parser of this name that evaluates nothing
+    "code/codeio.py", "algorithmic/number_sorting.py", "arithmetic/gsm_symbolic/generators_00_49.py",
+    "arithmetic/gsm_symbolic/generators_50_99.py", "arithmetic/bitwise_arithmetic.py", "arithmetic/basic_arithmetic.py",
+    "logic/propositional_logic.py"}
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    """One process, so that what an answer does to it reaches the next one."""
+    reward = rewards.make("reasoning_gym", workers=1, deadline=60.0)
+    yield rewards.combine([reward])
+    reward.fn.close()
 
 
 def test_sides_are_disjoint_and_reproducible():
@@ -40,7 +58,7 @@ def test_own_scorer():
 
 @pytest.mark.slow
 def test_text_that_a_scorer_evaluates_cannot_act(tmp_path):
-    # The countdown scorer evaluates the answer: in an unrestricted process each of these leaves the marker.
+    # sympy's parser evaluates the answer: in an unrestricted process, without a guard, each of these leaves the marker.
     task, marker = tasks.make("reasoning_gym", dataset="countdown", train_size=1, heldout_size=1), tmp_path / "marker"
     problem = task.train[0]
     attacks = [f"__import__('pathlib').Path({str(marker)!r}).write_text('x')",
@@ -52,6 +70,45 @@ def test_text_that_a_scorer_evaluates_cannot_act(tmp_path):
         marker.unlink()
     scores = rewards.combine(["reasoning_gym"])(attacks, [problem.answer] * 3, [problem] * 3)
     assert scores.total.max() < 0.1 and not marker.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted(EVALUATED))
+def test_an_answer_that_is_a_program_changes_no_score(scorer, file):
+    # The program replaces the scorer by one that accepts everything.
+    program = ("exec(\"import sys\\nm = sys.modules['jaxrl_llm.rewards.gym_scorer']\\n"
+               "G = type('G', (), {'score_answer': lambda *a: 1.0})\\nm._generator = lambda *a, G=G: G()\")")
+    task = tasks.make("reasoning_gym", dataset=Path(file).stem, train_size=20, heldout_size=3)
+    problems = list(task.train)
+
+    def scores(given):
+        return scorer([f"<answer>{one}</answer>" for one in given], [p.answer for p in problems], problems).total.tolist()
+
+    wrong = scores(["no idea"] * 20)
+    assert max(wrong) < 0.1
+    assert scores([program] * 10 + ["no idea"] * 10) == wrong and scores(["no idea"] * 20) == wrong
+    assert scores([p.answer for p in problems]) == [1] * 20
+
+
+@pytest.mark.slow
+def test_formulas_have_no_names_that_could_act():
+    pool = WorkerPool("jaxrl_llm.rewards.gym_scorer:parse_formula", workers=1, deadline=60.0)
+    read = {"10*(8 - 5) - 6": 24, "sqrt(4) + 1e1 - .5E+1": 7, "Abs(-3)*sin(0) + 2**3": 8}
+    refused = ["chr(1)", "(1).real", "2exec(1)", "0or exec(1)", "1_0", "[1]", "'1'", '"1"', "{1}", "1:2", "1;2", "a\\b",
+               "(lambda: 1)()", "\uff45\uff58\uff45\uff43(1)"]  # the last in letters that Python reads as those of exec
+    outcomes = pool.map([(text,) for text in (*read, *refused)])
+    pool.close()
+    assert [outcome.value for outcome in outcomes[:3]] == list(read.values())
+    for text, outcome in zip(refused, outcomes[3:]):
+        assert outcome.status == "error" and "is not a formula: give numbers" in outcome.message, text
+
+
+def test_files_that_evaluate_are_known():
+    """A version of the package that evaluates in another file fails here: `gym_scorer` has no guard there yet."""
+    folder = Path(reasoning_gym.__file__).parent
+    evaluates = re.compile(r"\beval\(|\bexec\(|parse_expr|sympify")
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if evaluates.search(path.read_text("utf-8"))}
+    assert files == EVALUATED | OWN_TEXT
 
 
 def test_errors():
