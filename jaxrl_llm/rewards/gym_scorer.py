@@ -8,6 +8,7 @@ checks every name of the formula, and by `ast.literal_eval`.
 import ast
 import functools
 import importlib
+import json
 import re
 from typing import Any
 
@@ -38,10 +39,10 @@ for _name in LITERALS:
 
 
 @functools.cache
-def _generator(dataset: str, config: tuple):
-    return reasoning_gym.create_dataset(dataset, seed=0, size=1, **dict(config))
+def _generator(dataset: str, config: str):
+    return reasoning_gym.create_dataset(dataset, seed=0, size=1, **json.loads(config))
 
 
-def score(given: str, entry: dict, dataset: str, config: tuple) -> float:
-    """The data set's own `score_answer` of a stripped answer, in [0, 1]."""
+def score(given: str, entry: dict, dataset: str, config: str) -> float:
+    """The data set's own `score_answer` of a stripped answer, in [0, 1]; `config` is JSON."""
     return float(_generator(dataset, config).score_answer(given, entry))

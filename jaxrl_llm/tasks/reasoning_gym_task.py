@@ -1,5 +1,7 @@
 """Any data set of the reasoning-gym package, with its own scorer (reasoning-gym, arXiv 2505.24760)."""
 
+import json
+
 from jaxrl_llm.registry import nearest
 from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, optional
 
@@ -22,10 +24,10 @@ def reasoning_gym(*, dataset: str, train_size: int = 1000, heldout_size: int = 2
         raise ValueError(f"Unknown reasoning_gym data set {dataset!r}. Near: {', '.join(near) or 'none'}. "
                          f"`{command}` lists all {len(known)}")
     try:
+        scorer = (dataset, json.dumps(config or {}, sort_keys=True))  # the scorer's cache needs a text: options may be lists
         generator = package.create_dataset(dataset, seed=seed, size=train_size + heldout_size, **(config or {}))
     except (TypeError, AssertionError) as error:
         raise ValueError(f"reasoning_gym data set {dataset!r} refused the configuration {config}: {error}") from error
-    scorer = (dataset, tuple((config or {}).items()))
     entries = [generator[i] for i in range(train_size + heldout_size)]
     train = entries[:train_size]
     seen = {entry["question"] for entry in train}

@@ -57,6 +57,13 @@ def test_own_scorer():
 
 
 @pytest.mark.slow
+def test_options_of_a_data_set_may_be_lists(scorer):
+    task = tasks.make("reasoning_gym", dataset="basic_arithmetic", train_size=3, heldout_size=2, config={"operators": ["+"]})
+    result = scorer([f"<answer>{p.answer}</answer>" for p in task.train], [p.answer for p in task.train], list(task.train))
+    assert result.total.tolist() == [1, 1, 1] and not result.failures
+
+
+@pytest.mark.slow
 def test_text_that_a_scorer_evaluates_cannot_act(tmp_path):
     # sympy's parser evaluates the answer: in an unrestricted process, without a guard, each of these leaves the marker.
     task, marker = tasks.make("reasoning_gym", dataset="countdown", train_size=1, heldout_size=1), tmp_path / "marker"
@@ -120,6 +127,8 @@ def test_errors():
         reasoning_gym.factory.DATASETS)
     with pytest.raises(ValueError, match="refused the configuration {'min_animal': 1}.*min_animal"):
         tasks.make("reasoning_gym", dataset="leg_counting", config={"min_animal": 1})
+    with pytest.raises(ValueError, match="refused the configuration {'operators': {'[+]'}}: .* not JSON"):
+        tasks.make("reasoning_gym", dataset="basic_arithmetic", config={"operators": {"+"}})
     with pytest.raises(rewards.RewardError, match="needs problems of the reasoning_gym task"):
         rewards.combine(["reasoning_gym"])(["5"], ["5"])
 
