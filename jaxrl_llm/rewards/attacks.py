@@ -353,6 +353,7 @@ ON_VERIFIERS = (
     ("a million braces", ("boxed", {}), r"\boxed{" * 10**6, "1", 0.0),
     ("a number of a million digits", ("last_number", {}), "1" * 10**6, "1", 0.0),
     ("digits, commas and minus signs without end", ("last_number", {}), "-1,1" * 10**5, "7", 0.0),
+    ("a fraction with spaces without end", ("last_number", {}), r"\frac1" + " " * 10**5 + "x", "7", 0.0),
 )
 
 

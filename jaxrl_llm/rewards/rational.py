@@ -7,14 +7,15 @@ MAX_CHARACTERS = 200  # a longer number is no answer, and could cost unbounded t
 _MINUS = "[-\u2212]"
 _DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,2}(?!\d))?"  # commas group by three
 _SLASHED = rf"{_DECIMAL}(?:\s*/\s*{_MINUS}?{_DECIMAL})?"
-_PART = rf"(?:\{{\s*{_MINUS}?{_DECIMAL}\s*\}}|\s*\d)"
-_FRAC = rf"(?:\d+\s*)?\\[dt]?frac{_PART}\s*{_PART}"  # with an optional whole number in front: 1\frac{1}{2}
+_PART = rf"(?:\{{\s*{_MINUS}?{_DECIMAL}\s*\}}|\d)"
+# With an optional whole number in front: 1\frac{1}{2}. Two neighbours that match the same spaces would take quadratic time.
+_FRAC = rf"(?:\d+\s*)?\\[dt]?frac\s*{_PART}\s*{_PART}"
 NUMERAL = rf"(?:{_FRAC}|{_SLASHED})\.?"  # without its sign
 # A minus after a digit, letter or bracket is a subtraction; digits glued to a letter (x2) are part of a name; digits
 # around a comma that does not group by three (12,34) are no number.
 _NUMBER = re.compile(rf"(?:(?<![\w.)\]}}])[-+\u2212])?(?<![\w.])(?<!\d,)(?:{_FRAC}|{_SLASHED}(?![.,]?\d|[eE]\d))")
 _WHOLE = re.compile(rf"(?P<sign>[-+\u2212]?)\s*(?P<body>{_FRAC}|{_SLASHED})\.?")
-_INSIDE_FRAC = re.compile(rf"(?P<whole>\d*)\s*\\[dt]?frac(?P<top>{_PART})\s*(?P<bottom>{_PART})")
+_INSIDE_FRAC = re.compile(rf"(?P<whole>\d*)\s*\\[dt]?frac\s*(?P<top>{_PART})\s*(?P<bottom>{_PART})")
 
 
 def _tidy(text: str) -> str:

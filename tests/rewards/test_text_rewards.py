@@ -14,7 +14,8 @@ from jaxrl_llm.tasks.base import Problem
     (r"\frac12", Fraction(1, 2)), (r"\dfrac{3}{4}", Fraction(3, 4)), (".5", Fraction(1, 2)), ("2.50", Fraction(5, 2)),
     ("1,234", Fraction(1234)), ("12,34", None), ("7/0", None), ("-1,024", Fraction(-1024)), ("- 3", Fraction(-3)),
     ("\u22123", Fraction(-3)), ("5.", Fraction(5)), ("$1{,}000$", Fraction(1000)), (r"-1\frac{1}{2}", Fraction(-3, 2)),
-    (r"\frac{-2}{4}", Fraction(-1, 2)), (r"\frac 1 2", Fraction(1, 2)), ("1e3", Fraction(1000)),
+    (r"\frac{-2}{4}", Fraction(-1, 2)), (r"\frac 1 2", Fraction(1, 2)), (r"\dfrac {3} {4}", Fraction(3, 4)),
+    (r"1 \frac 1{2}", Fraction(3, 2)), ("1e3", Fraction(1000)),
     ("1E-2", Fraction(1, 100)),
     ("", None), ("x", None), ("1 2", None), ("1,00", None), ("1e999", None), ("9" * 201, None), (r"\frac{1}{0}", None),
     ("__import__('os')", None), ("2+3", None), ("1_000", None), ("nan", None), ("inf", None), ("5 cm", None),
@@ -40,6 +41,7 @@ def test_number_reading_takes_linear_time():
     # A quadratic pattern would need hours for these: the test would not end rather than fail by a clock.
     for unit in ("1", "1,", "1.", "-", "1/", "1 ", ",111", "\\frac", "1e", "{"):
         last_number(unit * 200_000)
+    assert last_number("\\frac1" + " " * 200_000 + "x") is None
 
 
 def score(name, completion, answer, **options):
