@@ -13,6 +13,7 @@ from jaxrl_llm.rewards.gym import Gym, tagged_answer
 from jaxrl_llm.rewards.isolated import Isolated
 from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
 from jaxrl_llm.rewards.math import Boxed, boxed_answer
+from jaxrl_llm.rewards.swe_rl import Patches
 from jaxrl_llm.rewards.token_f1 import find_words
 from jaxrl_llm.rewards.token_f1 import token_f1 as f1_of_words
 
@@ -83,8 +84,7 @@ def token_f1(*, weight: float = 1.0) -> Reward:
 
 def swe_rl(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:
     """The similarity of a patch to the true one in [0, 1], or -1 for a bad format, see `swe_rl_reward`."""
-    scorer = Isolated("jaxrl_llm.rewards.swe_rl:swe_rl_reward", workers, deadline)
-    return Reward("swe_rl", scorer, weight, per="batch", splits=True, timed=True, fail_fast=True, solved_above=0.99)
+    return Reward("swe_rl", Patches(workers, deadline), weight, per="batch", splits=True, timed=True, solved_above=0.99)
 
 
 FACTORIES: dict[str, registry.Factory] = {}

@@ -102,7 +102,8 @@ class Combined:
 
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
-    Time-outs and crashes that a verifier handles itself (`boxed`, `code`, `reasoning_gym`) are scored 0 and counted.
+    Time-outs and crashes that a verifier handles itself (`boxed`, `code`, `reasoning_gym`) are scored 0 and counted; `swe_rl`
+    scores them -1.
     `deadline`: seconds that one reward may take for a whole batch. A timed reward scores missing rows as 0 and counts
     them (`NAME/late`); any other ends in a RewardError. A batch that comes in parts has one deadline: `spent f64[K]` are the
     `seconds` that its earlier parts took.

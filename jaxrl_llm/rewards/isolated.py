@@ -1,5 +1,7 @@
 """Any per-completion reward function in killable processes."""
 
+from collections import Counter
+
 import numpy as np
 
 from jaxrl_llm.registry import split_target
@@ -12,24 +14,29 @@ _ERRORS: dict[str, type[Exception]] = {"timeout": TimeoutError, "crash": ChildPr
 class Isolated:
     """Batch reward: `target` ("module:function", `(completion, answer, problem) -> float`) called in worker processes.
 
-    A call that raises, crashes or is late is an error of that completion: raised, or scored 0 and counted. Rows missing at
-    `until` score 0 and are counted as late. With `fail_fast` the first error ends the rest.
+    A call that raises, crashes or is late is an error of that completion: raised, or scored 0 and counted. With `failed` it is
+    no error, but scores that number and is counted. Rows missing at `until` score 0 and are counted as late. With `fail_fast`
+    the first error ends the rest.
     """
 
-    def __init__(self, target: str, workers: int | None, deadline: float):
+    def __init__(self, target: str, workers: int | None, deadline: float, failed: float | None = None):
         split_target("reward", target)  # the module is imported by the processes alone
+        self._failed = failed
         self._pool = WorkerPool(target, workers, deadline, scores=True)
 
     def __call__(self, completions, answers, problems, until: float | None = None, fail_fast: bool = False) -> BatchOutput:
         outcomes = self._pool.map(list(zip(completions, answers, problems)), until,
-                                  (lambda outcome: outcome.status != "ok") if fail_fast else None)
-        scores, errors = np.zeros(len(outcomes)), {}
+                                  (lambda outcome: outcome.status != "ok") if fail_fast and self._failed is None else None)
+        scores, counts, errors = np.zeros(len(outcomes)), Counter[str](), {}
         for row, outcome in enumerate(outcomes):
             if outcome.status == "ok":
                 scores[row] = number(outcome.value)
-            elif outcome.status != "late":
+            elif outcome.status == "late" or self._failed is not None:
+                scores[row] = 0 if outcome.status == "late" else self._failed
+                counts[outcome.status] += 1
+            else:
                 scores[row], errors[row] = np.nan, _ERRORS[outcome.status](outcome.message)
-        return BatchOutput(scores, {"late": sum(outcome.status == "late" for outcome in outcomes)}, errors)
+        return BatchOutput(scores, dict(counts), errors)
 
     def close(self) -> None:
         self._pool.close()

@@ -3,7 +3,11 @@
 import difflib
 from collections.abc import Iterator, Mapping
 
+from jaxrl_llm.rewards.base import BatchOutput
+from jaxrl_llm.rewards.isolated import Isolated
+
 FORMAT_ERROR = -1.0
+MAX_CONTENT = 1 << 20  # characters of an edited file
 _TAGS = ("<think>", "</think>", "<solution>", "</solution>")
 _SEARCH, _MIDDLE, _END = "\n<<<<<<< SEARCH\n", "\n=======\n", "\n>>>>>>> REPLACE\n```"
 
@@ -42,15 +46,20 @@ def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def apply_edits(files: Mapping[str, str], edits: list[tuple[str, str, str]]) -> dict[str, str]:
-    """New contents of the edited files; ValueError for an edit that changes nothing or whose search is not there.
+    """New contents of the edited files; ValueError for an edit that cannot be applied.
 
-    Text is found at the start of a line only, so that indentation has to match, and replaced wherever it occurs.
+    Text is found at the start of a line only, so that indentation has to match, and replaced wherever it occurs. An empty
+    search fills a file that is new or empty. An edit is refused if it changes nothing, if its search is not there, or if the
+    file becomes longer than `MAX_CONTENT`.
     """
     changed: dict[str, str] = {}
     for path, old, new in edits:
         content = "\n" + changed.get(path, files.get(path, ""))
-        if old == new or "\n" + old not in content:
+        places = content.count("\n" + old) if old or content == "\n" else 0
+        if old == new or not places:
             raise ValueError(f"{path}: the search text is not in the file, or equals its replacement")
+        if len(content) - 1 + places * (len(new) - len(old)) > MAX_CONTENT:
+            raise ValueError(f"{path}: the file has more than {MAX_CONTENT} characters after the edit")
         changed[path] = content.replace("\n" + old, "\n" + new)[1:]
     return changed
 
@@ -81,8 +90,8 @@ def patch_similarity(predicted: Mapping[str, str], true: Mapping[str, str]) -> f
 def swe_rl_reward(completion: str, answer: str, problem) -> float:
     """`patch_similarity` in [0, 1], or -1 for an answer that does not have the required form or cannot be applied.
 
-    `problem.extra["files"]` maps paths to the old contents, `problem.extra["new_files"]` to the true new ones. Run it
-    in processes with a deadline: `rewards.make("isolated", target="jaxrl_llm.rewards.swe_rl:swe_rl_reward")`.
+    `problem.extra["files"]` maps paths to the old contents, `problem.extra["new_files"]` to the true new ones. It takes long
+    for long patches: `rewards.make("swe_rl")` runs it in processes with a deadline.
     """
     files = problem.extra["files"]
     try:
@@ -90,3 +99,19 @@ def swe_rl_reward(completion: str, answer: str, problem) -> float:
     except ValueError:
         return FORMAT_ERROR
     return patch_similarity(diffs(files, changed), diffs(files, problem.extra["new_files"]))
+
+
+class Patches(Isolated):
+    """Batch reward: `swe_rl_reward` in worker processes. Time-outs, crashes and errors score -1 and are counted.
+
+    Raises ValueError for problems without `files` and `new_files`.
+    """
+
+    def __init__(self, workers: int | None, deadline: float):
+        super().__init__(f"{__name__}:swe_rl_reward", workers, deadline, failed=FORMAT_ERROR)
+
+    def __call__(self, completions, answers, problems, until: float | None = None, fail_fast: bool = False) -> BatchOutput:
+        if any(problem is None or not {"files", "new_files"} <= problem.extra.keys() for problem in problems):
+            raise ValueError("the swe_rl reward needs problem.extra['files'] and problem.extra['new_files'], contents by path, "
+                             "as the task edits has them")
+        return super().__call__(completions, answers, problems, until, fail_fast)

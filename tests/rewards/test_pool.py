@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import RewardError, combine
+from jaxrl_llm.rewards.isolated import Isolated
 from jaxrl_llm.rewards.pool import WorkerPool
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # workers must be able to import reward_faults
@@ -96,3 +97,12 @@ def test_isolated_reward_names_or_counts_each_fault():
     with pytest.raises(RewardError, match=f"reward '{name}' failed on completion 1 'sleep' .*TimeoutError: no result"):
         combine([reward])(completions, ["a"] * 6)
     reward.fn.close()
+
+
+@pytest.mark.slow
+def test_calls_that_fail_score_the_given_number_and_are_counted():
+    reward = Isolated("reward_faults:fault", workers=1, deadline=1.0, failed=-1.0)
+    output = reward(["a", "raise", "text", "exit", "sleep", "b"], ["a"] * 6, [None] * 6, fail_fast=True)
+    assert output.scores.tolist() == [1, -1, -1, -1, -1, 0] and not output.errors
+    assert output.counts == {"error": 2, "crash": 1, "timeout": 1}
+    reward.close()
