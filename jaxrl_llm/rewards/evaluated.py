@@ -43,12 +43,14 @@ class Value(NamedTuple):
 
 
 def read(text: str) -> Value | None:
-    """The text as one number that has been worked out, or None."""
+    """The text as one number that has been worked out, or None. Parentheses around a comma are those of a pair."""
     if len(text) > MAX_CHARACTERS:
         return None
     text = _FONT.sub(r"\\text", _LAYOUT.sub(" ", text)).replace(r"\cfrac", r"\frac")
     text = text.strip().strip("\u20ac\u00a3\u00a5").strip()
     while (inner := _unwrapped(text)) is not None:
+        if text.endswith(")") and "," in inner:
+            return None
         text = inner.strip()
     match = _NUMBER.match(text)
     suffix = match and _SUFFIX.fullmatch(text, match.end())

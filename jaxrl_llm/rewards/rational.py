@@ -5,7 +5,8 @@ from fractions import Fraction
 
 MAX_CHARACTERS = 200  # a longer number is no answer, and could cost unbounded time
 _MINUS = "[-\u2212]"
-_DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,2}(?!\d))?"  # commas group by three
+_GROUPED = r"[1-9]\d{0,2}(?:,\d{3})+"  # 0,100 are two numbers
+_DECIMAL = rf"(?:(?:{_GROUPED}|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,2}}(?!\d))?"
 _SLASHED = rf"{_DECIMAL}(?:\s*/\s*{_MINUS}?{_DECIMAL})?"
 _PART = rf"(?:\{{\s*{_MINUS}?{_DECIMAL}\s*\}}|\d)"
 # With an optional whole number in front: 1\frac{1}{2}. Two neighbours that match the same spaces would take quadratic time.

@@ -50,6 +50,11 @@ def test_quick_verdicts_need_no_worker():
     # one that is denied, doubted or one of several
     ("5", r"x \neq 5", False), ("5", "5 or 6", False), ("5", r"5\text{ or six}", False), ("5", "x=6, y=5", False),
     ("5", "5 million", False), ("5", "5x", False), ("5", "5{}5", False), ("5", r"\text{not }5", False), ("5", "5-6", False),
+    # commas: of thousands, or of a pair
+    ("1000", "1,000", True), ("1,000", "1{,}000", True), ("1000", r"1{,}000 \text{ m}", True), ("5", "(5)", True),
+    ("100", "(0,100)", False), ("100", "0,100", False), ("12144", "(12,144)", False), ("12144", r"\left(12,144\right)", False),
+    ("12144", r"\mathbf{(12,144)}", False), ("12,144", "12144", True),
+    ("(0,100)", "(0, 100)", None), ("(0,100)", "100", None), ("(12,144)", "(12, 144)", None), ("(12,144)", "12144", None),
     # left to the symbolic checker
     (r"\sqrt{8}", r"2\sqrt{2}", None), ("x^2+2x+1", "(x+1)^2", None), (r"\pi", r"2\pi-\pi", None), ("(1,2)", "(1,1+1)", False),
     ("(1,2)", r"(1,\sqrt{4})", None), ("(1,2)", r"\begin{pmatrix}1\\2\end{pmatrix}", None)])
@@ -68,6 +73,13 @@ def test_symbolic_verdicts_and_counts(boxed):
     scores = combine([boxed])([p[0] for p in pairs], [p[1] for p in pairs])
     assert scores.total.tolist() == [p[2] for p in pairs]
     assert scores.failures == {"boxed/no_answer": 1, "boxed/timeout": 2}
+
+
+@pytest.mark.slow
+def test_a_pair_is_not_a_number_in_groups_of_three(boxed):
+    given = {r"\boxed{(0, 100)}": "(0,100)", r"\boxed{100}": "(0,100)", r"\boxed{(12, 144)}": "(12,144)",
+             r"\boxed{12144}": "(12,144)"}
+    assert combine([boxed])([*given], [*given.values()]).total.tolist() == [1, 0, 1, 0]
 
 
 def test_works_from_another_thread(boxed):

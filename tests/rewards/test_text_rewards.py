@@ -17,7 +17,8 @@ from jaxrl_llm.tasks.base import Problem
     (r"\frac{-2}{4}", Fraction(-1, 2)), (r"\frac 1 2", Fraction(1, 2)), (r"\dfrac {3} {4}", Fraction(3, 4)),
     (r"1 \frac 1{2}", Fraction(3, 2)), ("1e3", Fraction(1000)),
     ("1E-2", Fraction(1, 100)),
-    ("", None), ("x", None), ("1 2", None), ("1,00", None), ("1e999", None), ("9" * 201, None), (r"\frac{1}{0}", None),
+    ("0,100", None), ("000,100", None), ("", None), ("x", None), ("1 2", None), ("1,00", None), ("1e999", None),
+    ("9" * 201, None), (r"\frac{1}{0}", None),
     ("__import__('os')", None), ("2+3", None), ("1_000", None), ("nan", None), ("inf", None), ("5 cm", None),
 ])
 def test_parse_rational(text, value):
