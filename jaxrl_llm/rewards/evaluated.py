@@ -83,9 +83,19 @@ def number_verdict(answer: str, given: str) -> bool | None:
 
 
 def work_left(answer: str, given: str) -> bool:
-    """Whether `given` has an operation that neither the reference nor a closed form of it would have."""
-    signs = _CALCULUS + (_NUMERIC if _is_constant(answer) else ())
-    return any(sign.search(given) and not sign.search(answer) for sign in signs)
+    """Whether `given` has an operation that neither the reference nor a closed form of it would have.
+
+    For a constant that includes a comma, as in a list, unless it groups thousands or the answer stands for two numbers.
+    """
+    constant, given = _is_constant(answer), ungrouped(answer, given)
+    if constant and "," in given and "," not in answer and not _TWO_SIGNS.search(answer):
+        return True
+    return any(sign.search(given) and not sign.search(answer) for sign in _CALCULUS + (_NUMERIC if constant else ()))
+
+
+def ungrouped(answer: str, given: str) -> str:
+    r"""`given` without the commas that group thousands, as in `1,000\pi`, unless the reference `answer` has commas itself."""
+    return given if "," in answer else _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match.group()), given)
 
 
 def _command(*names: str) -> re.Pattern:
@@ -94,11 +104,13 @@ def _command(*names: str) -> re.Pattern:
 
 _CALCULUS = (_command("i*int", "oint"), _command("sum"), _command("prod"), _command("lim", "limsup", "liminf"),
              re.compile(r"\\frac\s*\{\s*(?:d|\\partial)\b"))
+_TWO_SIGNS = _command("pm")
+_THOUSANDS = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:(?:,|\{,\}|,\\!)\d{3})+(?!\d|,|\{,)")
 _NUMERAL = r"\d+(?:\.\d+)?"
 _NUMERIC = (  # of constants only: of expressions in variables these may be the closed form
     _command("[dt]?binom", "choose"), re.compile("!"), _command("[lr]floor", "[lr]ceil"), _command("gcd", "lcm", "max", "min"),
     _command("[bp]?mod"), _command("det"), re.compile(r"\\begin\{[vV]matrix"),
-    _command("[lcd]?dots"), re.compile(","),
+    _command("[lcd]?dots"),
     re.compile(rf"(?<![\w.^_}}]){_NUMERAL}\s*[-+\u2212]\s*{_NUMERAL}(?![\d.])(?!\s*(?:\\(?!cdot|times|div)|[A-Za-z^(]))"),
     re.compile(rf"(?<![\w.]){_NUMERAL}\s*(?:\\cdot|\\times|\\div|\*|\u00d7|\u00f7)\s*(?!10\s*\^){_NUMERAL}"),
     re.compile(rf"\(\s*{_NUMERAL}\s*\)\s*\(\s*{_NUMERAL}\s*\)"),

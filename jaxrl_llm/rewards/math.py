@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxrl_llm.rewards.base import BatchOutput, RewardError
-from jaxrl_llm.rewards.evaluated import number_verdict, work_left
+from jaxrl_llm.rewards.evaluated import number_verdict, ungrouped, work_left
 from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.rational import parse_rational
 
@@ -55,7 +55,7 @@ def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
     multiply them. A text too long to be an answer is wrong: the symbolic checker would not return.
     """
     answer, given = normalise(answer), normalise(given)
-    if answer == given:
+    if answer in (given, ungrouped(answer, given)):
         return True
     if not given or len(given) > MAX_GIVEN or (re.search(r"\d\s+\d", given) and "frac" not in given):
         return False
@@ -97,7 +97,8 @@ class Boxed:
                   "late": 0}
         if open_pairs:
             self._check_canaries(until)
-        for pair, outcome in zip(open_pairs, self._pool.map(open_pairs, until)):
+        asked = [(answer, ungrouped(answer, given)) for answer, given in open_pairs]
+        for pair, outcome in zip(open_pairs, self._pool.map(asked, until)):
             verdicts[pair] = outcome.value is True
             if outcome.status != "ok":
                 counts[outcome.status] += pairs.count(pair)

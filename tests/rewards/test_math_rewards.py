@@ -55,6 +55,10 @@ def test_quick_verdicts_need_no_worker():
     ("100", "(0,100)", False), ("100", "0,100", False), ("12144", "(12,144)", False), ("12144", r"\left(12,144\right)", False),
     ("12144", r"\mathbf{(12,144)}", False), ("12,144", "12144", True),
     ("(0,100)", "(0, 100)", None), ("(0,100)", "100", None), ("(12,144)", "(12, 144)", None), ("(12,144)", "12144", None),
+    (r"1000\pi", r"1,000\pi", True), (r"1000\pi", r"1{,}000\pi", True), (r"\pi+1234567", r"1,234,567+\pi", None),
+    (r"1000\pi", r"1,00\pi", False), (r"1000\pi", r"1,000,\pi", False), (r"1000\pi", r"1000\pi,2", False),
+    (r"\pm 2", "2,-2", None), (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}", None), ("2", "2,3", False),
+    (r"2\sqrt{2}", r"2\sqrt{2},2\sqrt{2}", False), (r"2\sqrt{2}", r"2\sqrt{2}, 3", False),
     # left to the symbolic checker
     (r"\sqrt{8}", r"2\sqrt{2}", None), ("x^2+2x+1", "(x+1)^2", None), (r"\pi", r"2\pi-\pi", None), ("(1,2)", "(1,1+1)", False),
     ("(1,2)", r"(1,\sqrt{4})", None), ("(1,2)", r"\begin{pmatrix}1\\2\end{pmatrix}", None)])
@@ -80,6 +84,16 @@ def test_a_pair_is_not_a_number_in_groups_of_three(boxed):
     given = {r"\boxed{(0, 100)}": "(0,100)", r"\boxed{100}": "(0,100)", r"\boxed{(12, 144)}": "(12,144)",
              r"\boxed{12144}": "(12,144)"}
     assert combine([boxed])([*given], [*given.values()]).total.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.slow
+def test_commas_of_thousands_and_of_two_signs(boxed):
+    rows = [(r"\pm 2", "2,-2", 1), (r"\pm 2", "-2, 2", 1), (r"\pm 2", "2,3", 0), (r"\pm 2", "2,-2,3", 0), (r"\pm 2", "2", 0),
+            (r"1 \pm \sqrt{19}", r"1+\sqrt{19},1-\sqrt{19}", 1), (r"1 \pm \sqrt{19}", r"1+\sqrt{19},1+\sqrt{19}", 0),
+            (r"1000\pi", r"1,000\pi", 1), (r"\pi+1234567", r"1,\!234{,}567+\pi", 1), (r"\pi+1234", r"1,235+\pi", 0),
+            ("2", "2,3", 0), (r"2\sqrt{2}", r"2\sqrt{2},2\sqrt{2}", 0)]
+    scores = combine([boxed])([rf"\boxed{{{given}}}" for _, given, _ in rows], [answer for answer, _, _ in rows])
+    assert scores.total.tolist() == [right for _, _, right in rows]
 
 
 def test_works_from_another_thread(boxed):
