@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Messages = tuple[dict[str, str], ...]
@@ -74,6 +75,39 @@ def text_of(problem: Problem) -> str:
     if isinstance(problem.prompt, str):
         return problem.prompt
     return "\n".join(message["content"] for message in problem.prompt)
+
+
+def front_of(problems: Iterable[Problem]) -> int:
+    """The number of messages that all problems of a task begin with, such as a system message; never the last of a prompt."""
+    first: Messages | None = None
+    count = 0
+    for problem in problems:
+        if isinstance(problem.prompt, str):
+            return 0
+        first, count = (problem.prompt, len(problem.prompt)) if first is None else (first, count)
+        count = min(count, len(problem.prompt) - 1)
+        while first[:count] != problem.prompt[:count]:
+            count -= 1
+        if count == 0:
+            return 0
+    return count
+
+
+def fronts_of(parts: Iterable[Part]) -> list[int]:
+    """`front_of` all problems of each task."""
+    return [front_of(itertools.chain(part.task.train, part.task.heldout)) for part in parts]
+
+
+def question_of(problem: Problem, front: int = 0) -> str:
+    """What a problem asks, equal for prompts that differ in case and white space alone.
+
+    The first `front` messages are left out, see `front_of`: a system message or worked examples do not make a problem another
+    one. Problems that a seed tells apart (`seeded`) ask for their seeds.
+    """
+    prompt = problem.prompt
+    words = prompt if isinstance(prompt, str) else " ".join(message["content"] for message in prompt[front:])
+    seed = f" {problem.extra['seed']}" if problem.extra.keys() == {"seed"} and not problem.answer else ""
+    return " ".join(words.split()).casefold() + seed
 
 
 def disjoint_task(name: str, train: list, heldout: list, build: Callable[[Any, int], Problem], reward: str) -> Task:

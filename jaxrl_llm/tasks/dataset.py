@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks import columns, tables
-from jaxrl_llm.tasks.base import Problem, Source, Task, disjoint_task, split_position, text_of
+from jaxrl_llm.tasks.base import Problem, Source, Task, disjoint_task, front_of, question_of, split_position, text_of
 
 HELD_OUT = 0.2  # held-out share of the problems if neither a split nor a file is held out
 
@@ -90,7 +90,7 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
         which are then not trained on, with their answer column as it is.
       limit: number of rows that are read of each split, from the first on.  streaming: only these rows are downloaded.
       invalid: "fail": a row without prompt or answer, or a prompt on both sides, is an error; "skip": it is dropped from the
-        training problems and counted in a warning.
+        training problems and counted in a warning. Prompts that differ in case and white space alone are one.
 
     Unused columns reach rewards as `problem.extra`. Raises ValueError for missing data, and for invalid rows, with file and
     line or row.
@@ -113,10 +113,7 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
 
     train = problems(path, split) if split else []
     if not isinstance(heldout, str):
-        sides: tuple[list, list] = ([], [])
-        for one in train:
-            sides[split_position(text_of(one[0])) < heldout].append(one)
-        train, rest = sides
+        train, rest = _split(train, heldout)
     else:
         rest = problems(heldout, "train") if tables.is_file(heldout) else problems(path, heldout)
         train = _without(train, rest, path, heldout, invalid)
@@ -151,17 +148,31 @@ def _problems(mapping: Mapping, table: tables.Table, invalid: str) -> list[tuple
     return problems
 
 
+def _split(rows: list[tuple[Problem, str]], share: float) -> tuple[list, list]:
+    """The problems on either side of the hash of their prompts; a question that comes again stays on its first side."""
+    sides: tuple[list, list] = ([], [])
+    chosen: dict[str, bool] = {}
+    for question, one in zip(_questions(rows), rows):
+        sides[chosen.setdefault(question, split_position(text_of(one[0])) < share)].append(one)
+    return sides
+
+
+def _questions(rows: list[tuple[Problem, str]]) -> list[str]:
+    front = front_of(problem for problem, _ in rows)
+    return [question_of(problem, front) for problem, _ in rows]
+
+
 def _without(train: list, heldout: list, path: str, other: str, invalid: str) -> list:
-    """The training problems whose prompts are not held out; dropping any is an error unless invalid ones are skipped."""
-    kept_out = {text_of(problem) for problem, _ in heldout}
-    shared = kept_out & {text_of(problem) for problem, _ in train}
+    """The training problems whose questions are not held out; dropping any is an error unless invalid ones are skipped."""
+    asked = _questions(train)
+    shared = {*_questions(heldout)} & {*asked}
     if shared and invalid == "fail":
         raise ValueError(f"{len(shared)} prompts are in both {path} and {other}, for example {min(shared)[:100]!r}; remove "
                          "them from one of the two, or set invalid=skip: then they are not trained on")
     if shared:
         warnings.warn(f"{len(shared)} prompts of {other} are in {path} too and are not trained on", RuntimeWarning,
                       stacklevel=3)
-    return [one for one in train if text_of(one[0]) not in shared]
+    return [one for question, one in zip(asked, train) if question not in shared]
 
 
 def _in_front(prompt: Any, system: str, shown: Sequence[tuple[Problem, str]]) -> Any:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from jaxrl_llm.tasks.base import Part, Problem, Task, text_of
+from jaxrl_llm.tasks.base import Part, Problem, Task, fronts_of, question_of, text_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ def mixture(parts: Sequence[Part]) -> Task:
 
     Raises:
       ValueError: a task has no training problems, two labels are equal or none, a weight is not above 0, or a prompt that one
-        task holds out is one that another trains on.
+        task holds out is one that another trains on, case and white space aside.
     """
     labels, weights = (tuple(values) for values in zip(*((part.label, part.weight) for part in parts)))
     if len(set(labels)) < len(labels) or not all(labels) or any("/" in label for label in labels):
@@ -56,9 +56,10 @@ def mixture(parts: Sequence[Part]) -> Task:
             raise ValueError(f"task {part.label!r} has no problems to train on; name it in config.eval.sets")
     train = Mixed(tuple(part.task.train for part in parts), labels, weights)
     heldout = Mixed(tuple(part.task.heldout for part in parts), labels, weights, len(train))
-    kept_out = {text_of(problem): labels[problem.task] for problem in heldout}
+    fronts = fronts_of(parts)
+    kept_out = {question_of(problem, fronts[problem.task]): labels[problem.task] for problem in heldout}
     for problem in train:
-        if (owner := kept_out.get(text_of(problem))) is not None:
+        if (owner := kept_out.get(question_of(problem, fronts[problem.task]))) is not None:
             raise ValueError(f"task {owner!r} holds out a prompt that task {labels[problem.task]!r} trains on, "
                              f"{text_of(problem)[:100]!r}; take tasks, seeds or splits that share none")
     facts = tuple(name for name in parts[0].task.facts if all(name in part.task.facts for part in parts))

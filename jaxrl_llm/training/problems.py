@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import rewards, tasks
 from jaxrl_llm.registry import one_of
+from jaxrl_llm.tasks.base import fronts_of, question_of
 from jaxrl_llm.training import config as config_lib
 
 _SET = {"problems": 64, "every": 0, "samples": None, "temperature": None, "top_p": None, "max_tokens": None}
@@ -84,7 +85,8 @@ def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
     """The evaluation sets of `config.eval.sets`, with the options of tasks and of an `EvalSpec`.
 
     Raises:
-      ValueError: labels that equal each other or a label of the training tasks, or values outside their range.
+      ValueError: labels that equal each other or a label of the training tasks, values outside their range, or held-out
+        problems that are trained on.
     """
     made = []
     taken = {part.label for part in task.parts}
@@ -104,4 +106,23 @@ def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
                              f"sampling.max_tokens={config.sampling.max_tokens}")
         taken.add(spec.label)
         made.append(spec)
+    _refuse_trained(task, made)
     return tuple(made)
+
+
+def _refuse_trained(task: tasks.Task, sets: list[EvalSpec]) -> None:
+    """Raises ValueError for an evaluation set with problems that the task trains on, case and white space aside."""
+    if not sets:
+        return
+    asked = {}
+    for spec in sets:
+        (front,) = fronts_of([tasks.Part(spec.label, spec.task)])
+        asked[spec.label] = {question_of(problem, front) for problem in spec.task.heldout}
+    everything, fronts = set().union(*asked.values()), fronts_of(task.parts or [tasks.Part(task.name, task)])
+    trained = {question for problem in task.train
+               if (question := question_of(problem, fronts[problem.task])) in everything}
+    for label, questions in asked.items():
+        if shared := questions & trained:
+            raise ValueError(f"{len(shared)} of {len(questions)} problems of the evaluation set {label!r} are trained on, for "
+                             f"example {min(shared)[:100]!r}; take another split, seed or file for the set, or hold these "
+                             "problems out of config.task")

@@ -53,6 +53,18 @@ def test_two_files_may_not_share_a_prompt(tmp_path):
         tasks.make("jsonl", path=train, heldout_path=write(tmp_path / "shared.jsonl", GOOD))
 
 
+def test_prompts_that_differ_in_case_and_white_space_are_one(tmp_path):
+    rows = [{"prompt": f"question {i}", "answer": str(i)} for i in range(50)]
+    plain = tasks.make("jsonl", path=write(tmp_path / "a.jsonl", *rows))
+    again = [{"prompt": f" Question\n{i} ", "answer": str(i)} for i in range(50)]
+    twice = tasks.make("jsonl", path=write(tmp_path / "b.jsonl", *rows, *again))
+    for side, both in ((plain.train, twice.train), (plain.heldout, twice.heldout)):
+        assert [p.prompt for p in both][:len(side)] == [p.prompt for p in side]  # in place where no prompt comes again
+        assert [p.answer for p in both] == [p.answer for p in side] * 2
+    with pytest.raises(ValueError, match="50 prompts are in both .*'question 0'"):
+        tasks.make("jsonl", path=write(tmp_path / "c.jsonl", *rows), heldout_path=write(tmp_path / "d.jsonl", *again))
+
+
 @pytest.mark.parametrize(("line", "message"), [
     ('{"prompt": "x", "answer": ', "Expecting value"),
     ("[1, 2]", "expected a JSON object, got list"),

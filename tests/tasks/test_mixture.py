@@ -8,6 +8,7 @@ import pytest
 from jaxrl_llm import forest as forests
 from jaxrl_llm import rewards, tasks
 from jaxrl_llm.rollouts import Role
+from jaxrl_llm.tasks.base import front_of, question_of, seeded
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import by_task, setup
 from jaxrl_llm.training.config import default_config
@@ -119,6 +120,42 @@ def test_impossible_mixtures_are_refused(text, message):
         setup.make_task(text)
 
 
+@pytest.mark.parametrize("options", [{}, {"system": "Be short."}, {"shots": 1}, {"prompt": " {question}\n"}, {"chat": False}])
+def test_a_prompt_is_the_same_behind_a_system_message_and_examples(tmp_path, options):
+    rows = [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def part(label, heldout, **more):
+        return tasks.Part(label, tasks.make("dataset", path=str(tmp_path / "rows.jsonl"), heldout=heldout,
+                                            **{"prompt": "{question}"} | more))
+
+    with pytest.raises(ValueError, match="task 'b' holds out a prompt that task 'a' trains on"):
+        tasks.mixture([part("a", 0.2), part("b", 0.5, **options)])
+    if "prompt" not in options:  # the words of the prompts choose the split
+        assert len(tasks.mixture([part("a", 0.2), part("b", 0.2, **options)]).train) > 50
+
+
+def test_problems_of_seeds_are_told_apart_by_them():
+    games = [tasks.Part(label, seeded("game", "Play.", train, 5)) for label, train in (("a", 20), ("b", 20), ("c", 23))]
+    assert len(tasks.mixture(games[:2]).train) == 40
+    with pytest.raises(ValueError, match="task 'a' holds out a prompt that task 'c' trains on, 'Play.'"):
+        tasks.mixture([games[0], games[2]])
+
+
+def test_questions_are_what_is_asked_behind_what_all_problems_begin_with():
+    def chat(*contents):
+        roles = ("system", "user", "assistant", "user")
+        return tasks.Problem(tuple({"role": role, "content": text} for role, text in zip(roles, contents)), "1", 0)
+
+    shown = [chat("Be short.", "1?", "1", text) for text in ("2?", "3?")]
+    assert front_of(shown) == 3 and [question_of(one, 3) for one in shown] == ["2?", "3?"]
+    same_end = [chat("Text A", "Sum it up."), chat("Text B", "Sum it up.")]
+    assert front_of(same_end) == 0 and question_of(same_end[0]) == "text a sum it up."
+    assert front_of(shown[:1]) == 3 and front_of([]) == 0 and front_of([*shown, tasks.Problem("2?", "2", 0)]) == 0
+    assert question_of(tasks.Problem(" What  IS\n2? ", "2", 0)) == "what is 2?"
+    assert question_of(tasks.Problem("2?", "2", 0, extra={"seed": 3})) == "2?"  # a column of a data set
+
+
 def test_evaluation_sets():
     config, task = default_config(), two()
     config.eval.sets = "arithmetic(level=add2, label=hard, problems=5, temperature=0, every=20, reward=numeric), "
@@ -138,6 +175,19 @@ def test_evaluation_sets():
         config.eval.sets = text
         with pytest.raises(ValueError, match=message):
             make_sets(config, task)
+
+
+@pytest.mark.parametrize("text", ["arithmetic(level=digit)", "arithmetic(label=a), arithmetic(level=mul2, label=b)"])
+def test_evaluation_sets_that_are_trained_on_are_refused(text):
+    config, task = default_config(), setup.make_task(text)
+    trained = {tasks.text_of(problem) for problem in task.train}
+    config.eval.sets = "arithmetic(level=sub2, label=good), arithmetic(heldout_fraction=0.5, label=other)"
+    asked = [tasks.text_of(problem) for problem in tasks.make("arithmetic", heldout_fraction=0.5).heldout]
+    shared = len(trained & {*asked})
+    assert 0 < shared < len(asked)
+    with pytest.raises(ValueError, match=f"{shared} of {len(asked)} problems of the evaluation set 'other' are trained on, for "
+                                         "example '.*'; take another split"):
+        make_sets(config, task)
 
 
 def test_rewards_of_a_mixture_are_one_batch_for_each_task():
