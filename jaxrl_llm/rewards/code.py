@@ -81,14 +81,27 @@ def same_value(value: Any, expected: Any) -> bool:
     return type(value) is type(expected) and value == expected
 
 
+def well_formed(tests: Any) -> bool:
+    """Whether these are tests as `run_test` takes them, at least one of which a program without output does not pass."""
+    def is_test(test: Any) -> bool:
+        if not isinstance(test, dict):
+            return False
+        if test.get("function"):
+            return isinstance(test["function"], str) and isinstance(test.get("args") or [], list) and "result" in test
+        return isinstance(test.get("input") or "", str) and isinstance(test.get("output"), str)
+
+    return isinstance(tests, list | tuple) and all(map(is_test, tests)) and any(
+        test.get("function") or test["output"].strip() for test in tests)
+
+
 def run_test(program: str, test: dict, limits: sandbox.Limits, mode: str, *, until: float = math.inf,
              stop: int | None = None) -> int:
     """Outcome of one test: 1 pass, 0 wrong, -2 the program failed, -3 too late, -4 no Python, -5 not before `until`.
 
-    `test` has `input` and `output` (standard streams), or `function`, `args` and `result` (JSON values). Raises
-    SandboxError if the sandbox fails, which is not a verdict.
+    `test` has `input` and `output` (standard streams), or `function`, `args` and `result` (JSON values; with `wrapped` the
+    value of a list of one `result` also counts). Raises SandboxError if the sandbox fails, which is not a verdict.
     """
-    finished = sandbox.run(program, stdin=test.get("input", ""), function=test.get("function"), args=test.get("args", []),
+    finished = sandbox.run(program, stdin=test.get("input") or "", function=test.get("function"), args=test.get("args") or [],
                            limits=limits, mode=mode, ends_at=until, stop=stop)
     if finished.status == "timeout":
         return LATE if time.monotonic() >= until else TIMEOUT
@@ -96,7 +109,8 @@ def run_test(program: str, test: dict, limits: sandbox.Limits, mode: str, *, unt
         return COMPILE if finished.status == "compile" else RUNTIME
     try:
         if test.get("function"):
-            passed = same_value(json.loads(finished.value), test["result"])
+            value, expected = json.loads(finished.value), test["result"]
+            passed = same_value(value, expected) or bool(test.get("wrapped")) and same_value([value], expected)
         else:
             passed = same_output(finished.stdout.decode(), test["output"])
     except (ValueError, RecursionError):  # nothing written, or no text
@@ -163,9 +177,9 @@ class Code:
     def _outcomes(self, completion: str, problem, until: float, stop: int) -> list[int] | Exception | None:
         """One outcome for each test, those that are not run included; None without a program."""
         tests = None if problem is None else problem.extra.get("tests")
-        if not tests or not all(("function" in test and "result" in test) or "output" in test for test in tests):
-            return ValueError("the code reward needs problem.extra['tests'], a list of objects with input and output, "
-                              f"or with function, args and result, got {tests!r}")
+        if not well_formed(tests):
+            return ValueError("the code reward needs problem.extra['tests'], a list of objects with input and output, which "
+                              "are texts and not all blank, or with function, args and result, got " + str(tests)[:200])
         program = extract_program(completion)
         if program is None:
             return None
@@ -176,7 +190,7 @@ class Code:
                 outcomes.append(run_test(program, test, self.limits, sandbox.best().mode, until=min(until, own_end), stop=stop))
             except sandbox.SandboxError as error:
                 return ChildProcessError(str(error))
-            except ValueError as error:  # a test that cannot be sent
+            except (ValueError, TypeError, AttributeError) as error:  # a test that cannot be sent
                 return error
             if outcomes[-1] == LATE and until > own_end:
                 outcomes[-1] = TIMEOUT

@@ -152,6 +152,11 @@ def confine(job: dict, lifeline: int) -> None:
         forbid_calls(bytes.fromhex(job["filter"]))
 
 
+def called(names: dict, function: str):
+    """The function of a program, or else the method of its class `Solution`, as sites of exercises ask for one."""
+    return names[function] if function in names else getattr(names["Solution"](), function)
+
+
 def main(job_fd: int, report_fd: int, lifeline: int) -> None:
     """Confines this process, then runs the program of the job; the value of a named function follows as JSON."""
     with open(job_fd) as file:
@@ -178,7 +183,7 @@ def main(job_fd: int, report_fd: int, lifeline: int) -> None:
     names: dict = {"__name__": "__main__"}
     exec(compiled, names)
     if job["function"]:
-        json.dump(names[job["function"]](*job["args"]), report)
+        json.dump(called(names, job["function"])(*job["args"]), report)
         report.flush()
 
 

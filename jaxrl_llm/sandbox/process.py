@@ -46,6 +46,8 @@ def run(program: str, *, stdin: str = "", function: str | None = None, args: Seq
         mode: str, ends_at: float = math.inf, stop: int | None = None) -> Finished:
     """Runs Python text in a sandbox of that `mode`; with a `function`, calls it with the JSON values `args`.
 
+    Where the text has no such function, it is a method of its class `Solution`, made without arguments.
+
     The program sees an interpreter, its packages and an empty folder; not the files, processes, network or environment of
     this machine, and not this process. Everything that it started is gone when this returns. It is killed after
     `limits.seconds`, at `ends_at` (of `time.monotonic()`), and when the descriptor `stop` becomes readable.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.registry import nearest
+from jaxrl_llm.rewards.code import well_formed
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Messages
 
@@ -115,10 +116,11 @@ def tests(value: Any, name: str) -> list[dict[str, Any]]:
     """Tests as the reward `code` reads them.
 
     `value`: such a list of objects (`input` and `output`, or `function`, `args` and `result`); or one object of lists, `input`
-    and `output` (or `inputs` and `outputs`), with `fn_name` where they are arguments and results; or either as JSON.
+    and `output` (or `inputs` and `outputs`), with `fn_name` where they are arguments and results; or either as JSON. Inputs and
+    outputs are texts, numbers or lists of lines. With `fn_name` a list of one result also stands for its one value.
 
     Raises:
-      ValueError: for anything else, and if there is no test.
+      ValueError: for anything else, and if there is no test, or none that fails for a program without output.
     """
     if isinstance(value, str):
         try:
@@ -127,12 +129,12 @@ def tests(value: Any, name: str) -> list[dict[str, Any]]:
             raise ValueError(f"column {name!r} is no JSON: {error}") from error
     if isinstance(value, dict):
         value = _of_lists(value, name)
-    one = isinstance(value, list) and value and all(
-        isinstance(test, dict) and ("output" in test or {"function", "result"} <= test.keys()) for test in value)
-    if not one:
+    made = [_with_streams(test) for test in value] if isinstance(value, list) else []
+    if not well_formed(made):
         raise ValueError(f"column {name!r} holds no tests, {str(value)[:80]!r}; give a list of objects with input and output, "
-                         "or with function, args and result, or an object of two lists, inputs and outputs")
-    return value
+                         "or with function, args and result, or an object of two lists, inputs and outputs. Outputs are texts, "
+                         "numbers or lists of lines, and not all of them are blank")
+    return made
 
 
 def _of_lists(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
@@ -141,5 +143,21 @@ def _of_lists(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         raise ValueError(f"column {name!r} needs two lists of equal length, input and output, got keys {sorted(value)}")
     function = value.get("fn_name")
     if function:
-        return [{"function": function, "args": args, "result": result} for args, result in zip(inputs, outputs)]
+        return [{"function": function, "args": args, "result": result}
+                | ({"wrapped": True} if isinstance(result, list) and len(result) == 1 else {})
+                for args, result in zip(inputs, outputs)]
     return [{"input": given, "output": expected} for given, expected in zip(inputs, outputs)]
+
+
+def _with_streams(test: Any) -> Any:
+    """The test with its input and output as texts, where they can be."""
+    if not isinstance(test, dict) or test.get("function"):
+        return test
+    return {**test, **{key: _stream(test[key]) for key in ("input", "output") if key in test}}
+
+
+def _stream(value: Any) -> Any:
+    """A number as text, a list of lines as lines; anything else as it is."""
+    if isinstance(value, list) and all(isinstance(line, str | int | float) and not isinstance(line, bool) for line in value):
+        return "\n".join(map(str, value))
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value

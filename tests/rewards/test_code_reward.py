@@ -54,6 +54,22 @@ def test_outcomes():
     assert outcome("def other(x):\n    return x", call) == -2
 
 
+def test_a_function_may_be_a_method_of_the_class_solution():
+    call = {"function": "double", "args": [21], "result": 42}
+    assert outcome("class Solution:\n    def double(self, x):\n        return x * 2", call) == 1
+    assert outcome("class Solution:\n    def double(self, x):\n        return x", call) == 0
+    assert outcome("class Solution:\n    def other(self, x):\n        return x * 2", call) == -2
+    assert outcome("class Solution:\n    double = None\ndef double(x):\n    return x * 2", call) == 1
+
+
+def test_a_result_in_a_list_of_one_counts_where_the_data_say_so():
+    call = {"function": "double", "args": [21], "result": [42]}
+    double = "def double(x):\n    return x * 2"
+    assert outcome(double, call) == 0 and outcome(double, {**call, "wrapped": True}) == 1
+    assert outcome("def double(x):\n    return [x * 2]", {**call, "wrapped": True}) == 1
+    assert outcome("def double(x):\n    return x", {**call, "wrapped": True}) == 0
+
+
 def test_the_expected_output_is_not_within_reach():
     # The program reads every file that it can and fails (-2) if one of them has the expected output.
     search = ("import os\nfor folder, _, files in os.walk('.'):\n    for name in files:\n"
@@ -81,5 +97,18 @@ def test_missing_tests_are_an_error():
         combine(["code"])(["x"], [""])
     with pytest.raises(RewardError, match="function, args and result"):
         combine(["code"])(["x"], [""], [Problem("", "", 0, extra={"tests": [{"input": "1"}]})])
+    with pytest.raises(RewardError, match="which are texts and not all blank, .* got .*'output': ' .n'"):
+        combine(["code"])(["x"], [""], [Problem("", "", 0, extra={"tests": [{"input": "1", "output": " \n"}]})])
     with pytest.raises(ValueError, match="partial credit in"):
         rewards.make("code", partial_credit=1.0)
+
+
+@pytest.mark.parametrize("test", [
+    {"input": "3", "output": 9}, {"input": 3, "output": "9"}, {"input": ["3"], "output": "9"}, {"input": "3", "output": None},
+    {"input": "3", "output": "\n"}, {"function": 3, "args": [], "result": 9}, {"function": "f", "args": 3, "result": 9},
+    {"function": "f", "args": [{3}], "result": 9}, {"function": "f", "args": [3]}, "output", None])
+def test_one_malformed_test_is_an_error_of_its_row_alone(test):
+    completion = "```python\ndef f(x):\n    pass\nprint(9)\n```"
+    problems = [Problem("", "", 0, extra={"tests": [one]}) for one in ({"input": "3", "output": "9"}, test, {"output": "9"})]
+    scores = combine([rewards.make("code", deadline=20.0)], on_error="zero")([completion] * 3, [""] * 3, problems)
+    assert scores.total.tolist() == [1, 0, 1] and scores.failures == {"code/error": 1}

@@ -161,7 +161,8 @@ def test_rows_without_an_answer_and_prompts_on_both_sides_are_skipped_on_demand(
 
 @pytest.mark.parametrize("value", [
     [{"input": "1\n", "output": "2\n"}, {"input": "5\n", "output": "6\n"}],
-    {"input": ["1\n", "5\n"], "output": ["2\n", "6\n"]}, '{"inputs": ["1\\n", "5\\n"], "outputs": ["2\\n", "6\\n"]}'])
+    {"input": ["1\n", "5\n"], "output": ["2\n", "6\n"]}, '{"inputs": ["1\\n", "5\\n"], "outputs": ["2\\n", "6\\n"]}',
+    {"inputs": [["1", ""], ["5", ""]], "outputs": [["2", ""], ["6", ""]]}])
 def test_tests_of_programs_in_the_forms_that_data_sets_have(tmp_path, value):
     rows = [{"description": f"Add one. {n}", "tests": value} for n in range(10)]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "code.parquet")
@@ -180,6 +181,14 @@ def test_templates_and_answers_inside_of_texts():
     assert columns.extractor("answer: (\\d+)")("none") is None
     calls = columns.tests('{"fn_name": "f", "inputs": [[1, 2]], "outputs": [3]}', "t")
     assert calls == [{"function": "f", "args": [1, 2], "result": 3}]
-    for bad in ([], {}, {"input": ["1"], "output": []}, [{"input": "1"}], "[1"):
+    wrapped = columns.tests({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[[3]], [4, 5]]}, "t")
+    assert wrapped == [{"function": "f", "args": [1], "result": [[3]], "wrapped": True},
+                       {"function": "f", "args": [2], "result": [4, 5]}]
+    assert columns.tests({"inputs": [3, ["3", 4.5]], "outputs": [9, ""]}, "t") == [
+        {"input": "3", "output": "9"}, {"input": "3\n4.5", "output": ""}]
+    for bad in ([], {}, {"input": ["1"], "output": []}, [{"input": "1"}], "[1", [1], "[null]",
+                [{"input": "1", "output": " \n"}], [{"input": "1", "output": True}], [{"input": "1", "output": ["2", None]}],
+                [{"output": "1"}, {"output": {}}], {"fn_name": "f", "inputs": ["[1]"], "outputs": [3]},
+                {"inputs": ["1", "2"], "outputs": ["", []]}):
         with pytest.raises(ValueError, match="column 't'"):
             columns.tests(bad, "t")
