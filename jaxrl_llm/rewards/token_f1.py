@@ -4,12 +4,12 @@ from collections import Counter
 
 from jaxrl_llm.rewards.math import last_boxed
 
-_WORD = re.compile(r"\w+")
+_COMMAND, _WORD = re.compile(r"\\[A-Za-z]+"), re.compile(r"\w+")
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words and numbers of a text in small letters, without punctuation."""
-    return tuple(_WORD.findall(text.casefold()))
+    r"""The words and numbers of a text in small letters, without punctuation and commands such as `\text`."""
+    return tuple(_WORD.findall(_COMMAND.sub(" ", text).casefold()))
 
 
 def find_words(completion: str) -> tuple[str, ...] | None:

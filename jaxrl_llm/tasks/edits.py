@@ -14,15 +14,12 @@ def edits(*, files: int = 2, size: int = 2000, heldout: int = 200, seed: int = 0
 
     The reward `swe_rl` compares patches. `extra["files"]` are the contents by path, `extra["new_files"]` those after the true
     patch, and the fact `repository` is the number of files. The answer is a completion with the true patch. `brief`
-    prompts, for small models, omit the rules of the format. Raises ValueError for an unsupported number of files.
+    prompts, for small models, omit the rules of the format. Raises ValueError for an unsupported number of files, or more
+    problems than there are.
     """
     if not 1 <= files <= len(MODULES):
         raise ValueError(f"files={files}; allowed are 1 to {len(MODULES)}")
-    chance, made = random.Random(f"{seed} {files}"), dict[str, Problem]()
-    while len(made) < size + heldout:
-        problem = _problem(chance, files, brief)
-        made.setdefault(text_of(problem), problem)
-    several = list(made.values())
+    several = _problems(random.Random(f"{seed} {files}"), files, size + heldout, brief)
 
     def build(place: int, number: int) -> Problem:
         one = several[place]
@@ -30,6 +27,18 @@ def edits(*, files: int = 2, size: int = 2000, heldout: int = 200, seed: int = 0
 
     task = disjoint_task("edits", list(range(size)), list(range(size, size + heldout)), build, reward="swe_rl")
     return Task(task.name, task.train, task.heldout, task.reward, facts=("repository",))
+
+
+def _problems(chance: random.Random, files: int, wanted: int, brief: bool) -> list[Problem]:
+    """`wanted` different problems."""
+    made: dict[str, Problem] = {}
+    for _ in range(20 * (wanted + 100)):
+        if len(made) == wanted:
+            return list(made.values())
+        problem = _problem(chance, files, brief)
+        made.setdefault(text_of(problem), problem)
+    raise ValueError(f"edits(files={files}): {wanted} problems are asked for, and there are {len(made)}; ask for fewer, or "
+                     "take more files")
 
 
 def _problem(chance: random.Random, files: int, brief: bool) -> Problem:

@@ -65,6 +65,9 @@ def test_the_answer_of_a_repository_is_its_patch():
         assert 0 < swe_rl_reward(wrong, "", problem) < 1 and swe_rl_reward(line, "", problem) == -1
     with pytest.raises(ValueError, match="files=7"):
         tasks.make("edits", files=7)
+    assert len(tasks.make("edits", files=1, size=3300, heldout=12).train) == 3300  # all that there are
+    with pytest.raises(ValueError, match=r"edits\(files=1\): 3313 problems are asked for, and there are 3312; ask for fewer"):
+        tasks.make("edits", files=1, size=3300, heldout=13)
 
 
 def test_facts_of_problems_are_extras_of_prompts():
