@@ -69,16 +69,15 @@ def main():
     step, problems = run.step, _PROBLEMS.value or run.config.eval.problems
     if _UNTIL.value and _AGAINST.value:
         raise ValueError("--until draws another number of completions for each problem, which --against cannot pair; give one")
-    theirs = held_out.measured(Path(_AGAINST.value), run.config.task) if _AGAINST.value else None  # fails before sampling
     temperature = run.config.sampling.temperature if _TEMPERATURE.value is None else _TEMPERATURE.value
+    header = held_out.header_of(run, problems=problems, temperature=temperature, seed=_SEED.value)
+    theirs = held_out.measured(Path(_AGAINST.value), header["task"]) if _AGAINST.value else None  # fails before sampling
     folder = folder_of(step, temperature)
-    what = {"task": run.config.task, "step": step, "temperature": temperature, "seed": _SEED.value, "problems": problems,
-            "group": run.config.sampling.group, "max_tokens": run.config.sampling.max_tokens, "model": run.config.model.path,
-            "workdir": _WORKDIR.value, **({"average": True} if _AVERAGE.value else {})}
+    what = {**header, "model": run.config.model.path, "workdir": _WORKDIR.value, "average": _AVERAGE.value}
     file = folder / held_out.FILE if folder else None
     joined = held_out.by_problem(held_out.draw(
         run.source, run.params, run.lora, problems=problems, samples=_SAMPLES.value, temperature=temperature,
-        until=_UNTIL.value, key=jax.random.key(_SEED.value), say=print, done=held_out.stored(file, what) if file else (),
+        until=_UNTIL.value, key=jax.random.key(_SEED.value), say=print, done=held_out.stored(file, header) if file else (),
         keep=(lambda rows: held_out.append(file, rows)) if file else lambda rows: None),
                                  None if _UNTIL.value else _SAMPLES.value)
     title = f"step {step}, temperature {temperature:g}"

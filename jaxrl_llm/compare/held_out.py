@@ -1,4 +1,5 @@
 """Completions of held-out problems, drawn in repetitions and kept line by line, so that a long measurement can be continued."""
+import hashlib
 import json
 import os
 import time
@@ -9,14 +10,38 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.forest import Forest
+from jaxrl_llm.training.checkpoints import checksums
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.progress import format_seconds
 from jaxrl_llm.training.source import Source, fitting_problems, held_out
+from jaxrl_llm.training.trained import Trained
+from jaxrl_llm.training.workdir import resolve_config
 
 Row = dict[str, Any]
 FILE = "completions.jsonl"
+_SETTINGS = ("seed", "task", "environment", "rewards", "score", "model.dtype", "model.tokenizer")  # with prompts and sampling
+_COST = ("sampling.temperature", "sampling.micro_batches", "sampling.engine")  # it has its own entry; they change no draw
+
+
+def header_of(run: Trained, *, problems: int, temperature: float, seed: int) -> Row:
+    """What the completions and scores of a measurement depend on, as JSON values; the first line of its file.
+
+    `weights` and `chat_templates` are digests. No path of the run is among them: a run that moved continues its measurements.
+    """
+    flat = flatten_dict(resolve_config(run.config), sep=".")
+    settings = {key: value for key, value in flat.items()
+                if key in _SETTINGS or key.startswith(("prompts.", "sampling.")) and key not in _COST}
+    templates = dict(run.source.sampler.tokenizer.chat_templates)
+    return {"task": run.config.environment or run.config.task, "step": run.step, "temperature": temperature, "seed": seed,
+            "problems": problems, "weights": _digest(checksums({"params": run.params, "lora": run.lora})),
+            "chat_templates": _digest(templates), "settings": settings}
+
+
+def _digest(values: Row) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def rows_of(forest: Forest, number: int, start: int) -> list[Row]:
@@ -48,7 +73,7 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
     Raises:
       ValueError: no held-out prompt fits.
     """
-    sampler, rows = source.sampler, list(done)
+    sampler, rows = source.sampler, without_repeats(done)
     known, solved = {(row["repetition"], row["start"]) for row in rows}, Counter()
     for row in rows:
         solved[row["problem"]] += sum(row["correct"])
@@ -78,7 +103,15 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
             last = now
             left = (now - began) / (number + 1) * (repetitions - number - 1)
             say(f"{(number + 1) * sampler.group} completions of each of {len(chosen)} problems, {format_seconds(left)} left")
-    return [row for row in rows if row["repetition"] < repetitions]
+    return [row for row in without_repeats(rows) if row["repetition"] < repetitions]
+
+
+def without_repeats(rows: Sequence[Row]) -> list[Row]:
+    """The first record of each problem in each repetition: the same draw twice would count as two."""
+    first: dict[tuple[int, int], Row] = {}
+    for row in rows:
+        first.setdefault((row["repetition"], row["problem"]), row)
+    return list(first.values())
 
 
 def first_only(row: Row) -> Row:
@@ -93,20 +126,16 @@ def stored(file: Path, header: Row) -> list[Row]:
 
     A batch truncated by a kill is dropped from the file. Raises ValueError when the file belongs to another measurement.
     """
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(header) + "\n")
-        return []
-    rows = list(read(file))
+    rows = list(read(file)) if file.is_file() else [header]
     if not rows or rows[0] != header:
-        differ = ", ".join(k for k in header if not rows or rows[0].get(k) != header[k]) or "keys"
-        raise ValueError(f"{file} holds another measurement (other {differ}); delete it or choose another --out")
-    whole = [row for batch in rows[1:] for row in batch["rows"]]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+        old, new = (flatten_dict(one, sep=".") for one in (rows[0] if rows else {}, header))
+        differ = [key for key in {**new, **old} if old.get(key, ...) != new.get(key, ...)]
+        raise ValueError(f"{file} holds another measurement (other {', '.join(differ[:6])}); delete it or choose another --out")
+    file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(".tmp")
-    temporary.write_text(text)
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
     os.replace(temporary, file)
-    return whole
+    return [row for batch in rows[1:] for row in batch["rows"]]
 
 
 def measured(folder: Path, task: str) -> dict[int, Row]:
@@ -121,8 +150,9 @@ def measured(folder: Path, task: str) -> dict[int, Row]:
         raise FileNotFoundError(f"{folder} holds no measurement: {FILE} is missing; give the folder that evaluate.py wrote")
     header, *batches = read(file)
     if header["task"] != task:
-        raise ValueError(f"{folder} measured the task {header['task']!r}, this is {task!r}; compare on the same task: --task")
-    return by_problem([row for batch in batches for row in batch["rows"]])
+        raise ValueError(f"{folder} measured the task {header['task']!r}, this is {task!r}; give the folder of a measurement "
+                         "on the same task")
+    return by_problem(without_repeats([row for batch in batches for row in batch["rows"]]))
 
 
 def append(file: Path, rows: list[Row]) -> None:

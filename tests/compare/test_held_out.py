@@ -7,7 +7,7 @@ from run_folders import base
 
 from jaxrl_llm.compare import evaluation_page, held_out
 from jaxrl_llm.evaluation import summary
-from jaxrl_llm.training import setup
+from jaxrl_llm.training import setup, trained
 
 HEADER = {"task": "arithmetic(level=mixed)", "seed": 0}
 
@@ -49,6 +49,33 @@ def test_a_file_belongs_to_one_measurement(policy, tmp_path):
         held_out.measured(tmp_path, "arithmetic(level=digit)")
     with pytest.raises(FileNotFoundError, match="no measurement"):
         held_out.measured(tmp_path / "absent", "arithmetic")
+
+
+def test_the_header_has_all_that_draws_and_scores_depend_on(tmp_path):
+    """Weights, rewards and settings of sampling are in it, the place of the run and what a draw costs are not."""
+    def header(**changes):
+        return held_out.header_of(trained.untrained(base(**changes)), problems=6, temperature=1.0, seed=0)
+
+    first, file = header(), tmp_path / "completions.jsonl"
+    assert held_out.stored(file, first) == held_out.stored(file, header(**{"sampling.micro_batches": 2, "steps": 9})) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["completions.jsonl"]  # replaced in one piece
+    for changes, differs in (({"seed": 1}, "settings.seed, weights"), ({"lora.rank": 2}, "weights"),
+                             ({"rewards": "format(pattern='a')"}, "settings.rewards"), ({"sampling.top_k": 3}, "settings"),
+                             ({"prompts.per_step": 2}, "settings.prompts.per_step"),
+                             ({"model.chat_template": "{{ messages }}"}, "chat_templates"),
+                             ({"sampling.stop_strings": ("a",)}, "settings.sampling.stop_strings")):
+        with pytest.raises(ValueError, match="holds another measurement") as error:
+            held_out.stored(file, header(**changes))
+        assert all(name in str(error.value) for name in differs.split(", ")), (differs, error.value)
+    assert json.loads(file.read_text()) == first
+
+
+def test_a_draw_that_is_stored_twice_counts_once(policy):
+    whole = draw(policy)
+    run, params = policy
+    again = held_out.draw(run.source, params, None, problems=6, samples=5, temperature=1.0, key=jax.random.key(0),
+                          done=[*whole[:6], *({**row, "start": 2} for row in whole[2:4])])
+    assert again == whole
 
 
 def test_solved_problems_are_left_alone(policy):

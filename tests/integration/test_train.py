@@ -447,6 +447,10 @@ def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path):
     assert facts["all"]["problems"] == 4 and facts["step"] == 6
     mean, low, high = facts["all"]["score"]
     assert low <= mean <= high
+    workdir = workdir.rename(tmp_path / "moved")  # its measurement continues
+    result = train_py(f"--workdir={workdir}/", "--problems=4", script="evaluate.py")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((workdir / "evaluation_step6_temperature1_seed0/evaluation.json").read_text())["all"] == facts["all"]
     both = train_py(f"--workdir={workdir}", f"--config={CONFIG_FILE}", script="evaluate.py")
     assert both.returncode == 1 and "not both" in both.stderr and "Traceback" not in both.stderr
 
