@@ -75,11 +75,17 @@ def main():
     folder = folder_of(step, temperature)
     what = {**header, "model": run.config.model.path, "workdir": _WORKDIR.value, "average": _AVERAGE.value}
     file = folder / held_out.FILE if folder else None
-    joined = held_out.by_problem(held_out.draw(
+    rows = held_out.draw(
         run.source, run.params, run.lora, problems=problems, samples=_SAMPLES.value, temperature=temperature,
         until=_UNTIL.value, key=jax.random.key(_SEED.value), say=print, done=held_out.stored(file, header) if file else (),
-        keep=(lambda rows: held_out.append(file, rows)) if file else lambda rows: None),
-                                 None if _UNTIL.value else _SAMPLES.value)
+        keep=(lambda rows: held_out.append(file, rows)) if file else lambda rows: None)
+    joined = held_out.by_problem(rows, None if _UNTIL.value else _SAMPLES.value)
+    asked = len({row["problem"] for row in rows})
+    if not joined:
+        raise RuntimeError(f"the environment lost the trajectories of all problems ({asked}), so there is nothing to measure; "
+                           "mend the environment and measure again, with another --out")
+    if len(joined) < asked:
+        print(f"{asked - len(joined)} of {asked} problems have no completion and are left out: the environment lost them all")
     title = f"step {step}, temperature {temperature:g}"
     if _UNTIL.value:
         facts = {**what, "until": summary.measure_until(joined, _UNTIL.value)}

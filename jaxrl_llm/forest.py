@@ -486,6 +486,14 @@ def versions(forest: Forest) -> np.ndarray:
     return per_row
 
 
+def policy_lengths(forest: Forest) -> np.ndarray:
+    """i64[R], the tokens that the policy wrote in each trajectory, in all turns and contexts, in the order of `ends`."""
+    node, row = chains(forest, forest.leaves)
+    which, last = forest.finals
+    own = forest.length[node] * (forest.role[node] == Role.POLICY)
+    return np.bincount(which[row], own, minlength=len(last)).astype(np.int64)
+
+
 def metrics(forest: Forest) -> dict[str, float]:
     """Metrics of a batch: rewards, lengths, truncation, groups without a learning signal.
 
@@ -495,11 +503,10 @@ def metrics(forest: Forest) -> dict[str, float]:
     mean duration of a call of an environment, `environment/slowest` the longest. Every prompt has the same weight in means of
     rewards: prompts that are drawn most often are not a fair sample.
     """
-    ends = forest.ends
+    ends, lengths = forest.ends, policy_lengths(forest)
     owner, rewards = forest.prompt[ends], forest.rewards[ends]
     node, row = chains(forest, forest.leaves)
     row = forest.finals[0][row]  # all contexts of a trajectory
-    lengths = np.bincount(row, forest.length[node] * (forest.role[node] == Role.POLICY), minlength=len(ends))
     size = np.bincount(owner, minlength=len(forest.problems))
     weights = 1 / size[owner]
     lowest, highest = (np.full(len(size), fill) for fill in (np.inf, -np.inf))

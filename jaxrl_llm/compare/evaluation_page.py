@@ -9,8 +9,9 @@ from jaxrl_llm.figures import COLORS
 
 def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(what, value with interval) of one measurement."""
-    n, length = result["samples"], result["length"]
-    shown = [("problems x completions", f"{result['problems']} x {n}"), ("score", _rate(result["score"])),
+    n, length, total = result["samples"], result["length"], result["completions"]
+    more = f" or more, {total} together" if total > result["problems"] * n else ""
+    shown = [("problems x completions", f"{result['problems']} x {n}{more}"), ("score", _rate(result["score"])),
              ("solved (pass@1)", _rate(result["solved"]))]
     curve = [name for name in result if name.startswith(("pass@", "maj@")) and name not in ("pass@1", "maj@1")]
     shown += [(name, _rate(result[name])) for name in curve]

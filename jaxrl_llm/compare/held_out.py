@@ -12,18 +12,20 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxrl_llm.forest import Forest
+from jaxrl_llm.environments.runner import AllInvalid
+from jaxrl_llm.forest import Forest, policy_lengths
 from jaxrl_llm.training.checkpoints import checksums
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.progress import format_seconds
-from jaxrl_llm.training.source import Source, fitting_problems, held_out
+from jaxrl_llm.training.source import Source, begin_batch, fitting_problems, held_out
 from jaxrl_llm.training.trained import Trained
+from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.training.workdir import resolve_config
 
 Row = dict[str, Any]
 FILE = "completions.jsonl"
 _SETTINGS = ("seed", "task", "environment", "rewards", "score", "model.dtype", "model.tokenizer")  # with prompts and sampling
-_COST = ("sampling.temperature", "sampling.micro_batches", "sampling.engine")  # it has its own entry; they change no draw
+_LEFT_OUT = ("sampling.temperature", "sampling.micro_batches", "sampling.engine")  # an entry of its own; they change no draw
 
 
 def header_of(run: Trained, *, problems: int, temperature: float, seed: int) -> Row:
@@ -33,7 +35,7 @@ def header_of(run: Trained, *, problems: int, temperature: float, seed: int) -> 
     """
     flat = flatten_dict(resolve_config(run.config), sep=".")
     settings = {key: value for key, value in flat.items()
-                if key in _SETTINGS or key.startswith(("prompts.", "sampling.")) and key not in _COST}
+                if key in _SETTINGS or key.startswith(("prompts.", "sampling.")) and key not in _LEFT_OUT}
     templates = dict(run.source.sampler.tokenizer.chat_templates)
     return {"task": run.config.environment or run.config.task, "step": run.step, "temperature": temperature, "seed": seed,
             "problems": problems, "weights": _digest(checksums({"params": run.params, "lora": run.lora})),
@@ -45,16 +47,20 @@ def _digest(values: Row) -> str:
 
 
 def rows_of(forest: Forest, number: int, start: int) -> list[Row]:
-    """One record per problem of a batch of single turns: the rewards, answers and lengths of its completions."""
-    rows, ends = [], forest.ends
+    """One record per problem of a batch: the rewards, answers and lengths of its completions.
+
+    In an environment a completion is a trajectory and its length all that the policy wrote; lost trajectories are absent.
+    """
+    rows, ends, lengths = [], forest.ends, policy_lengths(forest)
     for p, problem in enumerate(forest.problems):
-        own = ends[forest.prompt[ends] == p]
+        mine = forest.prompt[ends] == p
+        own = ends[mine]
         components, answers = forest.components[own], None if forest.answers is None else forest.answers[own]
         rows.append({
             "repetition": number, "start": start, "problem": problem.id, "level": problem.level,
             "correct": forest.solved[own].astype(int).tolist(),
             "answers": None if answers is None else [None if answer is None else str(answer) for answer in answers],
-            "lengths": forest.length[own].tolist(), "stopped": forest.stopped[own].astype(int).tolist(),
+            "lengths": lengths[mine].tolist(), "stopped": forest.stopped[own].astype(int).tolist(),
             "components": {name: values.tolist() for name, values in zip(forest.names, components.T)
                            if not np.isnan(values).any()}})
     return rows
@@ -68,19 +74,24 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
     Batches in `done` are not drawn again, and are ignored if fewer are requested; new ones are passed to `keep` one by one. A
     batch depends only on the key, its repetition and its place, not on what was drawn before. At temperature 0 one completion
     is enough. With `until`, a batch whose problems have all been solved that often is not continued, and `samples` is where
-    the others are given up.
+    the others are given up. What an environment loses is not drawn again: the problem has fewer completions, or none.
 
     Raises:
       ValueError: no held-out prompt fits.
+      TooManyInvalid: the environment has lost more trajectories than `config.environment_invalid` allows.
     """
     sampler, rows = source.sampler, without_repeats(done)
     known, solved = {(row["repetition"], row["start"]) for row in rows}, Counter()
     for row in rows:
         solved[row["problem"]] += sum(row["correct"])
-    chosen = held_out(source.task.heldout, problems)
-    chosen = fitting_problems(chosen, sampler.tokenizer, sampler.prompt_tokens, source.overlong, encode=sampler.encode)
+    begin_batch(sampler)
+    wanted = held_out(source.task.heldout, problems)
+    chosen = fitting_problems(wanted, sampler.tokenizer, sampler.prompt_tokens, source.overlong, encode=sampler.encode)
     if not chosen:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={sampler.prompt_tokens}; raise it")
+    if len(chosen) < len(wanted):
+        say(f"{len(wanted) - len(chosen)} of {len(wanted)} held-out problems are left out: their prompts are too long, or the "
+            "environment does not open them")
     repetitions = 1 if temperature == 0 else -(-samples // sampler.group)
     generate = sampler.under(params, lora, temperature)
     began = last = time.monotonic()
@@ -90,9 +101,7 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
             finished = until and all(solved[problem.id] >= until for problem, _ in part)
             if (number, start) in known or finished:
                 continue
-            forest = sampler.groups(generate, source.planted(part, draw=0), np.arange(len(part)), start * sampler.group,
-                                    jax.random.fold_in(key, number), -1, PhaseTimer())
-            new = rows_of(forest, number, start)
+            new = rows_of(_grown(source, generate, part, number, start, problems, key), number, start)
             if temperature == 0:
                 new = [first_only(row) for row in new]
             keep(new)
@@ -104,6 +113,20 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
             left = (now - began) / (number + 1) * (repetitions - number - 1)
             say(f"{(number + 1) * sampler.group} completions of each of {len(chosen)} problems, {format_seconds(left)} left")
     return [row for row in without_repeats(rows) if row["repetition"] < repetitions]
+
+
+def _grown(source: Source, generate, part, number: int, start: int, problems: int, key) -> Forest:
+    """The forest of a batch with a group for each of its problems, or with none if an environment has lost all of them.
+
+    An environment draws by the uid alone, so each repetition has its own; single turns draw by the repetition's key as well.
+    """
+    sampler, planted = source.sampler, source.planted(part, draw=0)
+    place = start + (number * problems if isinstance(sampler, Trajectories) else 0)
+    try:
+        return sampler.groups(generate, planted, np.arange(len(part)), place * sampler.group, jax.random.fold_in(key, number),
+                              -1, PhaseTimer())
+    except AllInvalid:
+        return planted
 
 
 def without_repeats(rows: Sequence[Row]) -> list[Row]:
@@ -170,7 +193,10 @@ def read(file: Path) -> Iterator[Row]:
 
 
 def by_problem(rows: Sequence[Row], samples: int | None = None) -> dict[int, Row]:
-    """The repetitions of each problem joined, in the order of the problems' first appearance; the first `samples`, or all."""
+    """The repetitions of each problem joined, in the order of the problems' first appearance; the first `samples`, or all.
+
+    Problems without any completion are left out.
+    """
     joined: dict[int, Row] = {}
     for row in sorted(rows, key=lambda row: row["repetition"]):
         empty = {"level": row["level"], "correct": [], "answers": [], "lengths": [], "stopped": [],
@@ -181,4 +207,4 @@ def by_problem(rows: Sequence[Row], samples: int | None = None) -> dict[int, Row
         whole["answers"] = None if row["answers"] is None else (whole["answers"] + row["answers"])[:samples]
         for name, values in row["components"].items():
             whole["components"][name] = (whole["components"][name] + values)[:samples]
-    return joined
+    return {problem: whole for problem, whole in joined.items() if whole["correct"]}

@@ -19,6 +19,10 @@ class TooManyInvalid(RuntimeError):
     """The environment lost more trajectories than a run tolerates."""
 
 
+class AllInvalid(TooManyInvalid):
+    """The environment lost all trajectories of a batch, which may be few."""
+
+
 class Invalid(NamedTuple):
     """Why a trajectory has no reward: `kind` is "error", "timeout", "crash" or "rubbish", `turn` counts from 0, the opening."""
 

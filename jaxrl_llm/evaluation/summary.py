@@ -26,33 +26,40 @@ def estimates(joined: Joined) -> dict[str, np.ndarray]:
     counts = {len(row["correct"]) for row in joined.values()}
     if len(counts) != 1:
         raise ValueError(f"problems have {sorted(counts)} completions; finish the measurement first")
-    n = counts.pop()
-    correct = np.array([sum(row["correct"]) for row in joined.values()])
-    values = {f"pass@{k}": pass_at_k(np.full(len(correct), n), correct, k) for k in sizes(n)}
-    if all(row["answers"] is not None for row in joined.values()) and n <= MOST_VOTES:
+    return _of_tries(joined)
+
+
+def _of_tries(joined: Joined) -> dict[str, np.ndarray]:
+    """As `estimates`, up to the smallest number of completions of a problem, each estimated from all that it has."""
+    counts = np.array([len(row["correct"]) for row in joined.values()])
+    correct, tries = np.array([sum(row["correct"]) for row in joined.values()]), sizes(int(counts.min()))
+    values = {f"pass@{k}": pass_at_k(counts, correct, k) for k in tries}
+    if all(row["answers"] is not None for row in joined.values()) and counts.max() <= MOST_VOTES:
         votes = [count_votes(row["answers"], row["correct"]) for row in joined.values()]
-        values |= {f"maj@{k}": np.array([majority_at_k(v, k) for v in votes]) for k in sizes(n)}
+        values |= {f"maj@{k}": np.array([majority_at_k(v, k) for v in votes]) for k in tries}
     return values
 
 
 def measure(joined: Joined) -> dict[str, Any]:
     """The measurements of a policy as JSON values; every rate is `[mean, low, high]` with a 95% interval.
 
-    Intervals of means over completions resample problems; shares of problems have Wilson's.
+    Intervals of means over completions resample problems; shares of problems have Wilson's. Problems may have different numbers
+    of completions, where an environment lost some: `samples` is the smallest, `completions` their sum, and each problem has the
+    same weight.
     """
     rows = list(joined.values())
-    n, lengths = len(rows[0]["correct"]), np.concatenate([row["lengths"] for row in rows])
+    counts, lengths = [len(row["correct"]) for row in rows], np.concatenate([row["lengths"] for row in rows])
     right = np.concatenate([row["correct"] for row in rows]).astype(bool)
     ever = sum(any(row["correct"]) for row in rows)
     score = next(iter(rows[0]["components"]))  # the first component
     def rate(values):
-        return list(bootstrap_mean(np.asarray(values, np.float64)))
+        return list(bootstrap_mean(np.array([np.mean(one) for one in values])[:, None]))
     return {
-        "problems": len(rows), "samples": n,
+        "problems": len(rows), "samples": min(counts), "completions": sum(counts),
         "score": rate([row["components"][score] for row in rows]),
-        "solved": list(wilson(ever, len(rows))) if n == 1 else rate([row["correct"] for row in rows]),
+        "solved": list(wilson(ever, len(rows))) if max(counts) == 1 else rate([row["correct"] for row in rows]),
         "ever_solved": list(wilson(ever, len(rows))),
-        **{name: rate(values[:, None]) for name, values in estimates(joined).items()},
+        **{name: rate(values) for name, values in _of_tries(joined).items()},
         "truncated": rate([1 - np.array(row["stopped"]) for row in rows]),
         "components": {name: rate([row["components"][name] for row in rows if name in row["components"]])
                        for name in dict.fromkeys(name for row in rows for name in row["components"])},

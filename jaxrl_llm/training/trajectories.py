@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_llm import parallel, turn_info
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.answers import Answers
-from jaxrl_llm.environments.runner import Runner, TooManyInvalid
+from jaxrl_llm.environments.runner import AllInvalid, Runner
 from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.engine import Node, Request
@@ -178,7 +178,7 @@ class Trajectories:
 
         `limits` i32[R]: maximum tokens after each prompt, at most those of the `weights`; None: those of the `weights`.
         Raises ValueError if the trajectories of a problem open differently, TooManyInvalid if the environment has lost more
-        trajectories of the batch than the runner allows, or all of the forest.
+        trajectories of the batch than the runner allows, AllInvalid if it has lost all of the forest.
         """
         size = self.prompts if self.limited else max(len(rows), 1)  # an environment that waits has places for one batch
         for start in range(0, len(rows), size):
@@ -210,8 +210,8 @@ class Trajectories:
         lost = forest.lost + asked - got
         if lost.any() and not ended and not len(forest.ends):
             first = next(iter(self.runner.invalid.values()))
-            raise TooManyInvalid(f"the environment lost all {lost.sum()} trajectories of a batch ({dict(self.runner.counts)}); "
-                                 f"the first: {first.kind}, {first.message}")
+            raise AllInvalid(f"the environment lost all {lost.sum()} trajectories of a batch ({dict(self.runner.counts)}); "
+                             f"the first: {first.kind}, {first.message}")
         invalid, seconds = self.runner.taken()
         whole = grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0), seconds)
         return dataclasses.replace(whole, lost=lost.astype(np.int32))

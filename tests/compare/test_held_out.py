@@ -1,13 +1,19 @@
 """Repeated measurements: a continued one equals an uninterrupted one, each belongs to one task, greedy needs one repetition."""
 import json
+import os
+import subprocess
+import sys
 
+import chatter
 import jax
 import pytest
-from run_folders import base
+from run_folders import ROOT, base
 
 from jaxrl_llm.compare import evaluation_page, held_out
+from jaxrl_llm.environments import base as environments
 from jaxrl_llm.evaluation import summary
-from jaxrl_llm.training import setup, trained
+from jaxrl_llm.rollouts import Role
+from jaxrl_llm.training import setup, source, trained
 
 HEADER = {"task": "arithmetic(level=mixed)", "seed": 0}
 
@@ -98,6 +104,66 @@ def test_greedy_is_measured_once(policy):
     rows = draw(policy, temperature=0.0, samples=50)
     assert len(rows) == 6 and all(len(row["correct"]) == len(row["lengths"]) == 1 for row in rows)
     assert all(len(row["components"]["exact"]) == 1 for row in rows)
+
+
+def played(problems=2, samples=8, done=(), **changes):
+    """The records of trajectories of held-out problems, four in a group."""
+    run = trained.untrained(chatter.get_config(**changes))
+    return held_out.draw(run.source, run.params, run.lora, problems=problems, samples=samples, temperature=1.0,
+                         key=jax.random.key(0), done=done)
+
+
+def broken(place):
+    """The environment that loses the trajectories of the held-out problem at `place`, and how much of them is allowed."""
+    problems = source.held_out(chatter.letters().task.heldout, 8)
+    return {"environment": f"chatter:letters(broken={problems[place].id})", "environment_invalid": 0.9}
+
+
+@pytest.mark.parametrize("environment, contexts", [("letters", 1), ("forgetful", 3)])
+def test_the_length_of_a_trajectory_is_all_that_the_policy_wrote(environment, contexts):
+    changes = {} if contexts == 1 else {"sampling.max_turns": 6, "sampling.max_tokens": 64}
+    run = trained.untrained(chatter.get_config(environment=f"chatter:{environment}", **changes))
+    forest = source.sample_held_out(run.source, run.params, run.lora, 4, jax.random.key(0))
+    lengths = [n for row in held_out.rows_of(forest, 0, 0) for n in row["lengths"]]
+    own = forest.role == Role.POLICY
+    assert lengths == [forest.length[own & (forest.uid == uid)].sum() for uid in forest.uid[forest.ends]]
+    assert max(lengths) > 4 * contexts  # more than a turn of each context
+
+
+def test_no_two_trajectories_have_the_same_key_of_the_environment(monkeypatch):
+    keys, key_of = [], environments.key_of
+    monkeypatch.setattr(environments, "key_of", lambda seed, uid: keys.append(key_of(seed, uid)) or keys[-1])
+    whole = played(problems=6)
+    played_keys = keys[-6 * 8:]
+    assert len(set(played_keys)) == 6 * 8 and len(whole) == 6 * 2
+    assert played(problems=6, done=whole[:4]) == whole  # continued after the first batch
+
+
+def test_problems_whose_trajectories_are_lost_have_no_completions():
+    rows = played(**broken(0))  # the first of two problems, in both repetitions
+    assert [len(row["correct"]) for row in rows] == [0, 4, 0, 4]
+    joined = held_out.by_problem(rows, 8)
+    assert [len(row["correct"]) for row in joined.values()] == [8] and summary.measure(joined)["samples"] == 8
+    alone = played(problems=3, samples=4, **broken(2), **{"prompts.per_step": 2})  # the only one of its batch
+    assert [len(row["correct"]) for row in alone] == [4, 4, 0] and alone[2]["start"] == 2
+
+
+@pytest.mark.slow
+def test_evaluate_measures_what_an_environment_has_not_lost(tmp_path):
+    def evaluate(place, problems):
+        options = [f"--config.{key}={value}" for key, value in broken(place).items()]
+        return subprocess.run(
+            [sys.executable, "experiments/evaluate.py", "--config=tests/chatter.py", f"--out={tmp_path / str(problems)}",
+             f"--problems={problems}", "--samples=8", *options], cwd=ROOT, capture_output=True, text=True,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"})
+
+    done = evaluate(0, 2)
+    assert done.returncode == 0 and "1 of 2 problems have no completion and are left out" in done.stdout, done.stderr[-2000:]
+    facts = json.loads((tmp_path / "2/evaluation.json").read_text())
+    assert facts["task"].startswith("chatter:letters") and (facts["all"]["problems"], facts["all"]["samples"]) == (1, 8)
+    assert evaluate(0, 2).returncode == 0  # nothing is drawn again
+    nothing = evaluate(0, 1)
+    assert nothing.returncode == 1 and "lost the trajectories of all problems (1), so there is nothing to" in nothing.stderr
 
 
 def test_the_page_of_an_evaluation(policy, tmp_path, capsys):

@@ -81,6 +81,16 @@ def test_problems_with_different_numbers_of_completions():
         summary.estimates(JOINED | {5: row([1])})
 
 
+def test_each_problem_has_the_same_weight_whatever_it_lost():
+    """A third problem has two of four completions, one of them right, so that pass@k ends at two."""
+    result = summary.measure(JOINED | {5: row([1, 0], ["1", "2"])})
+    assert (result["problems"], result["samples"], result["completions"]) == (3, 2, 10)
+    assert result["score"] == result["solved"] == result["pass@1"] and result["solved"][0] == pytest.approx((0.5 + 0 + 0.5) / 3)
+    assert result["pass@2"][0] == pytest.approx((5 / 6 + 0 + 1) / 3) and "pass@4" not in result and "maj@4" not in result
+    assert result["maj@2"][0] == pytest.approx((2 / 3 + 0 + 1 / 2) / 3)
+    assert result["truncated"][0] == pytest.approx(1 / 12)
+
+
 def test_a_better_policy_on_the_same_problems():
     random = np.random.default_rng(0)
     skill = random.random(60)
