@@ -21,7 +21,8 @@ _STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of th
 _BEST = flags.DEFINE_bool("best", False, "With --workdir: the weights that config.checkpoint.best kept.")
 _AVERAGE = flags.DEFINE_bool("average", False, "With --workdir: the moving average that config.optimizer.ema kept.")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Without --workdir: measure the model of this configuration.")
-_TASK = flags.DEFINE_string("task", None, "Another task than the configured one, e.g. arithmetic(level=mixed).")
+_TASK = flags.DEFINE_string("task", None, "Another task than the configured one, with its own rewards, for example "
+                            "arithmetic(level=mixed).")
 _PROBLEMS = flags.DEFINE_integer("problems", None, "Held-out problems, at most; default: eval.problems, those of training. "
                                  "More have these among them.", lower_bound=1)
 _SAMPLES = flags.DEFINE_integer("samples", 1, "Completions per problem; whole groups are drawn, and the first of them counted.",
@@ -36,7 +37,7 @@ _AGAINST = flags.DEFINE_string("against", None, "Folder of another measurement o
 
 def measured_policy():
     """The policy that the flags name."""
-    from jaxrl_llm.training.trained import trained, untrained
+    from jaxrl_llm.training.trained import trained, untrained, with_task
     workdir, config = _WORKDIR.value, _CONFIG.value
     if workdir is not None and config is not None:
         raise ValueError("give --workdir (a trained policy) or --config (an untrained one), not both")
@@ -45,7 +46,7 @@ def measured_policy():
     if config is None:
         raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
     if _TASK.value:
-        config.task = _TASK.value
+        with_task(config, _TASK.value)
     return untrained(config)
 
 

@@ -29,6 +29,17 @@ class Trained(NamedTuple):
     step: int
 
 
+def with_task(config: ConfigDict, task: str) -> None:
+    """Replaces the task of a configuration, and its rewards by those of the task.
+
+    Raises ValueError with an environment, which has its own task.
+    """
+    if config.environment:
+        raise ValueError(f"the environment {config.environment!r} brings its own task and reward, so --task={task!r} has no "
+                         "effect; leave --task out")
+    config.task, config.rewards, config.score = task, "", ""
+
+
 def untrained(config: ConfigDict) -> Trained:
     """The policy that a configuration starts with, before any warm-up."""
     config, policy, source, params = setup.build_policy(config)
@@ -38,19 +49,19 @@ def untrained(config: ConfigDict) -> Trained:
 
 def trained(workdir: Path, step: int | None = None, task: str | None = None, best: bool = False, average: bool = False
             ) -> Trained:
-    """The policy of a run's newest checkpoint, or that of `step`, with the run's own task or another one.
+    """The policy of a run's newest checkpoint, or that of `step`, with the run's own task or another one and its rewards.
 
     With `best` the weights that `config.checkpoint.best` kept, with `average` the moving average of `config.optimizer.ema`.
 
     Raises:
       FileNotFoundError: no run folder, or no checkpoint of that step.
-      ValueError: no average was kept, or the average of the best weights is requested.
+      ValueError: no average was kept, the average of the best weights is requested, or another task in an environment.
     """
     load_code(workdir)  # tasks and rewards
     config = stored_config(workdir)
     config.server.url = ""  # it may be gone, or have other weights than this checkpoint
     if task:
-        config.task = task
+        with_task(config, task)
     start = untrained(config)
     target = {"params": start.params} | ({} if start.lora is None else {"lora": start.lora})
     if average:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import chatter
 import jax
 import numpy as np
 import pytest
@@ -67,6 +68,14 @@ def test_the_newest_weights_those_of_a_step_and_the_best(plain):
     same(newest, params)
     same(best, trained.trained(plain, best=True).params)
     assert np.abs(first["embed"] - newest["embed"]).max() > 1e-4
+
+
+def test_another_task_is_scored_by_its_own_rewards(plain):
+    assert trained.trained(plain).source.sampler.reward.names == ("format",)
+    other = trained.trained(plain, task="arithmetic(level=digit, chat=True, reward=numeric)")
+    assert other.source.sampler.reward.names == ("numeric",) and other.config.task.endswith("reward=numeric)")
+    with pytest.raises(ValueError, match="environment 'chatter:letters' brings its own task and reward, .*leave --task out"):
+        trained.with_task(chatter.get_config(), "arithmetic")
 
 
 @pytest.mark.slow
