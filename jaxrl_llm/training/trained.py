@@ -80,17 +80,14 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
            average: bool = False) -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer; returns its step.
 
-    With `adapter` it writes only the adapters, for PEFT and vLLM; `best` and `average` as in `trained`. Raises ValueError if
-    the run trained no adapter, or an adapter of another run's weights.
+    With `adapter` it writes only the adapters, for PEFT and vLLM; `best` and `average` as in `trained`. Raises the errors of
+    `trained`, and ValueError if the run has no adapter of a model that other programs read.
     """
+    if adapter:
+        check_adapter(workdir, stored_config(workdir))
     run = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = run.policy.model.config, run.source.sampler.tokenizer
-    if adapter and run.lora is None:
-        raise ValueError(f"{workdir} trained all weights (lora.rank=0), so there is no adapter; export without --adapter")
     if adapter:
-        if run_at(run.config.model.path) is not None:
-            raise ValueError(f"the adapter of {workdir} belongs to the weights of the run {run.config.model.path}, which no "
-                             "other program reads; export without --adapter")
         weights.save_peft(directory, architecture, jax.device_get(run.lora), run.config.model.path)
         return run.step
     params = run.params if run.lora is None else merge(run.params, run.lora)
@@ -99,3 +96,17 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
     if files is None:
         tokenizer.save(directory)
     return run.step
+
+
+def check_adapter(workdir: Path, config: ConfigDict) -> None:
+    """Raises ValueError if the run trained no adapter, or one on weights that are not those of `model.path`."""
+    if not config.lora.rank:
+        raise ValueError(f"{workdir} trained all weights (lora.rank=0), so there is no adapter; export without --adapter")
+    base = "" if config.model.path else "new weights (model.path is empty)"
+    if run_at(config.model.path) is not None:
+        base = f"the weights of the run {config.model.path}"
+    if config.warmup.steps:  # it trains all weights
+        base = f"the weights after its warm-up (warmup.steps={config.warmup.steps})"
+    if base:
+        raise ValueError(f"the adapter of {workdir} belongs to {base}, which no other program reads; export without --adapter, "
+                         "which merges it in, or train an adapter of a model in files with warmup.steps=0")

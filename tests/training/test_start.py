@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import run_files
 
+from jaxrl_llm.models import weights
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.training import loop, setup, start, trained
 from jaxrl_llm.training.config import default_config
@@ -130,6 +131,24 @@ def test_what_is_no_start(plain, adapted, tmp_path):
     loop.train(tiny(**{"model.path": str(plain), "lora.rank": 1, "steps": 1}), tmp_path / "second")
     with pytest.raises(ValueError, match="belongs to the weights of the run .*; export without --adapter"):
         trained.export(tmp_path / "second", tmp_path / "adapter", adapter=True)
+
+
+def test_an_adapter_alone_belongs_to_published_weights(plain, adapted, tmp_path):
+    trained.export(plain, tmp_path / "published")
+    changes = {"model.path": str(tmp_path / "published"), "lora.rank": 2}
+    loop.train(tiny(steps=1, **changes), tmp_path / "run")
+    trained.export(tmp_path / "run", tmp_path / "merged")
+    trained.export(tmp_path / "run", tmp_path / "adapter", adapter=True)
+    merged, both, base = (jax.device_get(weights.load(tmp_path / name)[1]) for name in ("merged", "adapter", "published"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), merged, both)
+    assert np.abs(merged["layers"]["q"]["kernel"] - base["layers"]["q"]["kernel"]).max() > 1e-4
+    with pytest.raises(ValueError, match="belongs to new weights .model.path is empty.*; export without --adapter"):
+        trained.export(adapted, tmp_path / "other", adapter=True)
+    with pytest.raises(ValueError, match="the weights after its warm-up .warmup.steps=5.*; export without --adapter"):
+        trained.check_adapter(tmp_path, tiny(**changes, **{"warmup.steps": 5}))
+    with pytest.raises(ValueError, match="trained all weights .lora.rank=0.*; export without --adapter"):
+        trained.export(plain, tmp_path / "other", adapter=True)
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.slow
