@@ -6,7 +6,6 @@
 The name and its options, then run folders. Without arguments: all names. See docs/diagnostics.md.
 """
 import json
-import sys
 from pathlib import Path
 
 from absl import flags
@@ -16,11 +15,11 @@ from jaxrl_llm import command_line
 _OUT = flags.DEFINE_string("out", None, "Folder of results.json and the figure; default: diagnostics/NAME in the first folder.")
 
 
-def main():
+def main(words):
     from jaxrl_llm import diagnostics
     from jaxrl_llm.diagnostics.base import strict
     from jaxrl_llm.training.config import calls
-    text, *folders = flags.FLAGS(sys.argv)[1:] or [""]  # arguments that are not flags
+    text, *folders = words or [""]
     listed = "\n".join(f"  {name:22}{diagnostics.about(name)}" for name in diagnostics.names())
     if not text:
         print(f"usage: python experiments/diagnose.py NAME RUN_FOLDER [...] [--out=FOLDER]\n\n{listed}")
@@ -45,4 +44,4 @@ def main():
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, words=True)

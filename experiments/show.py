@@ -4,7 +4,6 @@
 
 Several runs are drawn over each other, with the settings in which they differ. See docs/looking_at_runs.md.
 """
-import sys
 from pathlib import Path
 
 from absl import flags
@@ -16,11 +15,10 @@ _COMPLETIONS = flags.DEFINE_integer("completions", 1000, "Sampled completions of
 _PAGE = flags.DEFINE_bool("page", True, "Write the page; --nopage prints the summary only.")
 
 
-def main():
+def main(folders):
     from jaxrl_llm.show.page import write_page
     from jaxrl_llm.show.runs import read_runs
     from jaxrl_llm.show.terminal import print_summary
-    folders = flags.FLAGS(sys.argv)[1:]  # arguments that are not flags
     if not folders:
         raise ValueError("no run folder is given; usage: python experiments/show.py runs/first [runs/second ...]")
     runs = read_runs(folders)
@@ -30,4 +28,4 @@ def main():
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run(main, words=True)

@@ -2,6 +2,7 @@
 import ast
 import ctypes.util
 import difflib
+import functools
 import importlib.util
 import os
 import re
@@ -41,22 +42,23 @@ def use_jemalloc() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | settings)
 
 
-def run(main: Callable[[], None], *required: str) -> None:
+def run(main: Callable[..., None], *required: str, words: bool = False) -> None:
     """Parses the flags (`required` ones must be given) and calls `main()`; expected errors end with a message, exit code 1.
 
+    With `words` the command takes arguments that are not flags, and `main` gets their list; else they are refused.
     JAXRL_LLM_TRACEBACK=1 shows where an error came from.
     """
-    def start(_):
+    def start(arguments):
         import jax  # after the flags, so that --help is quick
         logging.set_verbosity(logging.WARNING)  # orbax reports every rename
         if flags.FLAGS.compilation_cache:
             jax.config.update("jax_compilation_cache_dir", os.path.expanduser(flags.FLAGS.compilation_cache))
-        main()
+        main(*([arguments[1:]] if words else []))
 
     use_jemalloc()
     flags.mark_flags_as_required(required)
     try:
-        app.run(start, flags_parser=parse)
+        app.run(start, flags_parser=functools.partial(parse, words=words))
     except EXPECTED as error:
         sys.exit(message_of(error))
     except KeyboardInterrupt as error:
@@ -136,13 +138,17 @@ def help_text() -> str:
     return "\n".join(parts)
 
 
-def parse(arguments: list[str]) -> list[str]:
-    """Parses flags by absl. Unknown keys of the configuration, and what its file refuses, are plain errors without a stack."""
+def parse(arguments: list[str], words: bool = False) -> list[str]:
+    """Parses flags by absl; returns the name of the program and the arguments that are not flags.
+
+    Unknown keys of the configuration, what its file refuses and, without `words`, arguments that are not flags are plain errors
+    without a stack.
+    """
     if {"--help", "-h", "-help"} & set(arguments):
         print(help_text())
         sys.exit()
     try:
-        return flags.FLAGS([shipped_config(argument) for argument in arguments])
+        left = flags.FLAGS([shipped_config(argument) for argument in arguments])
     except flags.Error as error:
         raised = error.__context__
         if isinstance(raised, Exception) and str(raised).startswith("Error whilst parsing config file"):
@@ -156,6 +162,10 @@ def parse(arguments: list[str]) -> list[str]:
         missing = {given.partition("=")[0].removeprefix("--config.") for given in arguments if given.startswith("--config.")}
         hint = near_keys(sorted(missing), "config.")
         raise ValueError("the configuration has no key " + " ".join(str(reason).split()) + hint) from error
+    if left[1:] and not words:
+        raise ValueError(f"not a flag: {', '.join(map(repr, left[1:]))}; this command takes flags alone. Write --name=value, "
+                         "and a value with spaces in quotes: --config.objective=\"clip_high=0.28, kl_coef=0.1\"")
+    return left
 
 
 def near_keys(names: Iterable[str], prefix: str = "") -> str:
