@@ -1,6 +1,8 @@
 """Tokenizers of Hugging Face checkpoints: tokenizer.json and the small JSON files beside it."""
 
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from jaxrl_llm.tokenizers.base import CodecTokenizer
@@ -111,6 +113,19 @@ def read_chat_templates(directory: Path) -> dict[str, str]:
         return templates
     entries = {entry["name"]: entry["template"] for entry in listed} if isinstance(listed, list) else {"default": listed}
     return entries | templates
+
+
+def write_chat_templates(directory: Path, templates: Mapping[str, str]) -> None:
+    """Makes `templates` those of a directory with tokenizer files, by files that take precedence over tokenizer_config.json."""
+    if choose(None, read_chat_templates(directory)) == dict(templates):
+        return
+    named = directory / "additional_chat_templates"
+    shutil.rmtree(named, ignore_errors=True)
+    (directory / "chat_template.jinja").unlink(missing_ok=True)
+    for name, text in templates.items():
+        file = directory / "chat_template.jinja" if name == "default" else named / f"{name}.jinja"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
 
 
 def read_json(path: Path) -> dict:

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import parallel
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.lora import merge
+from jaxrl_llm.tokenizers.hugging_face import write_chat_templates
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -78,10 +79,10 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
 
 def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False,
            average: bool = False) -> int:
-    """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer; returns its step.
+    """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer and chat templates.
 
-    With `adapter` it writes only the adapters, for PEFT and vLLM; `best` and `average` as in `trained`. Raises the errors of
-    `trained`, and ValueError if the run has no adapter of a model that other programs read.
+    Returns the step. With `adapter` it writes only the adapters, for PEFT and vLLM; `best` and `average` as in `trained`.
+    Raises the errors of `trained`, and ValueError if the run has no adapter of a model that other programs read.
     """
     if adapter:
         check_adapter(workdir, stored_config(workdir))
@@ -95,6 +96,7 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
     weights.save_hf(directory, architecture, jax.device_get(params), files)
     if files is None:
         tokenizer.save(directory)
+    write_chat_templates(directory, tokenizer.chat_templates)
     return run.step
 
 

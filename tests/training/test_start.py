@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import run_files
 
+from jaxrl_llm import tokenizers
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.training import loop, setup, start, trained
@@ -131,6 +132,20 @@ def test_what_is_no_start(plain, adapted, tmp_path):
     loop.train(tiny(**{"model.path": str(plain), "lora.rank": 1, "steps": 1}), tmp_path / "second")
     with pytest.raises(ValueError, match="belongs to the weights of the run .*; export without --adapter"):
         trained.export(tmp_path / "second", tmp_path / "adapter", adapter=True)
+
+
+def test_an_export_has_the_chat_templates_of_the_run(plain, tmp_path):
+    trained.export(plain, tmp_path / "published")
+    named = tmp_path / "published" / "additional_chat_templates" / "tool_use.jinja"
+    named.parent.mkdir()
+    named.write_text("[tools]" + TEMPLATE)
+    other = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    for template, wanted in ((other, {"default": other}), ("", {"default": TEMPLATE, "tool_use": "[tools]" + TEMPLATE})):
+        workdir, out = tmp_path / f"run{len(wanted)}", tmp_path / "exported"  # the second export replaces the first
+        loop.train(tiny(**{"model.path": str(tmp_path / "published"), "model.chat_template": template, "steps": 1}), workdir)
+        assert trained.trained(workdir).source.sampler.tokenizer.chat_templates == wanted
+        trained.export(workdir, out)
+        assert tokenizers.load(out).chat_templates == wanted
 
 
 def test_an_adapter_alone_belongs_to_published_weights(plain, adapted, tmp_path):
