@@ -93,13 +93,16 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     return Run(config, made.method, source, learner, schedule, made.needs), params
 
 
-def build_policy(config: ConfigDict) -> tuple[ConfigDict, Policy, Source, Any]:
-    """The sampling parts without a learner: `(config, policy, source, params)`. No method is looked up."""
+def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDict, Policy, Source, Any]:
+    """The sampling parts without a learner, on a mesh: `(config, policy, source, params)`. No method is looked up.
+
+    None: the mesh of `config.mesh`.
+    """
     config = config_lib.resolve(config, {})
     config_lib.check(config)
     check_there(config.model.path)
     task, judge = make_judge(config)
-    mesh = make_mesh(config)
+    mesh = sampling_mesh(config) if mesh is None else mesh
     tokenizer, model, params = load_model(config.model, mesh, config.seed)
     refusals.check_balance(config, model)
     policy = policy_of(config, model, mesh)
@@ -467,12 +470,18 @@ def make_runner(config: ConfigDict) -> Runner:
 
 def make_mesh(config: ConfigDict) -> Mesh:
     """The mesh of `config.mesh`; ValueError if it cannot divide the batches of the configuration."""
-    mesh, P, learner = parallel.make_mesh(**config.mesh.to_dict()), config.prompts.per_step, config.learner
-    parallel.check_batch(mesh, P, "prompts.per_step")
+    mesh, P, learner = sampling_mesh(config), config.prompts.per_step, config.learner
     parallel.check_batch(mesh, P // learner.minibatches // learner.micro_batches,
                          "prompts.per_step / learner.minibatches / learner.micro_batches")
-    parallel.check_batch(mesh, P // config.sampling.micro_batches, "prompts.per_step / sampling.micro_batches")
     parallel.check_batch(mesh, learner.packed_rows, "learner.packed_rows", "rows")
     if config.warmup.steps:
         parallel.check_batch(mesh, config.warmup.batch, "warmup.batch")
+    return mesh
+
+
+def sampling_mesh(config: ConfigDict) -> Mesh:
+    """The mesh of `config.mesh`, for sampling alone; ValueError if it cannot divide the prompts of a step."""
+    mesh, P = parallel.make_mesh(**config.mesh.to_dict()), config.prompts.per_step
+    parallel.check_batch(mesh, P, "prompts.per_step")
+    parallel.check_batch(mesh, P // config.sampling.micro_batches, "prompts.per_step / sampling.micro_batches")
     return mesh

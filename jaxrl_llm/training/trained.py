@@ -1,8 +1,10 @@
 """The policy of a run folder, for use after training. The method that trained it is not needed."""
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
@@ -41,18 +43,35 @@ def with_task(config: ConfigDict, task: str) -> None:
     config.task, config.rewards, config.score = task, "", ""
 
 
-def untrained(config: ConfigDict) -> Trained:
-    """The policy that a configuration starts with, before any warm-up."""
-    config, policy, source, params = setup.build_policy(config)
+def untrained(config: ConfigDict, mesh: Mesh | None = None) -> Trained:
+    """The policy that a configuration starts with, before any warm-up, on a mesh; None: that of `config.mesh`."""
+    config, policy, source, params = setup.build_policy(config, mesh)
     lora = setup.initial_adapters(config, params)
     return Trained(config, policy, source, params, parallel.put(lora, parallel.tree_shardings(lora, source.mesh)), 0)
+
+
+def mesh_here(workdir: Path, config: ConfigDict) -> Mesh:
+    """The mesh of a run where it fits the devices here; else one that shards weights over them, which a line announces.
+
+    Of the devices it has the largest number that divides the prompts of a sampler's call.
+    """
+    try:
+        return setup.sampling_mesh(config)
+    except ValueError:
+        devices, prompts = jax.devices(), config.prompts.per_step // config.sampling.micro_batches
+        count = max(n for n in range(1, len(devices) + 1) if prompts % n == 0)
+        sizes = ", ".join(f"{axis}={size}" for axis, size in config.mesh.items())
+        print(f"note: the mesh of {workdir} ({sizes}) does not fit the number of devices here ({len(devices)}); it is replaced "
+              f"by data=1, fsdp={count}, tensor=1, seq=1", file=sys.stderr)
+        return parallel.make_mesh(data=1, fsdp=count, devices=devices[:count])
 
 
 def trained(workdir: Path, step: int | None = None, task: str | None = None, best: bool = False, average: bool = False
             ) -> Trained:
     """The policy of a run's newest checkpoint, or that of `step`, with the run's own task or another one and its rewards.
 
-    With `best` the weights that `config.checkpoint.best` kept, with `average` the moving average of `config.optimizer.ema`.
+    With `best` the weights that `config.checkpoint.best` kept, with `average` the moving average of `config.optimizer.ema`. The
+    devices may be others than those of the run, see `mesh_here`.
 
     Raises:
       FileNotFoundError: no run folder, or no checkpoint of that step.
@@ -63,7 +82,7 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
     config.server.url = ""  # it may be gone, or have other weights than this checkpoint
     if task:
         with_task(config, task)
-    start = untrained(config)
+    start = untrained(config, mesh_here(workdir, config))
     target = {"params": start.params} | ({} if start.lora is None else {"lora": start.lora})
     if average:
         if best or not config.optimizer.ema:

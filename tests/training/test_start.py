@@ -1,4 +1,5 @@
 """A run that starts with the weights of another one: which weights, whose tokenizer, and what is refused."""
+import json
 import os
 import shutil
 import subprocess
@@ -134,6 +135,25 @@ def test_what_is_no_start(plain, adapted, tmp_path):
         trained.export(tmp_path / "second", tmp_path / "adapter", adapter=True)
 
 
+def moved(workdir, to, **changes):
+    """A copy of a run folder, with a configuration that fits other devices than those here."""
+    shutil.copytree(workdir, to)
+    stored = json.loads((to / "config.json").read_text())
+    for key, value in changes.items():
+        section, name = key.split(".")
+        stored["config"][section][name] = value
+    (to / "config.json").write_text(json.dumps(stored))
+    return to
+
+
+@pytest.mark.parametrize("axis", ["fsdp", "tensor", "seq"])
+def test_a_run_of_eight_devices_is_read_on_one(plain, tmp_path, axis, capsys):
+    workdir = moved(plain, tmp_path / "run", **{f"mesh.{axis}": 8, "learner.packed_rows": 8})
+    same(trained.trained(workdir).params, trained.trained(plain).params)
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1 and f"{axis}=8" in shown.err and "does not fit the number of devices here" in shown.err
+
+
 def test_an_export_has_the_chat_templates_of_the_run(plain, tmp_path):
     trained.export(plain, tmp_path / "published")
     named = tmp_path / "published" / "additional_chat_templates" / "tool_use.jinja"
@@ -168,7 +188,10 @@ def test_an_adapter_alone_belongs_to_published_weights(plain, adapted, tmp_path)
 
 @pytest.mark.slow
 def test_on_a_mesh(plain, adapted, tmp_path):
-    """With weights in pieces over four devices, in a process of its own."""
+    """With weights in pieces over four devices, in a process of its own; two runs have settings that do not fit four."""
+    eight = moved(adapted, tmp_path / "eight", **{"mesh.fsdp": 8, "learner.micro_batches": 2})
+    parts = moved(adapted, tmp_path / "parts", **{"learner.micro_batches": 4, "warmup.steps": 1, "warmup.batch": 3})
+    others = {str(plain): 2, str(eight): 4, str(parts): 4}  # two prompts a step are sampled on two of the devices
     code = f"""
 import sys
 from pathlib import Path
@@ -176,11 +199,17 @@ import jax, numpy as np
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_start import started, tiny
 from jaxrl_llm.training import trained
+from jaxrl_llm.training.source import sample_held_out
 for path in {[str(plain), str(adapted)]}:
     run, params = started(path, **{{"mesh.fsdp": 2, "mesh.data": 2, "prompts.per_step": 4}})
     assert len(jax.devices()) == 4 == run.learner.mesh.size
     np.save(f"{tmp_path}/{{path.rpartition('/')[2]}}.npy", params["layers"]["q"]["kernel"])
 trained.export(Path({str(adapted)!r}), Path({str(tmp_path / "exported")!r}))
+for workdir, count in {others}.items():
+    result = trained.trained(Path(workdir))
+    assert result.source.mesh.size == count, (workdir, result.source.mesh)
+    assert len(sample_held_out(result.source, result.params, result.lora, 2, jax.random.key(0)).ends) == 8
+    trained.export(Path(workdir), Path({str(tmp_path)!r}) / f"model{{count}}")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "PYTHONPATH": ":".join(sys.path)})
