@@ -45,6 +45,10 @@ def measured_policy():
         return trained(Path(workdir), _STEP.value, _TASK.value, _BEST.value, _AVERAGE.value)
     if config is None:
         raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
+    given = ["--step"] * (_STEP.value is not None) + ["--best"] * _BEST.value + ["--average"] * _AVERAGE.value
+    if given:
+        raise ValueError(f"{', '.join(given)} of --config, which has no checkpoints; give --workdir=RUN_FOLDER instead of "
+                         "--config, or set --config.model.path=RUN_FOLDER/checkpoints/STEP")
     if _TASK.value:
         with_task(config, _TASK.value)
     return untrained(config)

@@ -36,6 +36,14 @@ def model_of(name: str):
     return hf.config_from(json.loads(file.read_text()), file) if file.is_file() else MODELS[one_of("model", name, MODELS)]
 
 
+def check_mesh() -> None:
+    """Raises ValueError for a mesh among the keys of --config: the plan takes the first that fits, or that of --mesh."""
+    given = [key for key in config_flags.get_override_values(flags.FLAGS["config"]) if key.startswith("mesh.")]
+    if given:
+        raise ValueError(f"a plan does not read --config.{given[0]}; give --mesh, for example --mesh=\"fsdp=4, tensor=2\", or "
+                         "leave it out: the first mesh that fits")
+
+
 def compiled(c, w, device, sizes) -> dict[str, float]:
     """Bytes per device of an update by the TPU's compiler: its arguments, and its further memory.
 
@@ -81,6 +89,7 @@ def main():
     from jaxrl_llm.parallel.presets import parse_devices
     from jaxrl_llm.training.config import keywords
     from jaxrl_llm.training.recipes import work_of
+    check_mesh()
     models = {name: model_of(name) for name in _MODEL.value}
     machines = {name: parse_devices(name) for name in _DEVICES.value}
     if _COMPILED.value and (len(models) * len(machines) > 1 or not _DEVICES.value[0].startswith("v")):

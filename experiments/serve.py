@@ -23,7 +23,7 @@ from jaxrl_llm import command_line
 
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face directory or .gguf file.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "With --model: another tokenizer than the one beside the weights.")
-_DTYPE = flags.DEFINE_string("dtype", "float32", "With --model: what it computes in, float32 or bfloat16.")
+_DTYPE = flags.DEFINE_string("dtype", None, "With --model: what it computes in, float32 (default) or bfloat16.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py, whose newest checkpoint is served.")
 _STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of this step.")
 _NAME = flags.DEFINE_string("name", None, "What clients call the model; default: the name of the file or folder.")
@@ -60,8 +60,13 @@ def loaded():
     if (_MODEL.value is None) == (_WORKDIR.value is None):
         raise ValueError("give one of --model (a Hugging Face directory or .gguf file) and --workdir (the folder of a run)")
     if _WORKDIR.value is not None:
+        if _TOKENIZER.value or _DTYPE.value:
+            raise ValueError("--tokenizer and --dtype go with --model; a run is served with its own, so leave them out")
         return policy.of_run(Path(_WORKDIR.value), _STEP.value)
-    return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value)
+    if _STEP.value is not None:
+        raise ValueError(f"--step={_STEP.value} goes with --workdir, the folder of a run; --model has one set of weights, so "
+                         "leave --step out")
+    return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value or "float32")
 
 
 def application(loaded, name: str, token: str, size: int):

@@ -312,6 +312,14 @@ def test_the_command_refuses_what_does_not_fit():
     assert "each of 4 devices (mesh.data=1 mesh.fsdp=2 mesh.tensor=2), of which v5e has 16" in done.stdout
 
 
+@pytest.mark.slow
+def test_a_mesh_is_given_by_its_flag():
+    options = ("--model=llama3_8b", "--devices=v5e-4", "--config.mesh.tensor=2")
+    done = subprocess.run([sys.executable, "experiments/plan.py", *options], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1 and not done.stdout
+    assert "a plan does not read --config.mesh.tensor; give --mesh, for example" in done.stderr
+
+
 def test_packed_rows_of_one_trajectory_are_planned_as_such():
     """Qwen3-8B with groups of 8 completions of 32k tokens: a prompt with its group does not fit, one trajectory does."""
     c, device = MODELS["qwen3_8b"], DEVICES["h100"]

@@ -69,7 +69,9 @@ def test_tinkers_client_trains_what_is_served(tmp_path, command):
 @pytest.mark.slow
 def test_what_cannot_be_served_is_refused(command):
     for arguments, reason in (((), "give one of --model"), (("--model=nowhere",), "nowhere does not exist"),
-                              (("--model=a", "--host=0.0.0.0"), "JAXRL_LLM_TOKEN")):
+                              (("--model=a", "--host=0.0.0.0"), "JAXRL_LLM_TOKEN"),
+                              (("--model=a", "--step=3"), "--step=3 goes with --workdir"),
+                              (("--workdir=a", "--dtype=float32"), "--tokenizer and --dtype go with --model")):
         line, process = command(*arguments)
         assert not line and process.wait(60) == 1
         errors = process.stderr.read()
