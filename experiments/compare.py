@@ -169,7 +169,7 @@ def fill_in_defaults() -> None:
 def main():
     from jaxrl_llm.compare import plan
     fill_in_defaults()
-    base, out = _CONFIG.value, Path(_OUT.value)
+    base, out = _CONFIG.value, Path(_OUT.value).expanduser()
     if (base is None) == (not _SUITE.value):
         raise ValueError("give either --config, what all runs share, or --suite, several tasks that say it themselves")
     if base is not None and not _METHODS.value:

@@ -35,7 +35,7 @@ def main(words):
     if missing:
         raise FileNotFoundError(f"no folder {', '.join(missing)}")
     results = chosen.measure(paths)
-    out = Path(_OUT.value) if _OUT.value else paths[0] / "diagnostics" / name
+    out = Path(_OUT.value).expanduser() if _OUT.value else paths[0] / "diagnostics" / name
     out.mkdir(parents=True, exist_ok=True)
     (out / "results.json").write_text(json.dumps(strict(results), indent=1, allow_nan=False))
     for title, rows in results["tables"].items():

@@ -42,7 +42,7 @@ def measured_policy():
     if workdir is not None and config is not None:
         raise ValueError("give --workdir (a trained policy) or --config (an untrained one), not both")
     if workdir is not None:
-        return trained(Path(workdir), _STEP.value, _TASK.value, _BEST.value, _AVERAGE.value)
+        return trained(Path(workdir).expanduser(), _STEP.value, _TASK.value, _BEST.value, _AVERAGE.value)
     if config is None:
         raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
     given = ["--step"] * (_STEP.value is not None) + ["--best"] * _BEST.value + ["--average"] * _AVERAGE.value
@@ -57,12 +57,13 @@ def measured_policy():
 def folder_of(step: int, temperature: float) -> Path | None:
     """The folder in which the measurement is kept; None for a configuration without --out."""
     if _OUT.value:
-        return Path(_OUT.value)
+        return Path(_OUT.value).expanduser()
     if not _WORKDIR.value:
         return None
     task = "_" + re.sub(r"\W+", "_", _TASK.value).strip("_") if _TASK.value else ""
     average = "_average" if _AVERAGE.value else ""
-    return Path(_WORKDIR.value) / f"evaluation_step{step}{average}_temperature{temperature:g}_seed{_SEED.value}{task}"
+    name = f"evaluation_step{step}{average}_temperature{temperature:g}_seed{_SEED.value}{task}"
+    return Path(_WORKDIR.value).expanduser() / name
 
 
 def main():
@@ -76,7 +77,8 @@ def main():
         raise ValueError("--until draws another number of completions for each problem, which --against cannot pair; give one")
     temperature = run.config.sampling.temperature if _TEMPERATURE.value is None else _TEMPERATURE.value
     header = held_out.header_of(run, problems=problems, temperature=temperature, seed=_SEED.value)
-    theirs = held_out.measured(Path(_AGAINST.value), header["task"]) if _AGAINST.value else None  # fails before sampling
+    against = Path(_AGAINST.value).expanduser() if _AGAINST.value else None
+    theirs = held_out.measured(against, header["task"]) if against else None  # fails before sampling
     folder = folder_of(step, temperature)
     what = {**header, "model": run.config.model.path, "workdir": _WORKDIR.value, "average": _AVERAGE.value}
     file = folder / held_out.FILE if folder else None

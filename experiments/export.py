@@ -19,8 +19,9 @@ _ADAPTER = flags.DEFINE_bool("adapter", False, "Write the adapter of a run with 
 
 def main():
     from jaxrl_llm.training.trained import export
-    step = export(Path(_WORKDIR.value), Path(_OUT.value), _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value)
-    print(f"wrote step {step} to {_OUT.value}")
+    workdir, out = (Path(folder).expanduser() for folder in (_WORKDIR.value, _OUT.value))
+    step = export(workdir, out, _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value)
+    print(f"wrote step {step} to {out}")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def loaded():
     if _WORKDIR.value is not None:
         if _TOKENIZER.value or _DTYPE.value:
             raise ValueError("--tokenizer and --dtype go with --model; a run is served with its own, so leave them out")
-        return policy.of_run(Path(_WORKDIR.value), _STEP.value)
+        return policy.of_run(Path(_WORKDIR.value).expanduser(), _STEP.value)
     if _STEP.value is not None:
         raise ValueError(f"--step={_STEP.value} goes with --workdir, the folder of a run; --model has one set of weights, so "
                          "leave --step out")
@@ -80,7 +80,7 @@ def application(loaded, name: str, token: str, size: int):
     model, params, tokenizer, tag = loaded
     engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer)
     limits = Limits(_COMPLETIONS.value, _REQUESTS.value)
-    published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value)
+    published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value).expanduser()
     return make_app(Served(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
 
 
@@ -103,7 +103,7 @@ def tinker_application(loaded, name: str, token: str, size: int):
     learner = Learner(model, params, longest=size, budget=_BATCH_TOKENS.value)
     engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
                     lora=learner.padded(None, _RANK.value))
-    store = Store(Path(_CHECKPOINTS.value))
+    store = Store(Path(_CHECKPOINTS.value).expanduser())
     service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)
     limits = Limits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)
     return make_app(Served(service, tokenizer_folder(tokenizer), tuple(tokenizer.stop_ids), token, limits))
@@ -111,10 +111,10 @@ def tinker_application(loaded, name: str, token: str, size: int):
 
 def tokenizer_folder(tokenizer) -> str:
     """The folder from which clients load the tokenizer; it is written beside their checkpoints if no flag names one."""
-    given = Path(_TOKENIZER.value or _MODEL.value or "")
+    given = Path(_TOKENIZER.value or _MODEL.value or "").expanduser()
     if (given / "tokenizer_config.json").is_file():
         return str(given.resolve())
-    written = Path(_CHECKPOINTS.value) / "tokenizer"
+    written = Path(_CHECKPOINTS.value).expanduser() / "tokenizer"
     written.mkdir(parents=True, exist_ok=True)
     tokenizer.save(written)
     return str(written.resolve())

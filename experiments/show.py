@@ -24,7 +24,8 @@ def main(folders):
     runs = read_runs(folders)
     print_summary(runs)
     if _PAGE.value:
-        print(f"page: {write_page(runs, Path(_OUT.value or runs[0].path / 'page.html'), _COMPLETIONS.value)}")
+        out = Path(_OUT.value or runs[0].path / "page.html").expanduser()
+        print(f"page: {write_page(runs, out, _COMPLETIONS.value)}")
 
 
 if __name__ == "__main__":

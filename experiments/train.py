@@ -29,7 +29,7 @@ def main():
     with runtime.job(_COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value, _MULTIHOST.value):
         evaluations = train(_CONFIG.value, _WORKDIR.value, resume=_RESUME.value, warm_starts=_WARM_STARTS.value)
         if runtime.is_primary():
-            print_report(evaluations, Path(_WORKDIR.value))
+            print_report(evaluations, Path(_WORKDIR.value).expanduser())
 
 
 if __name__ == "__main__":

@@ -108,7 +108,8 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
     run = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = run.policy.model.config, run.source.sampler.tokenizer
     if adapter:
-        weights.save_peft(directory, architecture, jax.device_get(run.lora), run.config.model.path)
+        base = str(Path(run.config.model.path).expanduser())  # PEFT reads no ~
+        weights.save_peft(directory, architecture, jax.device_get(run.lora), base)
         return run.step
     params = run.params if run.lora is None else merge(run.params, run.lora)
     files = tokenizer_source(run.config.model)

@@ -439,7 +439,7 @@ def test_reward_rises(tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path):
+def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path, monkeypatch):
     workdir = shutil.copytree(straight[0], tmp_path / "run")
     result = train_py(f"--workdir={workdir}", "--problems=4", script="evaluate.py")
     assert result.returncode == 0, result.stderr
@@ -448,9 +448,12 @@ def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path):
     mean, low, high = facts["all"]["score"]
     assert low <= mean <= high
     workdir = workdir.rename(tmp_path / "moved")  # its measurement continues
-    result = train_py(f"--workdir={workdir}/", "--problems=4", script="evaluate.py")
+    monkeypatch.setenv("HOME", str(tmp_path))  # bash leaves the ~ of --workdir=~/moved
+    result = train_py("--workdir=~/moved/", "--problems=4", script="evaluate.py")
     assert result.returncode == 0, result.stderr
     assert json.loads((workdir / "evaluation_step6_temperature1_seed0/evaluation.json").read_text())["all"] == facts["all"]
+    assert train_py("--workdir=~/moved", "--out=~/model", script="export.py").returncode == 0
+    assert (tmp_path / "model/config.json").is_file() and not (ROOT / "~").exists()
     both = train_py(f"--workdir={workdir}", f"--config={CONFIG_FILE}", script="evaluate.py")
     assert both.returncode == 1 and "not both" in both.stderr and "Traceback" not in both.stderr
     new = train_py(f"--config={CONFIG_FILE}", "--best", "--step=0", script="evaluate.py")
