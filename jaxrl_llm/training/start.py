@@ -113,7 +113,7 @@ def _of_run(start: Start, m: ConfigDict) -> tuple[Tokenizer, ModelConfig, Callab
 
     def merged(mesh, seed):
         params = weights_of(mesh, stored.seed)
-        target = {"params": _described(params)}
+        target = {"params": described(params)}
         if stored.lora.rank:
             shapes = jax.eval_shape(lambda params: lora_lib.init(
                 jax.random.key(0), params, rank=stored.lora.rank, alpha=stored.lora.alpha), params)
@@ -129,7 +129,7 @@ def _of_run(start: Start, m: ConfigDict) -> tuple[Tokenizer, ModelConfig, Callab
     return tokenizer, model.config, merged
 
 
-def _described(tree: Any) -> Any:
+def described(tree: Any) -> Any:
     """Shape, dtype and sharding of every array."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 

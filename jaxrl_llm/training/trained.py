@@ -16,8 +16,7 @@ from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.source import Source
-from jaxrl_llm.training.start import run_at, tokenizer_source
-from jaxrl_llm.training.state import with_trained
+from jaxrl_llm.training.start import described, run_at, tokenizer_source
 from jaxrl_llm.training.workdir import load_code, stored_config
 
 
@@ -82,18 +81,18 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
     config.server.url = ""  # it may be gone, or have other weights than this checkpoint
     if task:
         with_task(config, task)
+    if average and (best or not config.optimizer.ema):
+        raise ValueError(f"{workdir} has no moving average of its {'best ' * best}weights: averages lie in the checkpoints "
+                         "of runs that are started with, for example, --config.optimizer.ema=0.99")
     start = untrained(config, mesh_here(workdir, config))
-    target = {"params": start.params} | ({} if start.lora is None else {"lora": start.lora})
+    names = {"params": "params", "lora": "lora"}  # of the trees in the checkpoint
     if average:
-        if best or not config.optimizer.ema:
-            raise ValueError(f"{workdir} has no moving average of its {'best ' * best}weights: averages lie in the checkpoints "
-                             "of runs that are started with, for example, --config.optimizer.ema=0.99")
-        target |= {"average": start.params if start.lora is None else start.lora}
+        names["params" if start.lora is None else "lora"] = "average"
+    target = {stored: described(getattr(start, name)) for name, stored in names.items() if getattr(start, name) is not None}
+    start = start._replace(params=None, lora=None)  # frees memory for the weights of the checkpoint
     with Checkpoints(workdir / (FOLDER if best else "checkpoints"), read_only=True) as checkpoints:
         restored = checkpoints.restore(target, step, part=True)
-    params, lora = restored.state["params"], restored.state.get("lora")
-    params, lora = with_trained(params, lora, restored.state["average"]) if average else (params, lora)
-    return start._replace(params=params, lora=lora, step=restored.step)
+    return start._replace(**{name: restored.state.get(stored) for name, stored in names.items()}, step=restored.step)
 
 
 def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False,

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import chatter
@@ -16,6 +17,7 @@ from jaxrl_llm import tokenizers
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.training import loop, setup, start, trained
+from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.workdir import stored_config
 
@@ -71,6 +73,25 @@ def test_the_newest_weights_those_of_a_step_and_the_best(plain):
     same(newest, params)
     same(best, trained.trained(plain, best=True).params)
     assert np.abs(first["embed"] - newest["embed"]).max() > 1e-4
+
+
+@pytest.mark.parametrize("workdir", ["plain", "adapted"])
+def test_the_weights_of_the_start_are_gone_before_those_of_a_checkpoint_come(workdir, request, monkeypatch):
+    made, restore = [], Checkpoints.restore
+
+    def build(*arguments):
+        parts = build_policy(*arguments)
+        made.extend(map(weakref.ref, jax.tree.leaves(parts[-1])))
+        return parts
+
+    def restored(self, target, *arguments, **options):
+        assert made and not any(weight() is not None for weight in made)
+        return restore(self, target, *arguments, **options)
+
+    build_policy = setup.build_policy
+    monkeypatch.setattr(setup, "build_policy", build)
+    monkeypatch.setattr(Checkpoints, "restore", restored)
+    assert trained.trained(request.getfixturevalue(workdir)).params["embed"].size
 
 
 def test_another_task_is_scored_by_its_own_rewards(plain):
