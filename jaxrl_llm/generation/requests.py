@@ -158,6 +158,11 @@ def check_request(request: Request, tokenizer: Any) -> None:
     check_sampling(request)
     if not 0 <= request.stream < 2**63:
         raise ValueError(f"uid {request.uid} has the number {request.stream} for its draws; give one from 0 to 2^63 - 1")
+    if request.key is not None and not all(0 <= word < 2**32 for word in request.key):
+        raise ValueError(f"uid {request.uid} has the key {request.key}; give two words, each from 0 to 2^32 - 1")
+    # Rows of a chunk share the arrays of these numbers: one that does not fit would fail all of them.
+    if wrong := [token for token in request.stop_tokens if not (_whole(token) and -2**31 <= token < 2**31)]:
+        raise ValueError(f"uid {request.uid} has the stop token {wrong[0]!r}; give whole numbers from -2^31 to 2^31 - 1")
     if request.stop_texts and tokenizer is None:
         raise ValueError(f"uid {request.uid} has stop texts, but the engine has no tokenizer to find them with")
     if not all(request.stop_texts) or not all(len(s) for s in request.stop_sequences):
@@ -170,8 +175,8 @@ def check_tokens(uid: int, tokens: Sequence[int], vocab: int) -> None:
         raise ValueError(f"uid {uid} was given no tokens; one at least is needed")
     given = np.asarray(tokens)  # one look at all of them: prompts are long
     if given.dtype.kind not in "iu":
-        wrong = next((token for token in tokens if not _whole(token)), tokens[0])
-        raise ValueError(f"uid {uid} was given the token {wrong!r}; give whole numbers, 0 to {vocab - 1}")
+        wrong = [token for token in tokens if not _whole(token)] or [max(tokens, key=abs)]  # one beyond 64 bits
+        raise ValueError(f"uid {uid} was given the token {wrong[0]!r}; give whole numbers, 0 to {vocab - 1}")
     if given.min() < 0 or given.max() >= vocab:
         raise ValueError(f"uid {uid} was given a token outside the vocabulary, 0 to {vocab - 1}")
 

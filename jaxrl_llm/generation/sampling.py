@@ -86,8 +86,8 @@ def check(sampling: Sampling) -> None:
         raise ValueError(f"spread={sampling.spread}: must be >= 0 (0 draws as usual)")
     if sampling.max_tokens is not None and sampling.max_tokens < 1:
         raise ValueError(f"max_tokens={sampling.max_tokens}: must be >= 1")
-    if sampling.top_k is not None and sampling.top_k < 1:
-        raise ValueError(f"top_k={sampling.top_k}: must be >= 1, or None to switch it off")
+    if sampling.top_k is not None and not 1 <= sampling.top_k < 2**31:
+        raise ValueError(f"top_k={sampling.top_k}: must be from 1 to 2^31 - 1, or None to switch it off")
     if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
         raise ValueError(f"top_p={sampling.top_p}: must lie in (0, 1], or None to switch it off")
     if sampling.min_p is not None and not 0 <= sampling.min_p < 1:

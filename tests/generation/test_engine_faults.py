@@ -4,7 +4,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from engines import G, P, T, V, agrees, busy, drain, engine, params, request, scanned
+from engines import STOPS, G, P, T, V, agrees, busy, drain, engine, params, request, scanned
 
 from jaxrl_llm.generation import Sampling
 
@@ -18,6 +18,16 @@ REFUSED = {
     "an extension to such a limit": (lambda e: e.extend(11, [1], limit=2.5), ValueError, "uid 11 has a limit of 2.5"),
     "a token that is no whole number": (lambda e: e.submit(request(70, tokens=[1, 1.5])), ValueError,
                                         "uid 70 was given the token 1.5; give whole numbers, 0 to 63"),
+    "a token beyond 64 bits": (lambda e: e.submit(request(70, tokens=[1, 2**70])), ValueError, f"the token {2**70}; give"),
+    "a limit beyond 64 bits": (lambda e: e.submit(request(70, limit=2**70)), ValueError, "a slot holds 25"),
+    "a seed beyond 64 bits": (lambda e: e.submit(request(70, seed=2**63)), ValueError, "for its draws; give one from 0 to"),
+    "a key of larger words": (lambda e: e.submit(request(70, key=(0, 2**32))), ValueError, r"key \(0, 4294967296\); give two"),
+    "a stop token of more bits": (lambda e: e.submit(request(70, stop_tokens=(7, 2**31))), ValueError,
+                                  r"uid 70 has the stop token 2147483648; give whole numbers from -2\^31 to 2\^31 - 1"),
+    "a stop token far below 0": (lambda e: e.submit(request(70, stop_tokens=(-2**31 - 1,))), ValueError, "token -2147483649;"),
+    "a stop token that is no whole number": (lambda e: e.submit(request(70, stop_tokens=(7.5,))), ValueError, "token 7.5;"),
+    "more than the largest top_k": (lambda e: e.submit(request(70, sampling=Sampling(top_k=2**31))), ValueError,
+                                    "top_k=2147483648"),
     "a limit of the distribution": (lambda e: e.submit(request(70, sampling=Sampling(max_tokens=3))), ValueError,
                                     r"max_tokens=3 below its limit of 20; give the limit as Request\(limit=...\)"),
     "spread-out draws": (lambda e: e.submit(request(70, sampling=Sampling(spread=0.5))), ValueError, "spread=0.5, but an"),
@@ -54,7 +64,8 @@ def test_engines_of_impossible_sizes_are_refused(given, message):
 def test_what_limits_nothing_is_accepted():
     """Callers may pass on a distribution whose own limit is the longest that any of their rows has."""
     one = engine()
-    one.submit(request(4, sampling=Sampling(0.8, max_tokens=np.int32(T), spread=np.float32(0)), limit=np.int64(T)))
+    one.submit(request(4, sampling=Sampling(0.8, top_k=2**31 - 1, max_tokens=np.int32(T), spread=np.float32(0)),
+                       limit=np.int64(T), stop_tokens=(-2**31, *STOPS, 2**31 - 1)))
     agrees(drain(one)[4][0], scanned()[4])
 
 

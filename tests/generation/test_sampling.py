@@ -158,6 +158,7 @@ def test_changing_a_value_does_not_compile_again():
 
 @pytest.mark.parametrize("sampling, words", (
     (Sampling(-0.1), "temperature=-0.1"), (Sampling(float("nan")), "temperature=nan"), (Sampling(1.0, top_k=0), "top_k=0"),
+    (Sampling(1.0, top_k=2**31), r"top_k=2147483648: must be from 1 to 2\^31 - 1"),
     (Sampling(1.0, top_p=0.0), "top_p=0.0"), (Sampling(1.0, top_p=1.5), "top_p=1.5"), (Sampling(1.0, min_p=1.0), "min_p=1.0")))
 def test_impossible_values_are_refused(sampling, words):
     with pytest.raises(ValueError, match=words):
@@ -165,7 +166,8 @@ def test_impossible_values_are_refused(sampling, words):
 
 
 def test_sensible_values_pass():
-    for sampling in (Sampling(), Sampling(0.0), Sampling(0.7, 50, 0.95, 0.05), Sampling(top_p=1.0, min_p=0.0)):
+    for sampling in (Sampling(), Sampling(0.0), Sampling(0.7, 50, 0.95, 0.05), Sampling(top_k=2**31 - 1),
+                     Sampling(top_p=1.0, min_p=0.0)):
         check(sampling)
 
 

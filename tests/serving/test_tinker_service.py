@@ -1,5 +1,7 @@
 """Adapters on one base: each sampled with its weights, trained apart, saved and loaded, dropped with its session."""
 import concurrent.futures
+import threading
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -199,6 +201,29 @@ def test_refusals_of_the_engine_do_not_hold_up_others(service):
     with pytest.raises(ValueError, match="temperature"):
         service.sample(Snapshot(), rows([1], sampling=Sampling(temperature=-1.0))).result(60)
     check_nodes(service.sample(Snapshot(), rows([3])).result(60), merged(None, [3]))
+
+
+@pytest.mark.parametrize("wrong, message", [
+    ({"stop_tokens": [2**31]}, "the stop token 2147483648; give"),
+    ({"sampling": Sampling(top_k=2**31)}, "top_k=2147483648: must"),
+    ({"tokens": [2**31]}, "outside the vocabulary, 0 to 258")])
+def test_numbers_that_fit_no_array_fail_their_own_request_alone(service, wrong, message):
+    """They would share an array with the row that runs."""
+    let_go, base = threading.Event(), Snapshot()
+    service.worker.call(lambda engine: let_go.wait(30))
+    good, bad = service.sample(base, rows([1], 100)), service.sample(base, [replace(rows([2])[0], **wrong)])
+    let_go.set()
+    with pytest.raises(ValueError, match=message):
+        bad.result(60)
+    check_nodes(good.result(60), merged(None, [1], 100))
+
+
+def test_numbers_beyond_64_bits_are_refused_wherever_they_go(service):
+    for token in (2**31, 2**70, -1):
+        with pytest.raises(ValueError, match=f"model_input must have .* from .*{token}"):
+            service.score(Snapshot(), [*PROMPT, token, 65], None).result(60)
+    with pytest.raises(ValueError, match=f"seed={2**70}; give a whole number from"):
+        created(service, seed=2**70)
 
 
 def test_a_failing_engine_fails_its_rows_and_continues(service, monkeypatch):

@@ -86,6 +86,8 @@ class Service:
         """A new adapter under the name `model`."""
         def make():
             self._check_base(base)
+            if seed is not None and not -2**63 <= seed < 2**63:
+                raise ValueError(f"seed={seed}; give a whole number from -2^63 to 2^63 - 1")
             self._make_room(session, shape)
             adapter = self.learner.create(shape, secrets.randbelow(2**31) if seed is None else seed)
             self._models[model] = Model(session, adapter)
@@ -211,7 +213,7 @@ class Service:
         def go():
             logprobs = np.full(len(tokens), np.nan, np.float32)
             if len(tokens) > 1:
-                ids = np.asarray(tokens, np.int32)
+                ids = np.asarray(tokens)  # the learner refuses what is outside the vocabulary
                 data = [Datum(ids[:-1], ids[1:], {})]
                 logprobs[1:] = self.learner.forward(snapshot.tree, data, "cross_entropy", {}).logprobs[0]
             if last is not None:
