@@ -15,6 +15,7 @@ from jaxrl_llm.generation.engine import Engine, Request
 from jaxrl_llm.models import lora
 from jaxrl_llm.serving.tinker.learner import Adam, Shape
 from jaxrl_llm.serving.tinker.rows import Datum
+from jaxrl_llm.serving.tinker.store import Checkpoint
 from jaxrl_llm.serving.tinker.turns import Snapshot
 from jaxrl_llm.serving.worker import Failure
 
@@ -224,6 +225,30 @@ def test_numbers_beyond_64_bits_are_refused_wherever_they_go(service):
             service.score(Snapshot(), [*PROMPT, token, 65], None).result(60)
     with pytest.raises(ValueError, match=f"seed={2**70}; give a whole number from"):
         created(service, seed=2**70)
+
+
+def test_an_adapter_that_does_not_fit_fails_its_request_and_holds_up_nobody(service, monkeypatch):
+    big, other = service.learner.create(Shape(RANK + 4), 0), Snapshot(tree(service, created(service)))
+    publish, let_go = engines.Engine.publish, threading.Event()
+    def broken(engine, version, params, adapter=None):
+        if version == fails:
+            raise MemoryError("the device is full")
+        publish(engine, version, params, adapter)
+
+    monkeypatch.setattr(engines.Engine, "publish", broken)
+    fails = service.worker.call(lambda engine: engine.version).result() + 2  # the second switch
+    service.worker.call(lambda engine: let_go.wait(30))
+    futures = [service.sample(one, rows([3])) for one in (other, Snapshot(big.tree), Snapshot(), other)]
+    let_go.set()
+    for future, kind, message in zip(futures[1:3], (ValueError, MemoryError), ("broadcast", "the device is full")):
+        with pytest.raises(kind, match=message):
+            future.result(20)
+    for future in (futures[0], futures[3]):
+        check_nodes(future.result(60), merged(other.tree, [3]))
+    path = "tinker://someone:train:0/sampler_weights/big"
+    service.store.save(path, Checkpoint("tiny", big.shape, jax.device_get(big.tree)))
+    with pytest.raises(ValueError, match=f"{path} holds an adapter of rank 8; this server takes 1 to 4 .start it with another"):
+        service.open_sampler(f"{service.begin()}:sample:0", None, path)
 
 
 def test_a_failing_engine_fails_its_rows_and_continues(service, monkeypatch):

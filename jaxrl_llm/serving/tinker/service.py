@@ -175,7 +175,7 @@ class Service:
         return self._do(keep)
 
     def open_sampler(self, sampler: str, base: str | None, path: str | None) -> None:
-        """Opens a sampler of the base or of a checkpoint. Raises ValueError if that does not exist."""
+        """Opens a sampler of the base or of a checkpoint. Raises ValueError if that does not exist or fit."""
         if path is not None:
             self._of_checkpoint(path)
         elif base is not None:
@@ -233,7 +233,11 @@ class Service:
 
     def _of_checkpoint(self, path: str) -> Snapshot:
         if path not in self._cached:
-            self._cached[path] = Snapshot(self.store.load(path, self.name).tree)
+            saved = self.store.load(path, self.name)
+            if saved.shape.rank > self._rank:
+                raise ValueError(f"{path} holds an adapter of rank {saved.shape.rank}; this server takes 1 to {self._rank} "
+                                 "(start it with another --rank)")
+            self._cached[path] = Snapshot(saved.tree)
             if len(self._cached) > _CACHED:
                 self._cached.popitem(last=False)
         self._cached.move_to_end(path)

@@ -46,7 +46,7 @@ class Turns:
         self._running = 0
 
     def sample(self, snapshot: Snapshot, requests: Sequence[Request]) -> Future:
-        """The future gives a node for each request, in order; it raises ValueError or `Failure`."""
+        """The future gives a node for each request, in order; it raises ValueError, `Failure`, or what the switch raised."""
         job = _Job(snapshot, requests, Future(), [[] for _ in requests], len(requests))
 
         def enter(engine):
@@ -61,8 +61,12 @@ class Turns:
         while self._waiting and (not self._running or self._waiting[0].snapshot is self._current):
             job = self._waiting.popleft()
             if job.snapshot is not self._current:
-                lora = self._learner.padded(job.snapshot.tree, self._rank)
-                engine.publish(engine.version + 1, self._learner.params, lora)
+                try:
+                    lora = self._learner.padded(job.snapshot.tree, self._rank)
+                    engine.publish(engine.version + 1, self._learner.params, lora)
+                except Exception as error:  # nobody reads the future of this call; the job's client waits for its own
+                    job.future.set_exception(error)
+                    continue
                 self._current = job.snapshot
             self._running += len(job.requests)
             listeners = [partial(self._hear, job, i) for i in range(len(job.requests))]
