@@ -1,5 +1,6 @@
 """Adapters on one base: each sampled with its weights, trained apart, saved and loaded, dropped with its session."""
 import concurrent.futures
+import sys
 import threading
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from jaxrl_llm.generation import Sampling
 from jaxrl_llm.generation import engine as engines
 from jaxrl_llm.generation.engine import Engine, Request
 from jaxrl_llm.models import lora
+from jaxrl_llm.serving.tinker import service as tinker
 from jaxrl_llm.serving.tinker.learner import Adam, Shape
 from jaxrl_llm.serving.tinker.rows import Datum
 from jaxrl_llm.serving.tinker.store import Checkpoint
@@ -177,6 +179,52 @@ def test_samplers_of_checkpoints_and_snapshots_keep_their_weights(service):
         with pytest.raises(ValueError, match="its session has ended"):
             ask()
     assert not any(key.startswith(session) for key in service._held)
+
+
+def test_samplers_have_the_weights_that_were_saved_last(service, monkeypatch):
+    """Also where a state is written again while a thread reads it."""
+    session, load = service.begin(), service.store.load
+    name = created(service, session)
+    path = service.save(name, "last", False).result(60)
+
+    def opened(number):
+        service.open_sampler(f"{session}:sample:{number}", None, path)
+        return service.snapshot_of(f"{session}:sample:{number}")
+
+    first = opened(0)
+    assert opened(1) is first and equal(first.tree, tree(service, name)), "read once"
+    train(service, name)
+    assert service.save(name, "last", True).result(60) == path
+    second = opened(2)
+    assert not equal(second.tree, first.tree) and equal(second.tree, tree(service, name))
+    train(service, name)
+    service.save(name, "last", True).result(60)
+
+    def slow(*given):
+        monkeypatch.undo()
+        saved = load(*given)
+        train(service, name)
+        service.save(name, "last", True).result(60)
+        return saved
+
+    monkeypatch.setattr(service.store, "load", slow)
+    opened(3)
+    assert equal(opened(4).tree, tree(service, name))
+
+
+def test_threads_open_samplers_of_more_checkpoints_than_are_held(service, monkeypatch):
+    monkeypatch.setattr(tinker, "_CACHED", 1)
+    session = service.begin()
+    name = created(service, session)
+    paths = [service.save_to_sample(name, f"s{i}", None, False).result(60) for i in range(4)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            opened = list(pool.map(lambda i: service._of_checkpoint(paths[i % 4]).tree, range(400)))
+    finally:
+        sys.setswitchinterval(before)
+    assert all(equal(one, tree(service, name)) for one in opened) and len(service._cached) == 1
 
 
 @pytest.mark.slow

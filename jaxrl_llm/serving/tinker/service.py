@@ -1,6 +1,7 @@
 """The clients' state on the server: sessions, adapters in training, and snapshots of adapters to sample from."""
 import dataclasses
 import secrets
+import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import numpy as np
 from jaxrl_llm.generation.engine import Node, Request
 from jaxrl_llm.serving.tinker.learner import Adam, Adapter, Learner, Outcome, Shape, fresh_moments
 from jaxrl_llm.serving.tinker.rows import Datum
-from jaxrl_llm.serving.tinker.store import Checkpoint, Store
+from jaxrl_llm.serving.tinker.store import Checkpoint, Stamp, Store
 from jaxrl_llm.serving.tinker.turns import Snapshot, Turns
 from jaxrl_llm.serving.worker import Worker
 
@@ -53,7 +54,8 @@ class Service:
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, str | None] = {}  # to the address of a checkpoint, or of a snapshot that is held; None: base
         self._held: dict[str, Snapshot] = {}
-        self._cached: OrderedDict[str, Snapshot] = OrderedDict()
+        self._cached: OrderedDict[str, tuple[Stamp, Snapshot]] = OrderedDict()  # by address
+        self._lock = threading.Lock()  # of their order, which the event loop and threads beside it change
 
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
@@ -232,16 +234,21 @@ class Service:
             raise ValueError(f"base_model={base!r}; this server has {self.name!r}")
 
     def _of_checkpoint(self, path: str) -> Snapshot:
-        if path not in self._cached:
+        """The snapshot of what was saved last. Several threads call this, also while the checkpoint is written again."""
+        stamp = self.store.stamp(path)  # before the checkpoint is read: that of a later one would hide that it is older
+        known, snapshot = self._cached.get(path, (None, None))
+        if known != stamp:
             saved = self.store.load(path, self.name)
             if saved.shape.rank > self._rank:
                 raise ValueError(f"{path} holds an adapter of rank {saved.shape.rank}; this server takes 1 to {self._rank} "
                                  "(start it with another --rank)")
-            self._cached[path] = Snapshot(saved.tree)
+            snapshot = Snapshot(saved.tree)
+        with self._lock:
+            self._cached[path] = stamp, snapshot
+            self._cached.move_to_end(path)
             if len(self._cached) > _CACHED:
                 self._cached.popitem(last=False)
-        self._cached.move_to_end(path)
-        return self._cached[path]
+        return snapshot
 
     def _make_room(self, session: str, shape: Shape) -> None:
         """Drops the models of lost sessions if needed; raises ValueError if one more adapter still does not fit."""

@@ -31,6 +31,9 @@ class Checkpoint(NamedTuple):
     moments: Any = None
 
 
+Stamp = tuple[int, int]  # number and time of change (ns) of a file, which another checkpoint in its place does not share
+
+
 class Store:
     """A folder of checkpoints."""
 
@@ -61,10 +64,7 @@ class Store:
 
     def load(self, path: str, base: str) -> Checkpoint:
         """The checkpoint. Raises ValueError for an address that does not exist, or another base than `base`."""
-        file = self._file(path)
-        if not file.is_file():
-            raise ValueError(f"{path} does not exist on this server; its checkpoints lie in {self.folder}")
-        with safe_open(file, "numpy") as opened:
+        with safe_open(self._existing(path), "numpy") as opened:
             shape = json.loads(opened.metadata()["adapter"])
             arrays = {name: opened.get_tensor(name) for name in opened.keys()}
         if (own := shape.pop("base")) != base:
@@ -73,6 +73,17 @@ class Store:
         if "count" in arrays:
             moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays), _tree("nu", arrays))
         return Checkpoint(own, Shape(**shape), _tree("lora", arrays), moments)
+
+    def stamp(self, path: str) -> Stamp:
+        """What tells a checkpoint from an earlier one at its address. Raises ValueError for an address that does not exist."""
+        status = self._existing(path).stat()
+        return status.st_ino, status.st_mtime_ns
+
+    def _existing(self, path: str) -> Path:
+        file = self._file(path)
+        if not file.is_file():
+            raise ValueError(f"{path} does not exist on this server; its checkpoints lie in {self.folder}")
+        return file
 
     def _file(self, path: str) -> Path:
         parts = path.removeprefix("tinker://").split("/")

@@ -46,7 +46,7 @@ class Turns:
         self._running = 0
 
     def sample(self, snapshot: Snapshot, requests: Sequence[Request]) -> Future:
-        """The future gives a node for each request, in order; it raises ValueError, `Failure`, or what the switch raised."""
+        """The future gives a node for each request, in order; it raises ValueError, `Failure`, or an error of the switch."""
         job = _Job(snapshot, requests, Future(), [[] for _ in requests], len(requests))
 
         def enter(engine):
