@@ -11,7 +11,7 @@ from jaxrl_llm.generation.caches import RowCaches
 from jaxrl_llm.generation.lanes import Common, common_places, lane_counts, lanes_of
 from jaxrl_llm.generation.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
 from jaxrl_llm.generation.slots import Drawn, Lanes, Slots
-from jaxrl_llm.generation.stopping import StopSearch
+from jaxrl_llm.generation.stopping import StopSearch, context
 from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
 
@@ -158,7 +158,7 @@ class Engine:
             self._done.append(row.node("extended"))
         row.tokens += as_ints(tokens)
         row.request, row.start, row.measured, row.finish, row.paused = request, len(row.tokens), [], None, False
-        row.search = self._search(request)
+        row.search = self._search(request, row.tokens)
         self._queue.appendleft(row)
 
     def pause(self, uid: int) -> Node:
@@ -272,7 +272,7 @@ class Engine:
         check_tokens(request.uid, request.tokens, self.vocab_size)
         check_size(request.uid, len(request.tokens), request.limit, 0, self._slot_tokens)
         tokens = as_ints(request.tokens)
-        return Row(request, tokens, self._search(request), start=len(tokens))
+        return Row(request, tokens, self._search(request, tokens), start=len(tokens))
 
     def _child(self, request: Request) -> Row:
         """A row that continues its parent's tokens, with a copy of the parent's cache, made once it has a slot of its own."""
@@ -282,15 +282,19 @@ class Engine:
             check_tokens(request.uid, request.tokens, self.vocab_size)
         check_size(request.uid, len(parent.tokens) + len(request.tokens), request.limit, parent.drawn, self._slot_tokens)
         tokens = parent.tokens + as_ints(request.tokens)
-        search = self._search(request)
-        if not len(request.tokens) and parent.finish not in ("stop", "stop_string"):
+        if len(request.tokens) or parent.finish in ("stop", "stop_string"):
+            search = self._search(request, tokens)
+        else:
+            search = self._search(request, tokens[:len(tokens) - len(parent.search.tokens)])
             search.feed(parent.search.tokens)
         return Row(request, tokens, search, cached=parent.cached, drawn=parent.drawn, start=len(tokens),
                    source=parent if parent.slot is not None and parent.cached else parent.source, cache=parent.cache,
                    begun=parent.begun)
 
-    def _search(self, request: Request) -> StopSearch:
-        return StopSearch(request.stop_sequences, request.stop_texts, self._tokenizer)
+    def _search(self, request: Request, tokens: Sequence[int]) -> StopSearch:
+        """A search that begins behind these tokens."""
+        before = context(tokens, self._tokenizer) if request.stops_in_context and request.stop_texts else ()
+        return StopSearch(request.stop_sequences, request.stop_texts, self._tokenizer, before)
 
     def _decoding(self) -> list[Row]:
         """The rows in slots that are not idle, in slot order; idle ones stay in their slots until other rows need these."""

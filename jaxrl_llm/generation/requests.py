@@ -24,6 +24,8 @@ class Request:
       parent: uid of the trajectory that it continues, from that one's current token.
       sampling: the distribution to draw from, without `spread`, and without `max_tokens` below the limit.
       stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
+      stops_in_context: whether the text in which stop texts are found continues that of the tokens before it; otherwise it is
+        that of its own tokens alone, which with sentencepiece lacks a space at the beginning, as the text that rewards read.
       keep: whether it is held after its end, to be forked or extended, until it is released.
       seed: number from which its random numbers are derived instead of its uid, 0 to 2^63 - 1; None: the uid.
       key: words of the key that replaces uid and run's key in that derivation, see `sampler.row_keys`; None: those two.
@@ -37,6 +39,7 @@ class Request:
     stop_tokens: Sequence[int] = ()
     stop_sequences: Sequence[Sequence[int]] = ()
     stop_texts: Sequence[str] = ()
+    stops_in_context: bool = False
     keep: bool = False
     seed: int | None = None
     key: tuple[int, int] | None = None

@@ -3,7 +3,19 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_REST = "\N{REPLACEMENT CHARACTER}"  # of a letter whose rest may still come
+import numpy as np
+
+REST = "\N{REPLACEMENT CHARACTER}"  # of a letter whose rest may still come
+
+
+def context(tokens: Sequence[int], tokenizer: Any) -> list[int]:
+    """The tokens that are decoded with those behind them: the last letter's, or none if its rest may still come.
+
+    Sentencepiece drops the space before the first of the tokens that it decodes.
+    """
+    ends = [np.asarray(tokens[-n:], np.int64).tolist() for n in range(1, 5)]  # a letter has up to four bytes, each a token
+    texts = tokenizer.decode_batch(ends)
+    return next((end for end, text in zip(ends, texts) if not text.endswith(REST)), [])
 
 
 @dataclasses.dataclass
@@ -16,6 +28,7 @@ class StopSearch:
     Attributes:
       sequences: sequences of tokens that end a completion.  texts: texts that end it.
       tokenizer: decodes the tokens; unused without texts.
+      before: tokens before the completion that are decoded with its first ones, see `context`.
       tokens: tokens of the completion so far.
       window, settled: tokens before `settled` are text for good; those from `window` on are decoded with the next ones.
       tail: the end of that text, in which a stop text may have begun.  searched: letters behind it that were searched too.
@@ -24,6 +37,7 @@ class StopSearch:
     sequences: Sequence[Sequence[int]]
     texts: Sequence[str]
     tokenizer: Any = None
+    before: Sequence[int] = ()
     tokens: list[int] = dataclasses.field(default_factory=list)
     window: int = 0
     settled: int = 0
@@ -51,8 +65,8 @@ class StopSearch:
         if self._stops(fresh):
             ends = range(self.settled + 1, len(self.tokens) + 1)
             end = next(n for n, text in zip(ends, self._decoded(ends)) if self._stops(text[len(before):]))
-        if now.endswith(_REST):
-            self.searched = len(fresh.rstrip(_REST))
+        if now.endswith(REST):
+            self.searched = len(fresh.rstrip(REST))
         else:
             text = self.tail + fresh
             self.tail = text[max(len(text) - max(map(len, self.texts)) + 1, 0):]
@@ -60,7 +74,8 @@ class StopSearch:
         return end
 
     def _decoded(self, ends: Iterable[int]) -> list[str]:
-        return self.tokenizer.decode_batch([self.tokens[self.window:end] for end in ends])
+        before = () if self.window else self.before
+        return self.tokenizer.decode_batch([[*before, *self.tokens[self.window:end]] for end in ends])
 
     def _stops(self, fresh: str) -> bool:
         """Whether a stop text ends in letters that were not searched before."""

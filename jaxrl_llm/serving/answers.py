@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.generation.engine import Node
+from jaxrl_llm.generation.stopping import context
 from jaxrl_llm.serving.requests import Asked
 from jaxrl_llm.serving.spelling import Spelling
 from jaxrl_llm.tokenizers import Tokenizer
@@ -25,7 +26,8 @@ class Completion:
         self.index, self.tokens = index, 0
         self.finish: str | None = None
         self._asked, self._tokenizer, self._tags = asked, tokenizer, tags
-        self._spelling = Spelling(tokenizer, asked.request.stop_texts)
+        before = context(self._prompt, tokenizer)
+        self._spelling = Spelling(tokenizer, asked.request.stop_texts, before, settled=len(before))
         self._place = 0  # letters before the next token
 
     def choice(self, node: Node, delta: bool) -> dict[str, Any]:

@@ -161,7 +161,8 @@ def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_toke
         raise Refused(f"stream_options={_shown(options)}; give {{'include_usage': true}}", "stream_options")
     request = Request(
         uid=0, limit=_limit(fields, chat, max(map(len, prompts)), slot_tokens), sampling=_sampling(fields, vocab_size),
-        stop_tokens=tuple(dict.fromkeys([*tokenizer.stop_ids, *stops])), stop_texts=tuple(fields.texts("stop")))
+        stop_tokens=tuple(dict.fromkeys([*tokenizer.stop_ids, *stops])), stop_texts=tuple(fields.texts("stop")),
+        stops_in_context=True)
     seed = fields.number("seed", int, 0, 2**63 - 1 - limits.completions, None)
     return Asked(prompts, n, request, secrets.randbits(62) if seed is None else seed, fields.flag("stream"),
                  fields.flag("stream") and options.get("include_usage", False) is True, _logprobs(fields, chat),

@@ -14,8 +14,9 @@ class Spelling:
 
     Attributes:
       tokenizer: decodes the tokens.  stops: texts that end the completion and are not part of it.
-      tokens: tokens so far.  window, settled: tokens before `settled` are spelled; those from `window` on are decoded with the
-        next ones, as what a token spells may depend on the one before it.
+      tokens: tokens so far, behind those of `stopping.context`.
+      window, settled: tokens before `settled` are spelled; those from `window` on are decoded with the next ones, as what a token
+        spells may depend on the one before it.
       held: text that is spelled but not passed on yet.  ended: whether a stop text was found.
     """
 

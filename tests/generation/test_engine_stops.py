@@ -35,6 +35,40 @@ def test_stop_texts_are_found_wherever_tokens_end():
         assert node.tokens.tolist() == whole[:text.index(stop) + len(stop)] and node.finish == "stop_string"
 
 
+def test_stop_texts_may_begin_with_a_letter_that_is_dropped_at_the_beginning_of_a_text():
+    """As sentencepiece drops a space; with `stops_in_context` neither a completion nor a fork nor an extension is one."""
+    whole, _, _, _ = scanned(stop_tokens=())[8]
+
+    def found(letter, start, tokens, in_context):
+        class Drops(ByteTokenizer):
+            def decode_batch(self, rows, skip_special=True):
+                return [text.removeprefix(chr(letter)) for text in super().decode_batch(rows, skip_special)]
+
+        one = engine(tokenizer=Drops(), slot_tokens=48)
+        start(one, dict(stop_tokens=(), stop_texts=(ByteTokenizer().decode([letter, *tokens]),), stops_in_context=in_context))
+        node = drain(one)[8][-1]
+        return node.tokens.tolist(), node.finish
+
+    def extended(one, asked):
+        one.submit(request(8, limit=1, keep=True, **asked))
+        one.collect()
+        one.extend(8, [5, 6], limit=T)
+
+    def forked(one, asked):
+        one.submit(request(9, limit=1, keep=True, stop_tokens=()))
+        one.collect()
+        one.submit(request(8, parent=9, tokens=(), **asked))
+
+    after = plain([*prompts()[2], whole[0], 5, 6], 8, 1, T - 1)
+    first = scanned(stop_tokens=())[9][0][0]
+    behind = plain([*prompts()[2], first], 8, 1, T - 1)
+    cases = ((lambda one, asked: one.submit(request(8, **asked)), whole[0], whole[1:3], whole[:3], whole),
+             (extended, after[0], after[1:3], after[:3], after), (forked, first, behind[:2], behind[:2], behind))
+    for start, letter, tokens, wanted, rest in cases:
+        assert found(letter, start, tokens, True) == (wanted, "stop_string")
+        assert found(letter, start, tokens, False) == (rest, "limit")
+
+
 def test_a_kept_row_goes_on_behind_its_stop_string():
     whole, _, _, _ = scanned(stop_tokens=())[8]
     one = engine(slot_tokens=48)

@@ -32,6 +32,7 @@ def test_every_field_is_read():
     assert one.request.sampling == Sampling(0.5, 3, 0.9, 0.1) and one.request.stop_texts == ("x", "yz")
     assert asked({"prompt": "a", "stop": "a" * 1000}).request.stop_texts == ("a" * 1000,)
     assert one.request.stop_tokens == (258, 7) and one.usage and one.stream and one.logprobs and one.token_ids
+    assert one.request.stops_in_context
     rows = one.requests
     assert [row.seed for row in rows] == [5, 6, 7, 8] and [len(row.tokens) for row in rows] == [3, 3, 2, 2]
     assert all(dataclasses.replace(row, tokens=(), seed=None) == one.request for row in rows)

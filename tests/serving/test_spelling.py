@@ -1,11 +1,49 @@
 """Text that is sent while tokens arrive."""
+import functools
+import io
+
 import numpy as np
 import pytest
+import sentencepiece
+from tokenizer_cases import train_byte_level
 
+from jaxrl_llm.generation.requests import Node, Request
+from jaxrl_llm.generation.stopping import StopSearch, context
+from jaxrl_llm.serving.answers import Answer
+from jaxrl_llm.serving.requests import Asked
 from jaxrl_llm.serving.spelling import Spelling
 from jaxrl_llm.tokenizers import ByteTokenizer
+from jaxrl_llm.tokenizers.base import CodecTokenizer
+from jaxrl_llm.tokenizers.hugging_face import FastCodec
+from jaxrl_llm.tokenizers.sentence_piece import SentencePieceCodec
 
 TEXT = "naïve 🙂 ab\nabc end"
+KINDS = ("bytes", "byte-level", "sentencepiece")
+
+
+@functools.cache
+def tokenizer_of(kind):
+    """Of sentencepiece one that drops the space before the first token of what it decodes, and spells rare letters in bytes."""
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "byte-level":
+        return CodecTokenizer(FastCodec(train_byte_level()), eos_id=2, chat_templates={})
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["abc end, the cat sat on the mat"] * 20), model_writer=model, model_type="bpe", vocab_size=280,
+        hard_vocab_limit=False, byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        minloglevel=2)
+    return CodecTokenizer(SentencePieceCodec(model.getvalue(), "test"), eos_id=2, bos_id=1, chat_templates={})
+
+
+def node_of(ids, finish="limit"):
+    zeros = np.zeros(len(ids), np.float32)
+    return Node(0, None, 0, np.array(ids, np.int32), zeros, zeros, np.zeros(len(ids), np.int32), finish)
+
+
+def answer_to(prompt, tokenizer, stops=(), **flags):
+    flags = dict(stream=False, usage=False, logprobs=True, token_ids=False, chat=False) | flags
+    return Answer(Asked([prompt], 1, Request(0, 99, stop_texts=stops), 0, **flags), tokenizer, "tiny", {0: "first"})
 
 
 def pieces(text, sizes, stops=()):
@@ -51,3 +89,42 @@ def test_letters_come_whole():
     assert pieces("é", [1])[0] == ["", "é"]
     one = Spelling(ByteTokenizer())
     assert one.feed([0xC3], last=True) == "\N{REPLACEMENT CHARACTER}"
+
+
+# --- the text before ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", (1, 3, 100))
+def test_a_completion_continues_the_text_of_its_prompt(kind, size):
+    """Wherever the prompt ends; if it ends amid a letter, the rest of that is decoded as it was without the prompt."""
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode(TEXT)
+    for cut in range(1, len(ids)):
+        prompt, rest = ids[:cut], ids[cut:]
+        before = tokenizer.decode(prompt)
+        whole = tokenizer.decode(rest) if before.endswith("\N{REPLACEMENT CHARACTER}") else TEXT[len(before):]
+        answer = answer_to(prompt, tokenizer, stream=True)
+        parts = [node_of(rest[i:i + size], "running") for i in range(0, len(rest), size)] + [node_of([])]
+        assert "".join(answer.chunk(0, part, "first")["choices"][0]["text"] for part in parts) == whole
+    assert answer_to([tokenizer.encode("a")[0]], tokenizer).whole([node_of([])], "first")["choices"][0]["text"] == ""
+
+
+@pytest.mark.parametrize("stop", ("\nabc", " end", "c e", "nowhere"))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", (1, 3, 100))
+def test_stop_texts_are_found_in_the_text_that_is_sent(kind, stop, size):
+    """The engine ends a completion where its text has the stop text, also if that begins with its first space."""
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode(TEXT)
+    for cut in range(1, len(ids)):
+        prompt, rest = ids[:cut], ids[cut:]
+        before, ends = tokenizer.decode(prompt), [tokenizer.decode(ids[:n]) for n in range(cut + 1, len(ids) + 1)]
+        if before.endswith("\N{REPLACEMENT CHARACTER}"):
+            continue
+        wanted = next((n for n, text in enumerate(ends, 1) if stop in text[len(before):]), None)
+        search = StopSearch((), (stop,), tokenizer, context(prompt, tokenizer))
+        found = (search.feed(rest[i:i + size]) for i in range(0, len(rest), size))
+        assert next((end for end in found if end is not None), None) == wanted
+        made = answer_to(prompt, tokenizer, (stop,)).whole([node_of(rest[:wanted], "stop_string")], "first")["choices"][0]
+        assert made["text"] == TEXT[len(before):].partition(stop)[0] and made["stop_reason"] == (stop if wanted else None)

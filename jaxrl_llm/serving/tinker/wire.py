@@ -104,7 +104,7 @@ def requests_of(request: types.SampleRequest, stop_ids: Sequence[int], slot_toke
     limit = slot_tokens - len(prompt) if asked.max_tokens is None else asked.max_tokens
     sampling = Sampling(temperature=asked.temperature, top_k=asked.top_k if asked.top_k > 0 else None,
                         top_p=asked.top_p if asked.top_p < 1 else None)
-    one = Request(0, limit, prompt, sampling=sampling, stop_tokens=tokens, stop_texts=texts)
+    one = Request(0, limit, prompt, sampling=sampling, stop_tokens=tokens, stop_texts=texts, stops_in_context=True)
     seed = secrets.randbelow(2**53) if asked.seed is None else asked.seed
     return [dataclasses.replace(one, seed=seed + i) for i in range(request.num_samples)]
 
