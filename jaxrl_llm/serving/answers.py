@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.generation.engine import Node
-from jaxrl_llm.generation.stopping import context
+from jaxrl_llm.generation.stopping import REST, context
 from jaxrl_llm.serving.requests import Asked
-from jaxrl_llm.serving.spelling import Spelling
+from jaxrl_llm.serving.spelling import Spelling, TokenSpelling
 from jaxrl_llm.tokenizers import Tokenizer
 
 _FINISH = {"stop": "stop", "stop_string": "stop", "limit": "length", "running": None}
@@ -28,7 +28,7 @@ class Completion:
         self._asked, self._tokenizer, self._tags = asked, tokenizer, tags
         before = context(self._prompt, tokenizer)
         self._spelling = Spelling(tokenizer, asked.request.stop_texts, before, settled=len(before))
-        self._place = 0  # letters before the next token
+        self._tokens = TokenSpelling(tokenizer, before)
 
     def choice(self, node: Node, delta: bool) -> dict[str, Any]:
         """What a node adds, as an entry of `choices`; a whole answer (not `delta`) has a single node."""
@@ -65,14 +65,12 @@ class Completion:
 
     def _logprobs(self, node: Node) -> dict[str, Any]:
         """Log-probs of the tokens of a node, of the distribution that each was drawn from."""
-        spelled = self._tokenizer.decode_batch([[token] for token in node.tokens.tolist()], skip_special=False)
+        texts, starts = self._tokens.feed(node.tokens.tolist())
         values = _numbers(node.logprobs)
         if self._asked.chat:
-            return {"content": [{"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
-                                for text, value in zip(spelled, values)]}
-        starts = [self._place + int(n) for n in np.cumsum([0, *map(len, spelled)])]
-        self._place = starts[-1]
-        return {"tokens": spelled, "token_logprobs": values, "top_logprobs": None, "text_offset": starts[:-1]}
+            return {"content": [{"token": text, "logprob": value, "bytes": None if REST in text else list(text.encode()),
+                                 "top_logprobs": []} for text, value in zip(texts, values)]}
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": None, "text_offset": starts}
 
 
 class Answer:

@@ -8,7 +8,7 @@ import sentencepiece
 from tokenizer_cases import train_byte_level
 
 from jaxrl_llm.generation.requests import Node, Request
-from jaxrl_llm.generation.stopping import StopSearch, context
+from jaxrl_llm.generation.stopping import REST, StopSearch, context
 from jaxrl_llm.serving.answers import Answer
 from jaxrl_llm.serving.requests import Asked
 from jaxrl_llm.serving.spelling import Spelling
@@ -88,7 +88,7 @@ def test_letters_come_whole():
     assert pieces("é🙂", [1, 1, 2])[0] == ["", "é", "", "🙂"]
     assert pieces("é", [1])[0] == ["", "é"]
     one = Spelling(ByteTokenizer())
-    assert one.feed([0xC3], last=True) == "\N{REPLACEMENT CHARACTER}"
+    assert one.feed([0xC3], last=True) == REST
 
 
 # --- the text before ----------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_a_completion_continues_the_text_of_its_prompt(kind, size):
     for cut in range(1, len(ids)):
         prompt, rest = ids[:cut], ids[cut:]
         before = tokenizer.decode(prompt)
-        whole = tokenizer.decode(rest) if before.endswith("\N{REPLACEMENT CHARACTER}") else TEXT[len(before):]
+        whole = tokenizer.decode(rest) if before.endswith(REST) else TEXT[len(before):]
         answer = answer_to(prompt, tokenizer, stream=True)
         parts = [node_of(rest[i:i + size], "running") for i in range(0, len(rest), size)] + [node_of([])]
         assert "".join(answer.chunk(0, part, "first")["choices"][0]["text"] for part in parts) == whole
@@ -120,7 +120,7 @@ def test_stop_texts_are_found_in_the_text_that_is_sent(kind, stop, size):
     for cut in range(1, len(ids)):
         prompt, rest = ids[:cut], ids[cut:]
         before, ends = tokenizer.decode(prompt), [tokenizer.decode(ids[:n]) for n in range(cut + 1, len(ids) + 1)]
-        if before.endswith("\N{REPLACEMENT CHARACTER}"):
+        if before.endswith(REST):
             continue
         wanted = next((n for n, text in enumerate(ends, 1) if stop in text[len(before):]), None)
         search = StopSearch((), (stop,), tokenizer, context(prompt, tokenizer))
@@ -128,3 +128,51 @@ def test_stop_texts_are_found_in_the_text_that_is_sent(kind, stop, size):
         assert next((end for end in found if end is not None), None) == wanted
         made = answer_to(prompt, tokenizer, (stop,)).whole([node_of(rest[:wanted], "stop_string")], "first")["choices"][0]
         assert made["text"] == TEXT[len(before):].partition(stop)[0] and made["stop_reason"] == (stop if wanted else None)
+
+
+# --- tokens with log-probs ----------------------------------------------------------------------------------------------------
+
+
+def spelled(prompt, rest, tokenizer, size, chat):
+    """The log-prob entries of all tokens, asked for piece by piece."""
+    answer = answer_to(prompt, tokenizer, stream=True, chat=chat)
+    parts = [node_of(rest[i:i + size], "running") for i in range(0, len(rest), size)]
+    return [answer.chunk(0, part, "first")["choices"][0]["logprobs"] for part in parts]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", (1, 3, 100))
+def test_tokens_are_spelled_where_they_stand_in_the_text(kind, size):
+    """A letter of several tokens: none of them has its bytes, all have its place."""
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode(TEXT)
+    cuts = [n for n in range(1, len(ids)) if not tokenizer.decode(ids[:n]).endswith(REST)]
+    several = 0
+    for cut in cuts:
+        prompt, rest = ids[:cut], ids[cut:]
+        whole = TEXT[len(tokenizer.decode(prompt)):]
+        parts = spelled(prompt, rest, tokenizer, size, chat=False)
+        texts, starts = ([x for part in parts for x in part[name]] for name in ("tokens", "text_offset"))
+        entries = [entry for part in spelled(prompt, rest, tokenizer, size, chat=True) for entry in part["content"]]
+        assert [entry["token"] for entry in entries] == texts and len(texts) == len(rest)
+        for n, (text, start, entry) in enumerate(zip(texts, starts, entries)):
+            assert start == len(tokenizer.decode(ids[:cut + n]).rstrip(REST)) - len(TEXT) + len(whole)
+            if REST in text:
+                several += 1
+                assert entry["bytes"] is None
+            else:
+                assert whole[start:start + len(text)] == text and bytes(entry["bytes"]) == text.encode()
+    assert several > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_letters_that_never_end_do_not_displace_what_follows(kind):
+    """The completion begins with the rest of a letter of its prompt, and begins another one in vain."""
+    tokenizer = tokenizer_of(kind)
+    first, second = tokenizer.encode("é")[-2:]
+    other = tokenizer.encode("ab")[-1]
+    rest, word = [second, first, other, first, second, other], tokenizer.decode([other])
+    answer = answer_to([first], tokenizer).whole([node_of(rest)], "first")["choices"][0]
+    assert answer["text"] == f"{REST}{REST}{word}é{word}"
+    assert answer["logprobs"]["tokens"] == [REST, REST, word, REST, REST, word]
+    assert answer["logprobs"]["text_offset"][3:] == [len(word) + 2, len(word) + 2, len(word) + 3]
