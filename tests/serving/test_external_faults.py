@@ -4,6 +4,7 @@ import json
 import socket
 import time
 
+import numpy as np
 import pytest
 from asking import (
     MODEL,
@@ -25,15 +26,27 @@ from jaxrl_llm.generation import external
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
+
+def logprob(value):
+    """Gives the first token this log-prob."""
+    return choice(lambda one: one["logprobs"]["token_logprobs"].__setitem__(0, value))
+
+
 GARBAGE = {
     "not JSON": (Response("<html>"), "without one entry in 'choices': '<html>'"),
+    "brackets": (Response("[" * 200_000), "without one entry in 'choices': '[[[[["),
     "a list": (Response("[]"), "without one entry in 'choices'"),
     "no choices": (lambda answer: answer.pop("choices"), "without one entry in 'choices'"),
     "two choices": (lambda answer: answer["choices"].append({}), "without one entry in 'choices'"),
     "no log-probs": (choice(lambda one: one.update(logprobs=None)), "token_logprobs are not"),
     "fewer log-probs": (choice(lambda one: one["logprobs"]["token_logprobs"].pop()), "token_logprobs are not"),
-    "a log-prob of null": (choice(lambda one: one["logprobs"]["token_logprobs"].__setitem__(0, None)), "null"),
-    "a log-prob of NaN": (choice(lambda one: one["logprobs"]["token_logprobs"].__setitem__(0, float("nan"))), "NaN"),
+    "a log-prob of null": (logprob(None), "null"),
+    "a log-prob of NaN": (logprob(float("nan")), "NaN"),
+    "a log-prob of 1e300": (logprob(-1e300), "-1e+300"),
+    "a log-prob of 400 digits": (logprob(-10**400), "-10000"),
+    "a log-prob of true": (logprob(True), "are not 24 numbers: [true"),
+    "a log-prob above 0": (logprob(5.0), "has 5; log-probs are 0 at"),
+    "an entropy of 1e300": (choice(lambda one: one["entropies"].__setitem__(0, 1e300)), "entropies are not 24 numbers: [1e+"),
     "fewer entropies": (choice(lambda one: one["entropies"].pop()), "entropies are not"),
     "fewer versions": (choice(lambda one: one["weight_versions"].pop()), "weight_versions are not"),
     "no token": (choice(lambda one: one.update(token_ids=[])), "0 token_ids"),
@@ -45,6 +58,7 @@ GARBAGE = {
     "an abort": (choice(lambda one: one.update(finish_reason="abort")), "finish_reason is 'abort'"),
 }
 BUSY = {status: (error(status), f"status {status}: not now") for status in (429, 500, 502, 503)}
+DEEP = Response("[" * 200_000, 503)
 
 
 def first_times(troubles):
@@ -60,7 +74,7 @@ def first_times(troubles):
 
 
 def test_failed_requests_are_repeated_and_nothing_is_lost(url, folder, healthy):
-    troubles = [value for value, _ in [*GARBAGE.values(), *BUSY.values()]]
+    troubles = [value for value, _ in [*GARBAGE.values(), *BUSY.values(), (DEEP, "")]]
     trouble, seeds = first_times(troubles)
     with troubled(url, trouble) as at, asking(at, folder, deadline=60) as server:
         engine = make_engine(server)
@@ -94,6 +108,14 @@ def test_a_server_that_stays_busy_is_asked_until_the_deadline(url, folder, statu
             engine.collect()
         assert time.monotonic() - began < 10
         assert f"{at}: status {status}: not now; asking again for up to" in capsys.readouterr().err
+
+
+def test_log_probs_may_exceed_0_by_what_rounding_adds(url, folder):
+    above = logprob(1e-4)
+    with troubled(url, lambda path, body: above if path == "/v1/completions" else None) as at, asking(at, folder) as server:
+        engine = make_engine(server)
+        engine.submit(*requests([0]))
+        assert collected(engine)[0].logprobs[0] == np.float32(1e-4)
 
 
 def test_others_continue_where_one_fails(url, folder, healthy):

@@ -1,12 +1,14 @@
 """Answers of a server, checked field by field."""
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.generation.external.client import Garbled, Refusal
+
+_LARGEST = 3e38  # numbers beyond are infinite in float32
+_ROUNDING = 1e-3  # by which log-probs may exceed 0
 
 
 class Completion(NamedTuple):
@@ -52,6 +54,8 @@ def completion(body: Mapping[str, Any], vocab_size: int) -> Callable[[Any], Comp
                           "conversations")
         finish = _finish(body, choice.get("finish_reason"), tokens)
         logprobs = _column(choice.get("logprobs"), "token_logprobs", len(tokens))
+        if logprobs.max() > _ROUNDING:
+            raise Garbled(f"token_logprobs has {logprobs.max():g}; log-probs are 0 at most")
         entropies = (_column(choice, "entropies", len(tokens)) if choice.get("entropies") is not None
                      else np.full(len(tokens), np.nan, np.float32))
         return Completion(np.asarray(tokens, np.int32), logprobs, entropies, _tags(answer, choice, len(tokens)), finish)
@@ -117,7 +121,7 @@ def _column(where: Any, name: str, count: int) -> np.ndarray:
     """The numbers with this name, f32[count]."""
     values = where.get(name) if isinstance(where, Mapping) else None
     if not isinstance(values, list) or len(values) != count or not all(
-            isinstance(x, (int, float)) and math.isfinite(x) for x in values):
+            type(x) in (int, float) and -_LARGEST < x < _LARGEST for x in values):
         raise Garbled(f"{name} are not {count} numbers: {json.dumps(values)[:100]}")
     return np.asarray(values, np.float32)
 

@@ -146,7 +146,7 @@ class Client:
             raise Refusal(f"{method} {self.url}{path}: status {answer.status_code}: {_reason(answer)}")
         try:
             return answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):  # thousands of brackets
             return answer.text  # `read` says what is missing
 
 
@@ -154,5 +154,5 @@ def _reason(answer) -> str:
     """The message of an error answer, in OpenAI's format or any other."""
     try:
         return str(answer.json()["error"]["message"])[:500]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, RecursionError, KeyError, TypeError):
         return answer.text[:500]
