@@ -73,6 +73,31 @@ def test_a_server_that_has_no_such_request_is_named_the_way_that_works(url, fold
         server.publish(weights(54))
 
 
+@pytest.mark.parametrize("failing", ("/v1/models", "/update_weights_from_disk"))
+def test_weights_that_a_server_did_not_take_are_handed_over_again(url, folder, worker, failing):
+    """It does not report its weights, so the run remembers what failed."""
+    fails, seen = [], []
+
+    def trouble(path, body):
+        if fails and path == failing:
+            return error(400)
+        seen.extend(["handed over"] * (path == "/update_weights_from_disk"))
+        return untagged(path)
+
+    old, new = weights(55), weights(56)
+    with troubled(url, trouble) as at, asking(at, folder) as server:
+        before = server.publish(old)
+        for given in (new, old):
+            fails.append(1)
+            with pytest.raises(external.Refusal, match="status 400: not now"):
+                server.publish(new)
+            fails.clear()
+            assert server.publish(given) == worker.tag and (worker.tag == before) == (given is old)
+            seen.clear()
+            assert server.publish(given) == worker.tag and not seen
+            server.publish(old)
+
+
 # --- the folder alone --------------------------------------------------------------------------------------------------------
 
 

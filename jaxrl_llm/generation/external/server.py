@@ -60,6 +60,7 @@ class Server:
         self.url, self.tag, self.max_mismatch = client.url, "", max_mismatch
         self._client, self._config, self._folder, self._model, self._reload = client, config, folder, model, reload
         self._given: list[Any] = []  # weak references to the weights that were published last
+        self._taken = ""  # tag of the weights that the server is known to have; "" if a request for others failed
         self._order: dict[str, int] = {}  # tag -> number of its last publication
         self._most: int | None = None  # maximum number of tokens of a prompt with its completion
         self._written: list[Path] = []
@@ -70,15 +71,17 @@ class Server:
         Raises `Refusal` if the server does not accept them, `Fault` if it does not answer in time.
         """
         leaves = jax.tree.leaves((params, lora))
-        if len(leaves) == len(self._given) and all(ref() is leaf for ref, leaf in zip(self._given, leaves)):
+        same = len(leaves) == len(self._given) and all(ref() is leaf for ref, leaf in zip(self._given, leaves))
+        if same and self._taken == self.tag:
             return self.tag
         whole = jax.device_get(params if lora is None else merge(params, lora))
-        before, self.tag = self.tag, digest(whole)
+        self.tag = digest(whole)
         self._order[self.tag] = max(self._order.values(), default=0) + 1
         self._write(whole)
         serves = self.served()
-        if serves != self.tag and (serves is not None or before != self.tag):
+        if serves != self.tag and (serves is not None or self._taken != self.tag):
             self._hand_over()
+        self._taken = self.tag
         self._given = [weakref.ref(leaf) for leaf in leaves]
         return self.tag
 
@@ -150,6 +153,7 @@ class Server:
 
     def _hand_over(self) -> None:
         """Lets the server read the weights that were published last."""
+        self._taken = ""
         try:
             for address, body, read in self._requests():
                 self._client.ask("POST", address, body, read).result()
@@ -159,6 +163,7 @@ class Server:
         if serves not in (None, self.tag):
             raise Refusal(f"{self.url} was given the weights {self.tag!r} and says that it serves {serves!r}; where several "
                           "runs publish to one server, give each its own")
+        self._taken = self.tag
 
     def _requests(self) -> list[tuple[str, dict[str, Any] | None, Callable[[Any], None]]]:
         """The address, body and reader of each request after which the server uses the weights that were published last."""
