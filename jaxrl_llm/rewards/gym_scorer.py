@@ -16,7 +16,8 @@ import sympy
 from sympy.parsing import sympy_parser
 
 LITERALS = ("algorithmic.string_insertion", "algorithmic.spiral_matrix", "algorithmic.binary_matrix", "games.n_queens")
-NAMES = frozenset("""sin cos tan exp log ln sqrt pi asin acos atan sinh cosh tanh Abs Integral""".split())
+# `Integral` is not among them: the derivative of Integral(f, x) is f, so the question would be its own answer.
+NAMES = frozenset("""sin cos tan exp log ln sqrt pi asin acos atan sinh cosh tanh Abs""".split())
 _NO_FORMULA = re.compile(r"[\"'\[\]{}:;\\_]|[^\x00-\x7f]")  # Python reads some other letters as those of ASCII
 _NUMBER_OR_NAME = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|([A-Za-z]\w*)")
 _parse_expr = sympy_parser.parse_expr
