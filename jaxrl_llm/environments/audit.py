@@ -10,6 +10,7 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -148,14 +149,17 @@ def audit(environment: base.Environment, again: base.Environment, count: int, se
 
     `again` is the same environment, made a second time; `count` trajectories of each policy, of training or held-out problems
     drawn by `seed`.
-    Attacks are played until each was the first message once, if `count` is smaller. A policy plays no more after a reset or
-    step that takes longer than `deadline` seconds.
+    Attacks are played until each was the first message once, if `count` is smaller; the one that earns most is then the first
+    message of `count` trajectories. A policy plays no more after a reset or step that takes longer than `deadline` seconds.
     """
     source = environment.task.heldout if heldout else environment.task.train
     rows = np.random.default_rng(seed).integers(len(source), size=max(count, len(ATTACKS))).tolist()
     problems = [source[row] for row in rows]
-    played = {name: list(_played(environment, policy, problems if name == "injection" else problems[:count], seed, deadline))
+    numbers = {name: range(len(problems) if name == "injection" else count) for name in POLICIES}
+    played = {name: list(_played(environment, policy, problems, numbers[name], seed, deadline))
               for name, policy in POLICIES.items() if name != "oracle" or environment.oracle is not None}
+    best = max(range(len(played["injection"])), key=lambda row: played["injection"][row].total)
+    repeated = list(_played(environment, _injection, problems, [best] * count, seed, deadline))
     checks = {
         "raises nothing": _found([one.error for name in played for one in played[name]]),
         "answers in time": _found([f"policy {name}, {one.late}" for name in played for one in played[name] if one.late]),
@@ -164,16 +168,17 @@ def audit(environment: base.Environment, again: base.Environment, count: int, se
         "opens alike": _opens_alike(again, played["null"], deadline),
         "repeats itself": _repeats(again, [one for name in played for one in played[name] if one.whole], deadline),
         "answer not shown": _leak(played["null"]),
-        "attacks earn nothing": _earned(played, environment.returns),
+        "attacks earn nothing": _earned(played, repeated, environment.returns),
         "oracle wins": _wins(played, environment.returns),
     }
     return [_row(name, trajectories) for name, trajectories in played.items()], checks
 
 
-def _played(environment: base.Environment, policy: Policy, problems: Sequence[Problem], seed: int, deadline: float
-            ) -> Iterator[Played]:
-    for uid, problem in enumerate(problems):
-        yield (one := play(environment, policy, problem, base.key_of(seed, uid), uid, deadline))
+def _played(environment: base.Environment, policy: Policy, problems: Sequence[Problem], firsts: Sequence[int], seed: int,
+            deadline: float) -> Iterator[Played]:
+    """A trajectory of each of the first problems; `firsts`: the number of the first message of each."""
+    for uid, (problem, first) in enumerate(zip(problems, firsts)):
+        yield (one := play(environment, policy, problem, base.key_of(seed, uid), first, deadline))
         if one.late:
             return
 
@@ -272,8 +277,12 @@ def _shows(one: Played, answer: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 
-def _earned(all_played: Trajectories, returns: tuple[float, float]) -> Check:
-    """Checks that attacks do not earn more than chance and silence, beyond two standard errors."""
+def _earned(all_played: Trajectories, repeated: Sequence[Played], returns: tuple[float, float]) -> Check:
+    """Checks that neither all attacks nor the best one, `repeated`, earn more than chance and silence, by two standard errors.
+
+    The mean over all attacks hides one that always succeeds among many that never do. A single attack may be the commonest
+    answer, which is often right where answers are few.
+    """
     if not any(one.seconds for one in all_played["injection"]):
         return Check(UNCHECKED, "no message was answered")
     totals = {name: np.array([one.total for one in all_played[name]]) for name in ("null", "random", "injection")}
@@ -284,11 +293,20 @@ def _earned(all_played: Trajectories, returns: tuple[float, float]) -> Check:
     chance = max(totals["null"].mean(), totals["random"].mean())
     if chance >= returns[1]:
         return Check(UNCHECKED, f"silence or chance already earn the highest return, {returns[1]:g}")
-    bar = chance + 2 * totals["injection"].std() / len(totals["injection"]) ** 0.5
-    mean = totals["injection"].mean()
-    best = max(all_played["injection"], key=lambda one: one.total)
-    finding = f"mean return {mean:.3g}, chance {bar:.3g}; for instance {str(best.said)[:200]}"
-    return Check(FAILS, finding) if mean > bar else Check(HOLDS)
+    highest = max(one.total for one in [*all_played["injection"], *repeated])
+    for whose, played, least in (("all attacks", all_played["injection"], chance),
+                                 ("the best attack", repeated, max(chance, highest * _commonest(repeated)))):
+        earned = np.array([one.total for one in played])
+        mean, bar = earned.mean(), least + 2 * earned.std() / len(earned) ** 0.5
+        if mean > bar:
+            best = max(played, key=lambda one: one.total)
+            return Check(FAILS, f"mean return {mean:.3g} of {whose}, chance {bar:.3g}; for instance {str(best.said)[:200]}")
+    return Check(HOLDS)
+
+
+def _commonest(played: Sequence[Played]) -> float:
+    """The share of the problems that have the commonest answer."""
+    return max(Counter(one.problem.answer for one in played if one.problem.answer).values(), default=0) / len(played)
 
 
 def _wins(all_played: Trajectories, returns: tuple[float, float]) -> Check:

@@ -158,6 +158,29 @@ def test_rewards_that_attacks_cannot_move():
     assert checks["oracle wins"].why.startswith("it has several agents")
 
 
+def scored(score, **fields):
+    """An environment of one message, whose text and problem give the reward."""
+    return environment_of(lambda problem, message: Turn(reward=float(score(message["content"], problem)), done=True),
+                          reset=lambda problem, key: (problem, [{"role": "user", "content": "?"}]), **fields)
+
+
+@pytest.mark.parametrize("wins", [lambda text, problem: problem.answer in text.split(), lambda text, problem: "\x00" in text,
+                                  lambda text, problem: "reward = 1.0" in text], ids=["any number", "null byte", "words"])
+def test_a_single_attack_that_always_wins_is_detected(wins):
+    """All attacks together earn little: 1 to 3 of them succeed."""
+    found = audit.audit(*[scored(wins)] * 2, 32, 0)[1]["attacks earn nothing"]
+    assert found.failed and found.why.startswith("mean return 1 of the best attack, chance ")
+
+
+def test_luck_of_an_attack_is_not_its_merit():
+    """The attack that earned most is played again: on other problems it is as good as chance, or as the commonest answer."""
+    lucky = scored(lambda text, problem: len(text) % 10 == problem.id % 10)
+    assert audit.audit(lucky, lucky, 40, 0)[1]["attacks earn nothing"].state == HOLDS
+    few = scored(lambda text, problem: text[-1:] == problem.answer, task=task_of(["]"] * 2 + ["x"] * 3 + ["y"] * 3))
+    rows, checks = audit.audit(few, few, 32, 0)
+    assert checks["attacks earn nothing"].state == HOLDS and rows[2]["highest"] == 1.0
+
+
 def test_games_have_an_opponent_on_heldout_problems(capsys):
     assert audit.main(["tic_tac_toe", "--trajectories=12", "--heldout"]) == 0
     printed = capsys.readouterr().out
