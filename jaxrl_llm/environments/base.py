@@ -223,7 +223,10 @@ def _parts(rewritten: Any) -> list[list[int]]:
 
 
 def _messages(messages: Any, roles: Sequence[str], tokens: bool) -> list[dict]:
-    """Messages as dictionaries in types of JSON, with `ids` if they are tokens. Raises Rubbish."""
+    """Messages as dictionaries in types of JSON, with `ids` if they are tokens. Half a surrogate pair becomes "?".
+
+    Raises Rubbish.
+    """
     if not isinstance(messages, (list, tuple)):
         raise Rubbish(f"messages are {_short(messages)}; allowed is a list of {{'role': ..., 'content': ...}}")
     for message in messages:
@@ -233,7 +236,10 @@ def _messages(messages: Any, roles: Sequence[str], tokens: bool) -> list[dict]:
         if tokens and not (isinstance(ids, (list, tuple)) and all(isinstance(token, int) for token in ids)):
             raise Rubbish(f"{_short(message)} has no ids; in an environment of tokens each message has a list of them")
     try:
-        return json.loads(json.dumps([dict(message) for message in messages]))
+        text = json.dumps([dict(message) for message in messages], ensure_ascii=False)
+        # A tool may repeat half a pair that a call escapes. No tokenizer reads it, and Rubbish would let the policy void its own
+        # trajectory.
+        return json.loads(text.encode(errors="replace"))
     except (TypeError, ValueError, RecursionError) as error:
         raise Rubbish(f"the messages {_short(messages)} are not in types of JSON: {error}") from error
 

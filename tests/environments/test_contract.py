@@ -1,5 +1,6 @@
 """Valid returns of environments, keys and replays, for every kind without a download."""
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -81,6 +82,21 @@ def test_invalid_openings_are_refused(opened, why):
     environment = Environment(name="x", task=seeded("x", "x", 1, 1), reset=lambda problem, key: opened, step=None)
     with pytest.raises(Rubbish, match=why):
         base.begin(environment, environment.task.train[0], 0)
+
+
+def test_halves_of_characters_are_read_as_question_marks():
+    """A call can hold them as escapes, and a tool can repeat them; no tokenizer encodes them."""
+    tokenizer = ByteTokenizer("{% for m in messages %}{{ m.content + '<|eos|>' }}{% endfor %}")
+    said = {"role": "tool", "name": "a\udc00", "content": "no file \ud800, \U0001f600"}
+    turn = base.checked(environment_of(None), Turn([said]))
+    assert turn.messages == [{"role": "tool", "name": "a?", "content": "no file ?, \U0001f600"}]
+    assert conversation.extend(tokenizer, [tokenizer.eos_id], turn.messages)
+    environment = environments.make("tool_use")
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    calls = ({"name": "re\ud800", "arguments": {}}, {"name": "calculator", "arguments": {"\ud800": "\ud800"}},
+             {"name": "calculator", "arguments": {"expression": "\ud800"}})
+    turn = base.advance(environment, state, say("".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)))
+    assert len(turn.messages) == 3 and conversation.extend(tokenizer, [tokenizer.eos_id], turn.messages)
 
 
 def test_messages_of_tokens_have_ids():
