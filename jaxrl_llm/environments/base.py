@@ -237,7 +237,7 @@ def _messages(messages: Any, roles: Sequence[str], tokens: bool) -> list[dict]:
             raise Rubbish(f"{_short(message)} has no ids; in an environment of tokens each message has a list of them")
     try:
         text = json.dumps([dict(message) for message in messages], ensure_ascii=False)
-        # A tool may repeat half a pair that a call escapes. No tokenizer reads it, and Rubbish would let the policy void its own
+        # A tool may repeat half a pair that a call escapes. No tokenizer reads it; Rubbish would let the policy void its own
         # trajectory.
         return json.loads(text.encode(errors="replace"))
     except (TypeError, ValueError, RecursionError) as error:

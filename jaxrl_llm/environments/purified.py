@@ -65,11 +65,12 @@ def purified(*, environment: str = "tool_use", options: Mapping[str, Any] | None
             state.before, state.failed = (before, text) if state.active else (None, None)
         return turn._replace(rewritten=parts, info={**turn.info, "rewritten": int(bool(parts))})
 
-    oracle, choices = inner.oracle, inner.choices
+    oracle, choices, cut = inner.oracle, inner.choices, inner.cut
     return dataclasses.replace(
         inner, name=f"{inner.name}+purified", reset=reset, step=step, facts={**inner.facts, "rewritten": "count"},
         oracle=None if oracle is None else lambda state: oracle(state.inner),
-        choices=None if choices is None else lambda state: choices(state.inner))
+        choices=None if choices is None else lambda state: choices(state.inner),
+        cut=None if cut is None else lambda state: cut(state.inner))
 
 
 def merged(failed: str, correction: str, mark: str, threshold: float) -> tuple[str, Parts]:

@@ -21,9 +21,10 @@ def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None =
     """An environment by name in which every turn begins a new context: the opening, and the last `turns` turns as text.
 
     Before each answer is a line with the policy's message, "> message". The length of a context does not depend on the number
-    of turns. A trajectory ends with the last of its `contexts`. Without `thoughts` messages begin after their last `</think>`,
-    as chat templates such as Qwen3's write earlier turns; the policy is trained on what it thought. Raises ValueError for an
-    environment that begins contexts itself, for `turns` below 1 and `contexts` below 2.
+    of turns. A trajectory ends with the last of its `contexts`, with the reward of `Environment.cut` if it goes on. Without
+    `thoughts` messages begin after their last `</think>`, as chat templates such as Qwen3's write earlier turns; the policy is
+    trained on what it thought. Raises ValueError for an environment that begins contexts itself, for `turns` below 1 and
+    `contexts` below 2.
     """
     inner = environments.make(environment, **(options or {}))
     if inner.contexts > 1:
@@ -39,13 +40,17 @@ def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None =
         turn, said = inner.step(state.inner, message), message["content"]
         said = said if thoughts else said.rpartition("</think>")[2].lstrip("\n")
         state.turns.append((said, "\n".join(one["content"] for one in turn.messages)))
-        if turn.done or len(state.turns) == contexts:
-            return turn._replace(messages=(), done=True)
+        if turn.done:
+            return turn._replace(messages=())
+        if len(state.turns) == contexts:
+            last = 0.0 if cut is None else cut(state.inner)
+            return turn._replace(messages=(), reward=turn.reward + last, done=True)
         text = "\n".join(f"> {said}\n{read}" for said, read in state.turns[-turns:])
         return turn._replace(messages=[{"role": "user", "content": text}], fresh=True)
 
-    oracle, choices = inner.oracle, inner.choices
+    oracle, choices, cut = inner.oracle, inner.choices, inner.cut
     return dataclasses.replace(
         inner, name=f"{inner.name}+recent", reset=reset, step=step, contexts=contexts,
         oracle=None if oracle is None else lambda state: oracle(state.inner),
-        choices=None if choices is None else lambda state: choices(state.inner))
+        choices=None if choices is None else lambda state: choices(state.inner),
+        cut=None if cut is None else lambda state: cut(state.inner))

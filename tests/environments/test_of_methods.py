@@ -148,6 +148,28 @@ def test_a_corrected_call_reaches_the_object_before_the_failed_one():
     assert state.inner.instance.opened == [1] and turns[2].reward == 1.0, "drawer 2 was never opened first"
 
 
+@pytest.mark.parametrize("name", ["recent", "purified"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_an_environment_around_a_class_that_is_cut_says_its_reward(name, number):
+    environment = environments.make(name, environment="methods_of", options=NAMED)
+    state, _ = base.begin(environment, environment.task.train[0], 0)
+    base.advance(environment, state, say(("open_drawer", {"number": number})))
+    assert base.advance(environment, state, base.CUT) == base.Turn(reward=float(number == 1), done=True)
+
+
+def test_the_last_context_of_an_environment_that_goes_on_has_its_reward():
+    environment = environments.make("recent", environment="methods_of", options=NAMED, contexts=2)
+    for last, played in ((say(("open_drawer", {"number": 3})), [1, 3]), (say(), [1])):
+        state, _ = base.begin(environment, environment.task.train[0], 0)
+        first = base.advance(environment, state, say(("open_drawer", {"number": 1})))
+        turn = base.advance(environment, state, last)
+        assert (first.reward, turn.reward, turn.done, turn.messages) == (0.0, 1.0, True, [])
+        assert state.inner.instance.opened == played
+    treasure = environments.make("recent", options={"size": 2}, contexts=2)
+    state, _ = base.begin(treasure, treasure.task.train[0], 0)
+    assert [base.advance(treasure, state, say()).done for _ in range(2)] == [False, True]
+
+
 @pytest.mark.parametrize("changes, error, why", [
     ({"target": "Drawers"}, ValueError, "class 'Drawers' names no function; write module:function"),
     ({"target": "faulty_environments:Drawer"}, ValueError, "Did you mean 'Drawers'"),
