@@ -65,6 +65,14 @@ def programs() -> Environment:
     return dataclasses.replace(inner, step=step)
 
 
+def shifting() -> Environment:
+    """`letters` that ask for another letter at each opening, as a server does that ignores the seed."""
+    opened = itertools.count()
+    made = letters()
+    return dataclasses.replace(made, reset=lambda problem, key: (
+        made.reset(problem, key)[0], [{"role": "user", "content": f"Say {chr(ord('a') + next(opened) % 26)}."}]))
+
+
 def uncounted() -> Environment:
     """`letters` with a tool, and without facts of its calls."""
     return dataclasses.replace(letters(facts={}), tools=({"type": "function", "function": {"name": "spell"}},))

@@ -177,8 +177,8 @@ class Trajectories:
         """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
 
         `limits` i32[R]: maximum tokens after each prompt, at most those of the `weights`; None: those of the `weights`.
-        Raises ValueError if the trajectories of a problem open differently, TooManyInvalid if the environment has lost more
-        trajectories of the batch than the runner allows, AllInvalid if it has lost all of the forest.
+        Raises ValueError if the trajectories of a problem open differently from each other or from its prompt, TooManyInvalid
+        if the environment has lost more trajectories of the batch than the runner allows, AllInvalid if all of the forest.
         """
         size = self.prompts if self.limited else max(len(rows), 1)  # an environment that waits has places for one batch
         for start in range(0, len(rows), size):
@@ -200,6 +200,8 @@ class Trajectories:
             opened = self.runner.reset({held_out + uid: forest.problems[one.prompt] for uid, one in going.items()})
         check_openings({uid: (one.prompt, opened[held_out + uid]) for uid, one in going.items() if held_out + uid in opened})
         going = {uid: one for uid, one in going.items() if held_out + uid in opened}
+        with timer("template"):
+            self._check_prompts(prompts, {one.prompt: opened[held_out + uid].messages for uid, one in going.items()})
         for uid, one in going.items() if self.contexts > 1 else ():
             self._open(one, opened[held_out + uid].messages)
         engine = self.make_engine(weights.params, key, slot_tokens=self.prompt_tokens + self.max_tokens, version=version,
@@ -215,6 +217,22 @@ class Trajectories:
         invalid, seconds = self.runner.taken()
         whole = grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0), seconds)
         return dataclasses.replace(whole, lost=lost.astype(np.int32))
+
+    def _check_prompts(self, prompts: Mapping[int, list[int]], opened: Mapping[int, Sequence[base.Message]]) -> None:
+        """Raises ValueError if an opening, by prompt, is another one than the policy reads.
+
+        A chat template may write the date, so a prompt of other tokens may be used if all lines of the opening are in it.
+        """
+        environment = self.runner.environment
+        for row, opening in opened.items():
+            if self._start(self.tokenizer, opening) == prompts[row]:
+                continue
+            read = self.tokenizer.decode(prompts[row], skip_special=False)
+            lines = [line.strip() for message in base.addressed(opening)[0] for line in message["content"].splitlines()]
+            if environment.tokens or not all(line in read for line in lines):
+                raise ValueError(f"environment {environment.name!r} opens a problem with {str(opening)[:200]}, but the policy "
+                                 f"reads {read[:200]!r}, with which the same problem opened before; what `reset` asks must depend "
+                                 "on the problem alone: draw it from the problem, and use no server that ignores its seed")
 
     def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
                 ) -> dict[int, Trajectory]:

@@ -124,6 +124,25 @@ def test_a_baseline_within_other_bounds_than_returns_is_refused():
     setup.build(chatter.get_config(**changes, estimator="low=-1, high=1"))
 
 
+def test_openings_are_those_that_the_policy_reads():
+    """Also with one trajectory of a problem, which there is no other to compare with."""
+    run, params = setup.build(chatter.get_config(environment="chatter:shifting"))
+    state, sampler = setup.initial_state(run, params), dataclasses.replace(run.source.sampler, group=1)
+    problems = [run.source.task.train[row] for row in range(3)]
+    forest = sampler.plant(problems, sampler.encode(problems, sampler.tokenizer), 0)
+    with pytest.raises(ValueError, match="'letters' opens a problem with .*Say .*the policy reads 'Say .*on the problem alone"):
+        sampler.groups(sampler.under(state.params, None), forest, np.arange(3), 0, state.key, 0, PhaseTimer())
+
+
+def test_a_prompt_with_the_date_of_yesterday_is_read(played):
+    run, params, finished = played
+    sampler, state = run.source.sampler, setup.initial_state(run, params)
+    ids = [[*sampler.tokenizer.encode("Yesterday\n"), *finished.forest.prompt_ids(0).tolist()]]
+    forest = sampler.plant(finished.forest.problems[:1], ids, 0)
+    forest = sampler.groups(sampler.under(state.params, None), forest, np.arange(1), 0, state.key, 0, PhaseTimer())
+    assert len(forest.ends) == sampler.group
+
+
 def test_a_batch_without_any_trajectory_is_reported():
     run, params = setup.build(chatter.get_config(environment="chatter:letters(broken=-2)", environment_invalid=1.0))
     with pytest.raises(TooManyInvalid, match="lost all 16 trajectories of a batch ..'letters/error': 16.*KeyError"):
