@@ -231,8 +231,8 @@ class Trajectories:
             lines = [line.strip() for message in base.addressed(opening)[0] for line in message["content"].splitlines()]
             if environment.tokens or not all(line in read for line in lines):
                 raise ValueError(f"environment {environment.name!r} opens a problem with {str(opening)[:200]}, but the policy "
-                                 f"reads {read[:200]!r}, with which the same problem opened before; what `reset` asks must depend "
-                                 "on the problem alone: draw it from the problem, and use no server that ignores its seed")
+                                 f"reads {read[:200]!r}, its opening at an earlier time; what `reset` asks must depend on the "
+                                 "problem alone: draw it from the problem, and use no server that ignores its seed")
 
     def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
                 ) -> dict[int, Trajectory]:
@@ -375,8 +375,9 @@ class Trajectories:
         return turn_info.of_tokens(self.facts, info, starts, bool(ids) and ids[-1] in self.tokenizer.stop_ids)
 
     def _starts(self, ids: Sequence[int]) -> list[int]:
-        """The character offset in the text where each token begins."""
-        return [len(self.tokenizer.decode(ids[:place], skip_special=False)) for place in range(len(ids))]
+        """The character offset in the text where each token begins; the tokens of a character all begin with it."""
+        whole = self.tokenizer.decode(ids, skip_special=False)
+        return [complete(self.tokenizer.decode(ids[:place], skip_special=False), whole) for place in range(len(ids))]
 
     def _rewritten(self, one: Trajectory, last: Mapping[str, Any], parts: Sequence[Sequence[int]]) -> dict[str, Any]:
         """The turn made of `parts` of the `last` turn and of the previous one, which is removed together with its answer.
@@ -450,6 +451,17 @@ class Trajectories:
 def without_readers(messages: Sequence[base.Message]) -> list[base.Message]:
     """The messages as a chat template reads them."""
     return [{name: value for name, value in message.items() if name != base.READER} for message in messages]
+
+
+def complete(text: str, whole: str) -> int:
+    """The number of characters of a decoded beginning of `whole`, without a last one of which tokens are missing.
+
+    Such a character is decoded as one or several U+FFFD, which may also be in the whole text.
+    """
+    size = len(text)
+    while size and text[size - 1] == "\ufffd" and whole[size - 1:size] != "\ufffd":
+        size -= 1
+    return size
 
 
 def check_openings(opened: Mapping[int, tuple[int, base.Turn]]) -> None:
