@@ -2,7 +2,7 @@
 
 Parsing takes time linear in the text. A parser is `parse(text) -> calls`; an empty list means that the text is an answer. A
 malformed call is returned with its `error`, so that the policy can read it. Calls inside thoughts (before the last
-`</think>`) do not count.
+`</think>`, or in a thought that is not closed) do not count.
 """
 import ast
 import json
@@ -97,8 +97,9 @@ WRITERS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {  # a call that t
 
 
 def _answer(text: str) -> str:
-    """The text after the thoughts."""
-    return text.rpartition("</think>")[2]
+    """The text after the thoughts, "" if the last one is not closed."""
+    rest = text.rpartition("</think>")[2]
+    return "" if rest.lstrip().startswith("<think>") else rest  # further on it may be the argument of a call
 
 
 def _call(text: str, key: str) -> Call:

@@ -245,6 +245,11 @@ CALL = {"name": "book", "arguments": {"city": "Bonn"}}
     ("hermes", f"Let me see <tool_call>\n{json.dumps(CALL)}\n</tool_call> and <tool_call>{json.dumps(CALL)}</tool_call>",
      [("book", {"city": "Bonn"}, "")] * 2),
     ("hermes", f"<think>I could say <tool_call>{json.dumps(CALL)}</tool_call></think>7", []),
+    ("hermes", f"\n<think>I could say <tool_call>{json.dumps(CALL)}</tool_call> or not", []),
+    ("hermes", f"<think>a</think>\n<think>or <tool_call>{json.dumps(CALL)}</tool_call>", []),
+    ("hermes", '<tool_call>{"name": "book", "arguments": {"city": "<think>"}}</tool_call>', [("book", {"city": "<think>"}, "")]),
+    ("hermes", '<think>a</think><tool_call>{"name": "book", "arguments": {"city": "<think>"}}</tool_call>',
+     [("book", {"city": "<think>"}, "")]),
     ("hermes", f"<tool_call>{json.dumps(CALL)}", [("", {}, "<tool_call> is not closed by </tool_call>")]),
     ("hermes", "<tool_call>{'name': 1}</tool_call>", [("", {}, "the call is not valid JSON")]),
     ("hermes", '<tool_call>["book"]</tool_call>', [("", {}, 'a call is an object with a "name"')]),
@@ -278,7 +283,7 @@ CALL = {"name": "book", "arguments": {"city": "Bonn"}}
     ("pythonic", "book(city=1 + 2, " + "x=" + "(" * 100_000, [("", {}, "the call is no Python expression")]),
     ("fenced", "```python\nprint(1)\n```\nor\n```python\nprint(2)\n```", [("python", {"code": "print(2)"}, "")]),
     ("fenced", "```python\nprint(1)", []),
-    ("fenced", "<think>```python\nprint(1)\n```</think>7", []),
+    ("fenced", "<think>```python\nprint(1)\n```</think>7", []), ("fenced", "<think>```python\nprint(1)\n```", []),
 ])
 def test_parsers(parse, text, calls):
     actual = parsers.PARSERS[parse](text)
