@@ -17,6 +17,7 @@ from jaxrl_llm.rewards.code import extract_program
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _DECODER = json.JSONDecoder()
 _PYTHONIC = re.compile(r"\[?\s*[A-Za-z_]\w*\(")
+_BRACKETS = re.compile(r"""\\.|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[()]""", re.DOTALL)  # and what is in quotes or escaped
 LENGTH_LIMIT = 10_000  # characters of a Python call; later ones are not read
 
 
@@ -37,9 +38,11 @@ def llama3(text: str) -> list[Call]:
     text, calls = _answer(text).strip().removeprefix("<|python_tag|>").strip(), []
     while text.startswith("{"):
         try:
-            _, end = _DECODER.raw_decode(text)
+            value, end = _DECODER.raw_decode(text)
         except (ValueError, RecursionError):
             return [*calls, Call("", {}, "the call is not valid JSON")] if '"name"' in text else calls
+        if not calls and "name" not in value:
+            return []  # an answer in JSON
         calls.append(_call(text[:end], "parameters"))
         text = text[end:].strip()
         if text and not text.startswith(";"):
@@ -49,14 +52,20 @@ def llama3(text: str) -> list[Call]:
 
 
 def pythonic(text: str) -> list[Call]:
-    """Llama 3.2 and 4: the whole text is a list of Python calls, `[name(key="value"), ...]`, or one call without brackets."""
+    """Llama 3.2 and 4: the whole text is a list of Python calls, `[name(key="value"), ...]`, or one call without brackets.
+
+    A text that goes on after a call without brackets is an answer, such as `f(2) = 7`.
+    """
     text = _answer(text).strip().removeprefix("<|python_tag|>").strip()
     if not _PYTHONIC.match(text):
         return []
+    listed = text.startswith("[")
     try:
         tree = ast.parse(text[:LENGTH_LIMIT], mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return [Call("", {}, "the call is no Python expression")]
+        return [] if not listed and _goes_on(text) else [Call("", {}, "the call is no Python expression")]
+    if not listed and not isinstance(tree, ast.Call):
+        return []
     return [_python_call(one) for one in (tree.elts if isinstance(tree, ast.List) else [tree])]
 
 
@@ -114,6 +123,16 @@ def _call(text: str, key: str) -> Call:
     if not isinstance(arguments, dict):
         return Call(call["name"], {}, f'"{key}" of a call is an object')
     return Call(call["name"], arguments)
+
+
+def _goes_on(text: str) -> bool:
+    """Whether a text that begins with a call goes on after its last bracket; brackets in texts in quotes do not count."""
+    depth = 0
+    for piece in _BRACKETS.finditer(text, 0, LENGTH_LIMIT):
+        depth += (piece[0] == "(") - (piece[0] == ")")
+        if piece[0] == ")" and depth == 0:
+            return bool(text[piece.end():].strip())
+    return False
 
 
 def _python_call(node: ast.expr) -> Call:

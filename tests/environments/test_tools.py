@@ -247,7 +247,8 @@ CALL = {"name": "book", "arguments": {"city": "Bonn"}}
     ("hermes", f"<think>I could say <tool_call>{json.dumps(CALL)}</tool_call></think>7", []),
     ("hermes", f"\n<think>I could say <tool_call>{json.dumps(CALL)}</tool_call> or not", []),
     ("hermes", f"<think>a</think>\n<think>or <tool_call>{json.dumps(CALL)}</tool_call>", []),
-    ("hermes", '<tool_call>{"name": "book", "arguments": {"city": "<think>"}}</tool_call>', [("book", {"city": "<think>"}, "")]),
+    ("hermes", '<tool_call>{"name": "book", "arguments": {"city": "<think>"}}</tool_call>',
+     [("book", {"city": "<think>"}, "")]),
     ("hermes", '<think>a</think><tool_call>{"name": "book", "arguments": {"city": "<think>"}}</tool_call>',
      [("book", {"city": "<think>"}, "")]),
     ("hermes", f"<tool_call>{json.dumps(CALL)}", [("", {}, "<tool_call> is not closed by </tool_call>")]),
@@ -263,9 +264,19 @@ CALL = {"name": "book", "arguments": {"city": "Bonn"}}
     ("llama3", '{"name": "book", "parameters": {', [("", {}, "the call is not valid JSON")]),
     ("llama3", '{"name": "a", "parameters": {}} is what I would call', []),
     ("llama3", "{7}", []),
-    ("llama3", '{"answer": 7}', [("", {}, 'a call is an object with a "name"')]),
+    ("llama3", '{"answer": 7}', []), ("llama3", '{"answer": 7}; {"name": "a", "parameters": {}}', []),
+    ("llama3", '{"name": "a", "parameters": {}}; {"answer": 7}',
+     [("a", {}, ""), ("", {}, 'a call is an object with a "name"')]),
+    ("llama3", '{"name": ["book"], "parameters": {}}', [("", {}, 'a call is an object with a "name"')]),
     ("llama3", '{"a":' * 100_000, []),
     ("pythonic", "The answer is 7.", []), ("pythonic", "[7]", []), ("pythonic", "(7 + 5)", []),
+    ("pythonic", "f(2) = 7, so the answer is \\boxed{7}", []), ("pythonic", "P(A) = 0.5", []), ("pythonic", "f(1) + g(2)", []),
+    ("pythonic", "f(x) = (x + 1)(x - 1)", []), ("pythonic", "f(g(x)), that's 7 (seven)", []), ("pythonic", "f(x) == 7", []),
+    ("pythonic", 'book(city="Bonn :)")  # )', [("book", {"city": "Bonn :)"}, "")]),
+    ("pythonic", "book(city=\"a)\\\")\" nights='2)')", [("", {}, "the call is no Python expression")]),
+    ("pythonic", 'book(city="Bonn"', [("", {}, "the call is no Python expression")]),
+    ("pythonic", 'book(city="Bonn", nights=)\n', [("", {}, "the call is no Python expression")]),
+    ("pythonic", 'book(city="Bonn")\n\nThen', []), ("pythonic", "f(2)(3)", [("", {}, "a call is written")]),
     ("pythonic", '[book(city="Bonn")]', [("book", {"city": "Bonn"}, "")]),
     ("pythonic", ' <|python_tag|>book(city="Bonn, (Rhine)", nights=-2, rooms=[1, {"a": None}])',
      [("book", {"city": "Bonn, (Rhine)", "nights": -2, "rooms": [1, {"a": None}]}, "")]),
@@ -296,6 +307,7 @@ def test_parsers(parse, text, calls):
 @pytest.mark.parametrize("parse", parsers.PARSERS)
 def test_parsers_take_linear_time_and_never_raise(parse):
     hostile = ["<tool_call>" * 20_000, "```python\n" * 20_000, '{"name": "a"};' * 20_000, "</think>" * 20_000, "{" * 20_000,
+               'f("' + '\\"' * 5_000, "f(" + "'" * 9_999, 'f(")' + "\\" * 9_999,
                '<tool_call>{"name": "a"}</tool_call>' * 5_000, "\ud800<tool_call>\x00</tool_call>", '{"name":' * 20_000]
     start = time.process_time()
     for text in hostile:

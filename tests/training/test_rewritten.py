@@ -119,7 +119,8 @@ def test_trajectories_equal_those_that_begin_with_the_correction(sampled):
 
 
 @pytest.mark.parametrize("failed, correction", [
-    ("\u7b97\u3002|f(1", "\u6539\u2192|f(1)"), ("a\U0001f600\u00e9|f(1", "\u00e9|f(1)"), ("\u7b97 |f(1", "a|print(\"\u7b97\")")])
+    ("\u7b97\u3002|f(1", "\u6539\u2192|f(1)"), ("a\U0001f600\u00e9|f(1", "\u00e9|f(1)"),
+    ("\u7b97 |f(1", "a|print(\"\u7b97\")")])
 def test_characters_of_several_tokens_stay_whole(sampled, failed, correction):
     """The tokens are those of the text that the environment reads, each with its own numbers."""
     sampler, one = sampled[0].source.sampler, Trajectory([], 0, [])
