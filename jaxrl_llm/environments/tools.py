@@ -17,6 +17,7 @@ _TYPES = _SCALARS | {list: "array", tuple: "array", dict: "object"}
 _CHECKS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
                                         "array": (list,), "object": (dict,), "null": (type(None),)}
 CALLS = 4  # calls of a message: without a limit they could exceed the deadline of a step
+NAME_LIMIT = 64  # characters of a name in an answer, since the name of an unknown tool is the policy's own text
 RESULT_LIMIT = 8000  # characters of a result, so that a tool's output cannot fill the context
 
 
@@ -163,9 +164,9 @@ def results(tools: Sequence[Tool], calls: Sequence[Call]) -> list[Result]:
 
 
 def answers(calls: Sequence[Call], results: Sequence[Result], role: str = "tool") -> list[dict[str, str]]:
-    """A message for the result of each call that was made, and one for all calls beyond the limit."""
+    """A message for the result of each call that was made, and one for all calls beyond the limit; long names are cut."""
     shown = list(zip(calls, results))[:CALLS + 1]
-    return [{"role": role, "name": call.name, "content": result.text} for call, result in shown]
+    return [{"role": role, "name": call.name[:NAME_LIMIT], "content": result.text} for call, result in shown]
 
 
 def _refused(why: str) -> Result:

@@ -237,6 +237,13 @@ def test_a_message_has_at_most_four_calls():
         assert turn.messages[4]["content"].endswith("the other 1996 were not run")
 
 
+def test_names_of_unknown_tools_are_short():
+    calls = [tools.Call(name, {}) for name in ("x" * 100_000, "book")]
+    answers = tools.answers(calls, tools.results([], calls))
+    assert [answer["name"] for answer in answers] == ["x" * 64, "book"]
+    assert all(len(answer["content"]) < 9000 for answer in answers)
+
+
 CALL = {"name": "book", "arguments": {"city": "Bonn"}}
 
 
