@@ -47,8 +47,8 @@ def measured_policy():
         raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
     given = ["--step"] * (_STEP.value is not None) + ["--best"] * _BEST.value + ["--average"] * _AVERAGE.value
     if given:
-        raise ValueError(f"{', '.join(given)} of --config, which has no checkpoints; give --workdir=RUN_FOLDER instead of "
-                         "--config, or set --config.model.path=RUN_FOLDER/checkpoints/STEP")
+        raise ValueError(f"--config has no checkpoints, so {', '.join(given)} would have no effect; give --workdir=RUN_FOLDER "
+                         "instead of --config, or set --config.model.path=RUN_FOLDER/checkpoints/STEP")
     if _TASK.value:
         with_task(config, _TASK.value)
     return untrained(config)

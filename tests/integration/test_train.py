@@ -457,7 +457,7 @@ def test_evaluate_measures_a_run_and_refuses_two_sources(straight, tmp_path, mon
     both = train_py(f"--workdir={workdir}", f"--config={CONFIG_FILE}", script="evaluate.py")
     assert both.returncode == 1 and "not both" in both.stderr and "Traceback" not in both.stderr
     new = train_py(f"--config={CONFIG_FILE}", "--best", "--step=0", script="evaluate.py")
-    assert new.returncode == 1 and "--step, --best of --config, which has no checkpoints; give --workdir" in new.stderr
+    assert new.returncode == 1 and "no checkpoints, so --step, --best would have no effect; give --workdir" in new.stderr
 
 
 @pytest.mark.slow
