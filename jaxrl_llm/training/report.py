@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxrl_llm.evaluation.rates import Rate
+from jaxrl_llm.training.heldout import Evaluation
 
 
 def print_table(evaluations: dict) -> None:
@@ -17,8 +18,8 @@ def print_table(evaluations: dict) -> None:
         table.add_column(name, justify="right")
     rows = {
         "problems x completions": lambda e: f"{len(e.forest.problems)} x {len(e.forest.ends) // len(e.forest.problems)}",
-        "score (95% interval)": lambda e: _rate(e.score),
-        "solved (95% interval)": lambda e: _rate(e.solved),
+        "score (95% interval)": lambda e: _rate(e.score, e),
+        "solved (95% interval)": lambda e: _rate(e.solved, e),
         "solved by one of the group": lambda e: f"{e.any_solved:.1%}",
         "completion length, tokens": lambda e: f"{e.length:.1f}",
         "cut at the limit": lambda e: f"{e.truncated:.1%}",
@@ -26,12 +27,14 @@ def print_table(evaluations: dict) -> None:
     for label, show in rows.items():
         table.add_row(label, *[show(e) for e in evaluations.values()])
     for task in next(iter(evaluations.values())).by_task:
-        table.add_row(f"score of {task}", *[_rate(e.by_task[task].score) for e in evaluations.values()])
+        parts = [evaluation.by_task[task] for evaluation in evaluations.values()]
+        table.add_row(f"score of {task}", *[_rate(part.score, part) for part in parts])
     Console().print(table)
 
 
-def _rate(rate: Rate) -> str:
-    return f"{rate.mean:.1%} ({rate.low:.1%} to {rate.high:.1%})"
+def _rate(rate: Rate, evaluation: Evaluation) -> str:
+    """The rate with its interval over problems; a single problem says nothing of others."""
+    return f"{rate.mean:.1%}" + (f" ({rate.low:.1%} to {rate.high:.1%})" if len(evaluation.forest.problems) > 1 else "")
 
 
 def print_report(evaluations: dict, workdir: Path) -> None:
