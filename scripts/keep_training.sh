@@ -33,6 +33,7 @@ if [ -n "$mounted" ]; then
   fi
 fi
 
+stopped() { echo "stopped by a signal; the same command continues" >&2; exit 75; }
 stopping="" child=""
 trap 'stopping=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM USR1 INT  # a child in the background ignores Ctrl-C
 for ((attempt = 0; ; attempt++)); do
@@ -46,12 +47,12 @@ for ((attempt = 0; ; attempt++)); do
   wait "$child"; code=$?
   while kill -0 "$child" 2>/dev/null; do wait "$child"; code=$?; done  # a trap ends `wait` before the child has ended
   child=""
-  if [ -n "$stopping" ] || [ "$code" = 75 ]; then echo "stopped by a signal; the same command continues" >&2; exit 75; fi
+  if [ -n "$stopping" ] || [ "$code" = 75 ]; then stopped; fi
   # Only signals from elsewhere are worth a restart (out of memory, an abort of the runtime); other errors would repeat.
   if [ "$code" -le 128 ] || [ "$attempt" -ge "$restarts" ]; then exit "$code"; fi
   echo "killed by signal $((code - 128)); start $((attempt + 1)) of $restarts again in ${JAXRL_LLM_PAUSE:-10} s" >&2
   for ((second = 0; second < ${JAXRL_LLM_PAUSE:-10}; second++)); do
     sleep 1
-    if [ -n "$stopping" ]; then echo "stopped by a signal; the same command continues" >&2; exit 75; fi
+    if [ -n "$stopping" ]; then stopped; fi
   done
 done

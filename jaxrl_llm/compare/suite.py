@@ -82,9 +82,14 @@ def smallest_p(seeds: int) -> float:
     return 2.0 ** (1 - seeds)
 
 
+def level_alone(others: int) -> float:
+    """The p-value that a difference needs which stands alone among `others`, by Benjamini and Hochberg's correction."""
+    return LEVEL / max(others, 1)
+
+
 def too_few(seeds: int, others: int) -> str:
     """Why no difference of a single method of `others` can count with these seeds; empty if it can."""
-    least, asked = smallest_p(seeds), LEVEL / max(others, 1)
+    least, asked = smallest_p(seeds), level_alone(others)
     if least <= asked:
         return ""
     return (f"with {seeds} seeds p is at least {least:.2g}, and a difference that stands alone among {others} needs "
@@ -115,7 +120,7 @@ def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mappi
     deviation = paired_deviation(pilot) if min(pilot.shape) > 1 else 0.0
     least, others = min(len(scores) for scores in finals[budget.unit].values()), len(labels) - 1
     alone = deviation > 0 and least > 1 and not too_few(least, others)
-    visible = smallest_difference(deviation, least, level=LEVEL / max(others, 1)) if alone else None
+    visible = smallest_difference(deviation, least, level=level_alone(others)) if alone else None
     rows: dict[str, Any] = {label: {"final": float(np.mean([*scores.values()])), "seeds": len(scores)}
                             for label, scores in finals[budget.unit].items()}
     for unit, by_label in finals.items():

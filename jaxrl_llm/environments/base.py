@@ -115,6 +115,14 @@ class Environment:
                              "apart=True it has two contexts or more, one for each agent, and the fact 'agent'")
 
 
+def of_inner(inner: Environment) -> dict[str, Any]:
+    """`oracle`, `choices` and `cut` of an environment around `inner`, whose state has that of `inner` as its `inner`."""
+    def reached(function):
+        return None if function is None else lambda state: function(state.inner)
+
+    return {name: reached(getattr(inner, name)) for name in ("oracle", "choices", "cut")}
+
+
 def key_of(seed: int, uid: int) -> int:
     """The key of a trajectory: 64 bits that depend only on the run's seed and the trajectory's uid."""
     return int(np.random.SeedSequence((seed, uid)).generate_state(1, np.uint64)[0])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, of_inner
 from jaxrl_llm.tasks.base import Problem
 
 Parts = list[tuple[int, int, int]]  # see `Turn.rewritten`
@@ -65,12 +65,9 @@ def purified(*, environment: str = "tool_use", options: Mapping[str, Any] | None
             state.before, state.failed = (before, text) if state.active else (None, None)
         return turn._replace(rewritten=parts, info={**turn.info, "rewritten": int(bool(parts))})
 
-    oracle, choices, cut = inner.oracle, inner.choices, inner.cut
     return dataclasses.replace(
         inner, name=f"{inner.name}+purified", reset=reset, step=step, facts={**inner.facts, "rewritten": "count"},
-        oracle=None if oracle is None else lambda state: oracle(state.inner),
-        choices=None if choices is None else lambda state: choices(state.inner),
-        cut=None if cut is None else lambda state: cut(state.inner))
+        **of_inner(inner))
 
 
 def merged(failed: str, correction: str, mark: str, threshold: float) -> tuple[str, Parts]:

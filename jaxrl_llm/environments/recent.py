@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, of_inner
 from jaxrl_llm.tasks.base import Problem
 
 
@@ -43,14 +43,10 @@ def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None =
         if turn.done:
             return turn._replace(messages=())
         if len(state.turns) == contexts:
-            last = 0.0 if cut is None else cut(state.inner)
+            last = 0.0 if inner.cut is None else inner.cut(state.inner)
             return turn._replace(messages=(), reward=turn.reward + last, done=True)
         text = "\n".join(f"> {said}\n{read}" for said, read in state.turns[-turns:])
         return turn._replace(messages=[{"role": "user", "content": text}], fresh=True)
 
-    oracle, choices, cut = inner.oracle, inner.choices, inner.cut
     return dataclasses.replace(
-        inner, name=f"{inner.name}+recent", reset=reset, step=step, contexts=contexts,
-        oracle=None if oracle is None else lambda state: oracle(state.inner),
-        choices=None if choices is None else lambda state: choices(state.inner),
-        cut=None if cut is None else lambda state: cut(state.inner))
+        inner, name=f"{inner.name}+recent", reset=reset, step=step, contexts=contexts, **of_inner(inner))

@@ -27,8 +27,8 @@ class Completion:
         self.finish: str | None = None
         self._asked, self._tokenizer, self._tags = asked, tokenizer, tags
         before = context(self._prompt, tokenizer)
-        self._spelling = Spelling(tokenizer, asked.request.stop_texts, before, settled=len(before))
-        self._tokens = TokenSpelling(tokenizer, before)
+        self._spelling = Spelling(tokenizer, asked.request.stop_texts, [*before], settled=len(before))  # it appends to its list
+        self._token_spelling = TokenSpelling(tokenizer, before)
 
     def choice(self, node: Node, delta: bool) -> dict[str, Any]:
         """What a node adds, as an entry of `choices`; a whole answer (not `delta`) has a single node."""
@@ -65,7 +65,7 @@ class Completion:
 
     def _logprobs(self, node: Node) -> dict[str, Any]:
         """Log-probs of the tokens of a node, of the distribution that each was drawn from."""
-        texts, starts = self._tokens.feed(node.tokens.tolist())
+        texts, starts = self._token_spelling.feed(node.tokens.tolist())
         values = _numbers(node.logprobs)
         if self._asked.chat:
             return {"content": [{"token": text, "logprob": value, "bytes": None if REST in text else list(text.encode()),
