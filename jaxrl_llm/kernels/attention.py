@@ -47,12 +47,12 @@ def _forward(softcap, queries, sources):
 
     def block(part):
         queries, rows = part
-        scores = [_biased(capped(score_products(queries, k), softcap), bias, own) for k, bias, own in zip(keys, biases, rows)]
-        top = functools.reduce(jnp.maximum, [s.max(-1, keepdims=True) for s in scores])
-        odds = [jnp.exp(s - top) for s in scores]
-        total = sum(o.sum(-1, keepdims=True) for o in odds)
+        scores = [_biased(_scores(softcap, queries, k), queries, k, bias, own) for k, bias, own in zip(keys, biases, rows)]
+        top = functools.reduce(jnp.maximum, [_of_rows(s.max(-1, keepdims=True), queries) for s in scores])
+        odds = [jnp.exp(s - _rows(top, k)) for s, k in zip(scores, keys)]
+        total = sum(_of_rows(o.sum(-1, keepdims=True), queries) for o in odds)
         inverse = jnp.where(top > MASKED / 2, 1 / total, 0.0)
-        out = sum(weighted_sum(o, v) for v, o in zip(values, odds)) * inverse
+        out = sum(_of_rows(_product(o.astype(v.dtype), v, 0), queries) for o, v in zip(odds, values)) * inverse
         return (out.astype(values[0].dtype), top, inverse), ()
 
     out, top, inverse = checkpoint_name(_by_blocks(block, (queries, rows))[0], SAVED)
@@ -68,13 +68,14 @@ def _backward(softcap, saved, d_out):
         lost = jnp.sum(d_out.astype(jnp.float32) * out, -1, keepdims=True)
         d_queries, sums = 0.0, []
         for k, v, bias, own in zip(keys, values, biases, rows):
-            scores = capped(score_products(queries, k), softcap)
-            weights = jnp.exp(_biased(scores, bias, own) - top) * inverse
-            slopes = weights * (score_products(d_out, v) - lost)
+            scores = _scores(softcap, queries, k)
+            weights = jnp.exp(_biased(scores, queries, k, bias, own) - _rows(top, k)) * _rows(inverse, k)
+            slopes = weights * (_product(_rows(d_out, v), v, 1) - _rows(lost, v))
             if softcap is not None:
                 slopes *= 1 - (scores / softcap) ** 2
-            d_queries += weighted_sum(slopes, k)
-            sums.append((summed_rows(slopes, queries, k), summed_rows(weights, d_out, v)))
+            d_queries += _of_rows(_product(slopes.astype(k.dtype), k, 0), queries)
+            sums.append((summed(slopes.astype(queries.dtype), _rows(queries, k), jnp.float32),
+                         summed(weights.astype(d_out.dtype), _rows(d_out, v), jnp.float32)))
         return d_queries.astype(queries.dtype), sums
 
     d_queries, sums = _by_blocks(block, (queries, rows, *kept, d_out))
@@ -120,9 +121,14 @@ def score_products(queries, keys):
     return _of_rows(_product(_rows(queries, keys), keys, 1), queries)
 
 
-def _biased(scores, bias, rows):
+def _scores(softcap, queries, keys):
+    """Scores in the shape of their product, one matrix for each of the keys: TPUs copy them for another one."""
+    return capped(_product(_rows(queries, keys), keys, 1), softcap)
+
+
+def _biased(scores, queries, keys, bias, rows):
     scores, rows = jax.lax.optimization_barrier((scores, rows))  # or the bias of all blocks is made outside the loops
-    return scores + bias(rows)
+    return _rows(_of_rows(scores, queries) + bias(rows), keys)
 
 
 def capped(scores, softcap):
