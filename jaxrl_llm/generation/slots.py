@@ -23,6 +23,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import row_matmul
 from jaxrl_llm.models.transformer import (
     Block,
+    Cached,
     CompletionCache,
     PromptCache,
     Transformer,
@@ -38,8 +39,8 @@ class Slots(NamedTuple):
     Sliding-window layers have no more than `near` places.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    keys: tuple[Cached, ...]
+    values: tuple[Cached, ...]
 
     @property
     def rows(self) -> int:
@@ -101,8 +102,10 @@ def empty(model: Transformer, rows: int, room: int, near: int | None) -> Slots:
     c = model.config
     places = c.places(room, near)
     def zeros(*shape):
-        return np.zeros((rows, c.num_kv_heads, *shape), model.dtype)
-    return Slots(tuple(zeros(c.head_dim, n) for n in places), tuple(zeros(n, c.head_dim) for n in places))
+        return jnp.zeros((rows, c.num_kv_heads, *shape), model.dtype)
+    def cached():
+        return Slots(*model.cached([zeros(c.head_dim, n) for n in places], [zeros(n, c.head_dim) for n in places]))
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(cached))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "transposed"))
@@ -157,7 +160,7 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     carry = lanes.pending, lanes.drawn, lanes.left, lanes.alive, _chunk(model, lanes.length, steps)
     buffers = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), jax.eval_shape(step, carry, 0)[1])
     _, _, (pending, drawn, left, alive, added), results = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), carry, buffers))
-    block = Slots(*(tuple(x[:, :, 0] for x in arrays) for arrays in added[:2]))
+    block = Slots(*jax.tree.map(lambda x: x[:, :, 0], added[:2]))
     after = lanes.replace(pending=pending, length=lanes.length + drawn - lanes.drawn, drawn=drawn, left=left, alive=alive)
     return _appended(model.config, slots, block, lanes.slot, lanes.length, near), after, results
 
@@ -172,8 +175,11 @@ def _parted(c: ModelConfig, slots: Slots, own: Slots, leaders, common: int) -> t
     def split(keys, values, own_keys, own_values, local):
         if local:
             return None, None, own_keys, own_values
-        return (keys[..., :common][leaders], values[:, :, :common][leaders], own_keys[..., common:],
-                own_values[:, :, common:])
+        def first(x, axis):
+            return jax.tree.map(lambda y: jax.lax.slice_in_dim(y, 0, common, axis=axis)[leaders], x)
+        def rest(x, axis):
+            return jax.tree.map(lambda y: jax.lax.slice_in_dim(y, common, y.shape[axis], axis=axis), x)
+        return first(keys, 3), first(values, 2), rest(own_keys, 3), rest(own_values, 2)
     keys, values, *own = zip(*map(split, *slots, *own, c.local_layers))
     return (keys, values), Slots(*own)
 
@@ -183,7 +189,8 @@ def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
     c = model.config
     def make(*shape):
         return tuple(jnp.zeros((len(length), c.num_kv_heads, 1, *shape), model.dtype) for _ in range(c.num_layers))
-    return CompletionCache(make(c.head_dim, steps), make(steps, c.head_dim), rotations(c, length[:, None] + jnp.arange(steps)))
+    return CompletionCache(*model.cached(make(c.head_dim, steps), make(steps, c.head_dim)),
+                           rotations(c, length[:, None] + jnp.arange(steps)))
 
 
 def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, first, keys,
@@ -232,7 +239,7 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
         variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
         x, pair = Block(c, model.dtype, transposed).apply(variables, x, tables.of_layer(local, rotated), attend)
         kept.append(pair)
-    return _appended(c, slots, Slots(*zip(*kept)), slot, length, near)
+    return _appended(c, slots, Slots(*model.cached(*zip(*kept))), slot, length, near)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "room", "near"))
@@ -242,15 +249,15 @@ def prefill(model: Transformer, weights: Weights, tokens, *, room: int, near: in
     W must be at most `near`.
     """
     _, (keys, values), _ = model.hidden_states(weights.params, tokens, jnp.ones(tokens.shape, bool), lora=weights.lora)
-    return Slots(*with_places(tuple(swap_last(keys)), tuple(values), model.config.places(room, near)))
+    return Slots(*with_places(*model.cached(tuple(swap_last(keys)), tuple(values)), model.config.places(room, near)))
 
 
 @functools.partial(jax.jit, static_argnames=("room",))
 def take(slots: Slots, slot, *, room: int) -> Slots:
     """A copy of the first `room` places of one row, `[1, K, ...]`."""
     def row(arrays, axis):
-        return tuple(jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(x, slot, 1), 0, min(room, x.shape[axis]), axis=axis)
-                     for x in arrays)
+        return jax.tree.map(lambda x: jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(x, slot, 1), 0,
+                                                           min(room, x.shape[axis]), axis=axis), arrays)
     return Slots(row(slots.keys, 3), row(slots.values, 2))
 
 
@@ -267,8 +274,7 @@ def put(slots: Slots, block: Slots | None, which, slot) -> Slots:
     R means no row.
     """
     copied, start = jax.tree.map(lambda x: x[which], slots if block is None else block), jnp.zeros_like(slot)
-    return Slots(tuple(_written(x, y, 3, slot, start) for x, y in zip(slots.keys, copied.keys)),
-                 tuple(_written(x, y, 2, slot, start) for x, y in zip(slots.values, copied.values)))
+    return Slots(_written(slots.keys, copied.keys, 3, slot, start), _written(slots.values, copied.values, 2, slot, start))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "room", "near"))
@@ -290,18 +296,19 @@ def _appended(c: ModelConfig, slots: Slots, block: Slots, slot, length, near: in
     return Slots(*zip(*map(append, *slots, *block, c.local_layers)))
 
 
-def _around(x, y, axis: int, slot, length, near: int | None):
-    """`x [R, ...]` with W positions of `y [m, ...]` from position `length` on, p in place p mod `near` of its `axis`."""
-    positions = length[:, None] + jnp.arange(y.shape[axis])
+def _around(old, new, axis: int, slot, length, near: int | None):
+    """`old [R, ...]` with W positions of `new [m, ...]` from position `length` on, p in place p mod `near` of its `axis`."""
+    positions = length[:, None] + jnp.arange(new.shape[axis])
     where = slot[:, None], *[slice(None)] * (axis - 1), positions % near
-    return x.at[where].set(jnp.moveaxis(y, axis, 1), mode="drop")
+    return jax.tree.map(lambda x, y: x.at[where].set(jnp.moveaxis(y, axis, 1), mode="drop"), old, new)
 
 
-def _written(x, y, axis: int, slot, offset):
-    """`x [R, ...]` with the W places of `y [m, ...]` in the rows `slot i32[m]` from place `offset i32[m]` of `axis` on.
+def _written(old, new, axis: int, slot, offset):
+    """`old [R, ...]` with the W places of `new [m, ...]` in the rows `slot i32[m]` from place `offset i32[m]` of `axis` on.
 
     A row that does not exist, or has no room for W places from there on, is skipped.
     """
     axes = jax.lax.ScatterDimensionNumbers(update_window_dims=(1, 2, 3), inserted_window_dims=(0,),
                                            scatter_dims_to_operand_dims=(0, axis))
-    return jax.lax.scatter(x, jnp.stack([slot, offset], axis=1), y, axes, mode=jax.lax.GatherScatterMode.FILL_OR_DROP)
+    where, mode = jnp.stack([slot, offset], axis=1), jax.lax.GatherScatterMode.FILL_OR_DROP
+    return jax.tree.map(lambda x, y: jax.lax.scatter(x, where, y, axes, mode=mode), old, new)

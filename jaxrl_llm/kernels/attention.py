@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxrl_llm.kernels.int8 import Int8
 from jaxrl_llm.kernels.products import summed
 
 MASKED = -1e30  # added to the scores of keys that a query does not see; finite, or a query that sees none would get NaN
@@ -32,8 +33,8 @@ def attention(softcap, queries, sources):
     """Attention of `queries [P, K, G, H/K, T, d]` over all `sources`, each `(keys, values, rows, bias)`.
 
     Keys and values belong to a row, `[P, K, G, U, d]`, to a group, `[P, K, S, d]`, or to n consecutive groups,
-    `[P/n, K, S, d]`. `bias(rows) -> [P, 1, G, 1, t, U]` gives the bias of a block of t queries from the block's part of `rows`,
-    arrays with queries on axis -2.
+    `[P/n, K, S, d]`; where no gradient is taken they may be `Int8`. `bias(rows) -> [P, 1, G, 1, t, U]` gives the bias of a
+    block of t queries from the block's part of `rows`, arrays with queries on axis -2.
 
     The backward pass starts from the outputs, maxima and inverse sums: weights then take one exponential of the scores, and the
     softmax's sum subtracts `d_out . out` of the query from a gradient (arXiv 2205.14135, appendix B). These three carry the
@@ -52,8 +53,8 @@ def _forward(softcap, queries, sources):
         odds = [jnp.exp(s - _rows(top, k)) for s, k in zip(scores, keys)]
         total = sum(_of_rows(o.sum(-1, keepdims=True), queries) for o in odds)
         inverse = jnp.where(top > MASKED / 2, 1 / total, 0.0)
-        out = sum(_of_rows(_product(o.astype(v.dtype), v, 0), queries) for o, v in zip(odds, values)) * inverse
-        return (out.astype(values[0].dtype), top, inverse), ()
+        out = sum(_of_rows(_weighted(o, v, queries.dtype), queries) for o, v in zip(odds, values)) * inverse
+        return (out.astype(queries.dtype), top, inverse), ()
 
     out, top, inverse = checkpoint_name(_by_blocks(block, (queries, rows))[0], SAVED)
     return out, (queries, sources, out, top, inverse)
@@ -123,7 +124,17 @@ def score_products(queries, keys):
 
 def _scores(softcap, queries, keys):
     """Scores in the shape of their product, one matrix for each of the keys: TPUs copy them for another one."""
+    if isinstance(keys, Int8):
+        numbers = keys.numbers.astype(queries.dtype)
+        return capped(_product(_rows(queries, keys), numbers, 1) * jnp.swapaxes(keys.scale, -1, -2), softcap)
     return capped(_product(_rows(queries, keys), keys, 1), softcap)
+
+
+def _weighted(weights, values, dtype):
+    """The product of weights, matrices as `_scores` gives them, with values, computed in `dtype`."""
+    if isinstance(values, Int8):
+        weights, values = weights * jnp.swapaxes(values.scale, -1, -2), values.numbers
+    return _product(weights.astype(dtype), values.astype(dtype), 0)
 
 
 def _biased(scores, queries, keys, bias, rows):
@@ -147,8 +158,8 @@ def summed_rows(weights, rows, keys):
 
 def _rows(x, keys):
     """`[..., a, b, c, n]` as the rows of one matrix for each of the `keys [..., U, d]`, which consecutive groups may share."""
-    if len(keys) < len(x):
-        x = jnp.moveaxis(x.reshape(len(keys), -1, *x.shape[1:]), 1, 2)
+    if keys.shape[0] < len(x):
+        x = jnp.moveaxis(x.reshape(keys.shape[0], -1, *x.shape[1:]), 1, 2)
     return x.reshape(*keys.shape[:-2], -1, x.shape[-1])
 
 

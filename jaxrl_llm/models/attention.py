@@ -103,14 +103,15 @@ def grouped_attention(queries, keys, values, mask, *shared, scale, softcap=None)
     Args:
       queries: `[P, G, T, H, d]`.
       keys, values: `[P, K, G, U, d]`, the row's own; K divides H (grouped-query attention). Heads come before rows, so that
-        queries and scores have one order for own and for shared keys.
+        queries and scores have one order for own and for shared keys. Where no gradient is taken, these and the shared ones
+        may be `Int8`.
       mask: `bool`, broadcastable to `[P, G, T, U]`: which own keys a query sees.
       shared: any number of `(keys [P/n, K, S, d], values [P/n, K, S, d], mask bool broadcastable to [P, G, T, S])`, each
         shared by n consecutive groups.
       scale: factor on the scores.
       softcap: scores s become softcap * tanh(s / softcap); None: they stay (arXiv 2408.00118).
     Returns:
-      `[P, G, T, H, d]` in the dtype of the values; 0 for a query that sees nothing.
+      `[P, G, T, H, d]` in the dtype of the queries; 0 for a query that sees nothing.
     """
     def source(keys, values, mask):
         return (keys, values, _bias(mask)[:, None, :, None], Partial(_as_it_is))

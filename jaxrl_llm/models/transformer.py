@@ -10,7 +10,7 @@ Parameters are one tree: `embed [V, D]`, `layers` (every leaf stacked over L), `
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import chex
 import flax.linen as nn
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.kernels.attention import SAVED
+from jaxrl_llm.kernels.int8 import Int8, int8
 from jaxrl_llm.kernels.norm import rms_norm
 from jaxrl_llm.kernels.products import transpose
 from jaxrl_llm.models import moe
@@ -100,16 +101,20 @@ class Block(nn.Module):
         return added(out, "mlp_post_norm"), kept
 
 
-def with_places(keys: Sequence[jax.Array], values: Sequence[jax.Array], places: Sequence[int]
-                ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+Cached = jax.Array | Int8  # keys or values of a layer in a cache, see `Transformer.int8_cache`
+OneOf = TypeVar("OneOf", jax.Array, Int8)
+
+
+def with_places(keys: Sequence[Cached], values: Sequence[Cached], places: Sequence[int]
+                ) -> tuple[tuple[Cached, ...], tuple[Cached, ...]]:
     """Keys `[..., d, n]` and values `[..., n, d]` of each layer, filled up with zeros to its number of `places`."""
-    def longer(x, axis, length):
+    def longer(axis, length, x):
         more = length - x.shape[axis]
         chex.assert_scalar_non_negative(more)
         return jnp.pad(x, [(0, more if i == x.ndim + axis else 0) for i in range(x.ndim)])
 
-    return (tuple(longer(x, -1, n) for x, n in zip(keys, places, strict=True)),
-            tuple(longer(x, -2, n) for x, n in zip(values, places, strict=True)))
+    return (tuple(jax.tree.map(functools.partial(longer, -1, n), x) for x, n in zip(keys, places, strict=True)),
+            tuple(jax.tree.map(functools.partial(longer, -2, n), x) for x, n in zip(values, places, strict=True)))
 
 
 class PromptCache(NamedTuple):
@@ -120,8 +125,8 @@ class PromptCache(NamedTuple):
     mask: `bool[P, S]`, of the other layers.  length: `i32[P]`, real tokens of each prompt.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    keys: tuple[Cached, ...]
+    values: tuple[Cached, ...]
     mask: jax.Array
     length: jax.Array
 
@@ -135,8 +140,8 @@ class CompletionCache(NamedTuple):
     loop: within it the compiler would compute the same cosines again in every layer and head.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
+    keys: tuple[Cached, ...]
+    values: tuple[Cached, ...]
     rotations: Rotations
 
     def lengthened(self, lengths: Sequence[int]) -> "CompletionCache":
@@ -150,7 +155,7 @@ class CompletionCache(NamedTuple):
         """The cache of the `rows i32[P', G']` of `prompts i32[P']`."""
         chosen = jax.vmap(lambda x, prompt, row: x[prompt][:, row], in_axes=(None, 0, 0))
         def take(arrays):
-            return tuple(chosen(x, prompts, rows) for x in arrays)
+            return jax.tree.map(lambda x: chosen(x, prompts, rows), arrays)
         return CompletionCache(take(self.keys), take(self.values), jax.tree.map(lambda x: x[prompts], self.rotations))
 
 
@@ -173,12 +178,15 @@ class Transformer:
       dtype: dtype of activations and matrix products; parameters are cast to it at use, norms and softmax stay float32.
       remat: recompute all of each layer in the backward pass; otherwise the results of its matrix products are stored.
       kernels: which ones compute attention and experts, see `kernels.choice`; "auto": those of the devices.
+      int8_cache: whether decoding keeps keys and values in eight bits, see `kernels.int8`. What is computed in one pass, a
+        prompt say, reads its own keys and values as they are.
     """
 
     config: ModelConfig
     dtype: Any = jnp.float32
     remat: bool = False
     kernels: str = "auto"
+    int8_cache: bool = False
 
     @property
     def block(self) -> Block:
@@ -447,7 +455,14 @@ class Transformer:
         def kept(arrays):
             return tuple(near(x, n) if local else x for x, n, local in
                          zip(arrays, c.places(S, c.window), c.local_layers, strict=True))
-        return PromptCache(tuple(map(swap_last, kept(keys))), kept(values), prompt_mask, length), last
+        return PromptCache(*self.cached(tuple(map(swap_last, kept(keys))), kept(values)), prompt_mask, length), last
+
+    def cached(self, keys: Sequence[jax.Array], values: Sequence[jax.Array]
+               ) -> tuple[tuple[Cached, ...], tuple[Cached, ...]]:
+        """Keys `[..., d, n]` and values `[..., n, d]` as a cache holds them."""
+        if not self.int8_cache:
+            return tuple(keys), tuple(values)
+        return tuple(int8(x, -2) for x in keys), tuple(int8(x, -1) for x in values)
 
     def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
         """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
@@ -455,8 +470,8 @@ class Transformer:
         self.check_length(prompt.mask.shape[1] + (most or length))
         heads, places = (len(prompt.length), c.num_kv_heads, group), c.places(length, c.window)
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
-        return CompletionCache(tuple(jnp.zeros((*heads, c.head_dim, n), self.dtype) for n in places),
-                               tuple(jnp.zeros((*heads, n, c.head_dim), self.dtype) for n in places), tables)
+        return CompletionCache(*self.cached([jnp.zeros((*heads, c.head_dim, n), self.dtype) for n in places],
+                                            [jnp.zeros((*heads, n, c.head_dim), self.dtype) for n in places]), tables)
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, common=None,
                     transposed: bool = True):
@@ -481,14 +496,21 @@ class Transformer:
         tables = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, 1, axis=1)[:, None], cache.rotations)
         first = jnp.arange(0 if common is None else next((x.shape[2] for x in common[1] if x is not None), 0))
         prompt_positions = len(first) + positions_of(prompt.mask)
+        def written(old, new, place, axis):
+            return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, place, axis), old, new)
+        def read(keys, values):
+            if self.int8_cache:  # or the compiler keeps those that do not change as larger arrays beside the loop
+                keys, values, _ = jax.lax.optimization_barrier((keys, values, t))
+            return swap_last(keys), values
+
         x = self.embed(params, tokens)[:, :, None]
         kept = []
         for i, (weights, adapters) in enumerate(layers):
             local, rotated, places = c.local_layers[i], None if c.rotary_layers[i] else False, cache.values[i].shape[3]
 
             def attend(q, k, v):
-                own_k = jax.lax.dynamic_update_slice_in_dim(cache.keys[i], swap_last(heads_first(k)), t % places, axis=4)
-                own_v = jax.lax.dynamic_update_slice_in_dim(cache.values[i], heads_first(v), t % places, axis=3)
+                (k,), (v,) = self.cached([swap_last(heads_first(k))], [heads_first(v)])
+                own_k, own_v = written(cache.keys[i], k, t % places, 4), written(cache.values[i], v, t % places, 3)
                 which = held(jnp.asarray(t + 1), places)
                 own = (which >= 0) & in_window(positions, prompt.length[:, None, None] + which, c.window, local)
                 there, real = prompt_positions, prompt.mask
@@ -496,10 +518,10 @@ class Transformer:
                     there = held(prompt.length, prompt.values[i].shape[2])
                     real = there >= 0
                 seen = real[:, None, None, :] & in_window(positions, there[:, None], c.window, local)
-                shared = [(swap_last(prompt.keys[i]), prompt.values[i], seen)]
+                shared = [(*read(prompt.keys[i], prompt.values[i]), seen)]
                 if common is not None and not local:
-                    shared.append((swap_last(common[0][i]), common[1][i], jnp.ones((1, 1, 1, len(first)), bool)))
-                out = grouped_attention(q, swap_last(own_k), own_v, own, *shared, scale=c.attention_scale,
+                    shared.append((*read(common[0][i], common[1][i]), jnp.ones((1, 1, 1, len(first)), bool)))
+                out = grouped_attention(q, *read(own_k, own_v), own, *shared, scale=c.attention_scale,
                                         softcap=c.attention_softcap)
                 return out, (own_k, own_v)
 
@@ -532,9 +554,9 @@ def heads_first(y: jax.Array) -> jax.Array:
     return jnp.moveaxis(y, -2, 1)
 
 
-def swap_last(y: jax.Array) -> jax.Array:
+def swap_last(y: OneOf) -> OneOf:
     """`[..., a, b] -> [..., b, a]`."""
-    return jnp.swapaxes(y, -1, -2)
+    return jax.tree.map(lambda x: jnp.swapaxes(x, -1, -2), y)
 
 
 def last_index(mask: jax.Array) -> jax.Array:

@@ -52,6 +52,7 @@ class Work:
       offload: which of `optimizer` and `reference` wait in the host's memory.
       optimizer: the optimiser of the policy, and of the critic.
       rows, row_tokens: packed rows of a micro-batch and tokens of the longest; 0 rows: a prompt with its group is one row.
+      int8_cache: whether the sampler's caches hold eight bits for a number and 32 for the scale of a vector.
     """
 
     prompts: int
@@ -74,10 +75,16 @@ class Work:
     optimizer: optax.GradientTransformation = optax.adamw(1e-3)
     rows: int = 0
     row_tokens: int = 0
+    int8_cache: bool = False
 
     @property
     def itemsize(self) -> int:
         return _ITEMSIZE[self.dtype]
+
+    def cached_token(self, c: ModelConfig) -> float:
+        """Bytes of a token's key and value in one layer's cache."""
+        vector = c.head_dim + 4 if self.int8_cache else c.head_dim * self.itemsize
+        return 2 * c.num_kv_heads * vector
 
     @property
     def learned_at_once(self) -> float:
@@ -247,7 +254,7 @@ def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     gathered += parameters(c) * item if tensor < mesh["tensor"] else 0.0
     table = c.vocab_size * c.hidden_size * item / tensor if item < 4 and not gathered else 0
     places = sum(G * own + S + near for own, near in zip(c.places(T - 1, c.window), c.places(S, c.window)))
-    caches = 2 * c.num_kv_heads * c.head_dim * item / tensor * P * places
+    caches = w.cached_token(c) / tensor * P * places
     prefill = P * (3 * 4 * c.num_heads * S * S / tensor + S * item * (3 * _mlp_width(c) / tensor + 6 * c.hidden_size))
     return {"gathered weights": gathered, "copy of the weights": matrices + table, "caches": caches,
             "logits": 4 * 4 * P * G * c.vocab_size / tensor, "prefill": prefill}

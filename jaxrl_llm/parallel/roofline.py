@@ -260,7 +260,7 @@ def decode_least(c: ModelConfig, w: Work) -> Least:
     products = 2 * rows * flops.matmul_parameters(c) + rows * flops.attention_flops(c, 1, before=seen - 1)
     experts = None if c.experts is None else min(c.experts.count, rows * c.experts.per_token)
     places = sum(c.places(w.prompt_tokens, c.window)) + w.group * sum(c.places(w.completion_tokens, c.window))
-    caches = _token(c, w) / c.num_layers * w.prompts * places
+    caches = w.cached_token(c) * w.prompts * places
     return Least(products, w.itemsize * flops.matmul_parameters(c, experts=experts) + caches)
 
 
@@ -268,7 +268,7 @@ def prefill_least(c: ModelConfig, w: Work) -> Least:
     """P prompts of S tokens: weights of the layers once, and the caches written."""
     weights, tokens = flops.matmul_parameters(c, unembedding=False), w.prompts * w.prompt_tokens
     products = 2 * weights * tokens + w.prompts * flops.attention_flops(c, w.prompt_tokens)
-    return Least(products, w.itemsize * _whole(c, unembedding=False) + _token(c, w) * tokens)
+    return Least(products, w.itemsize * _whole(c, unembedding=False) + w.cached_token(c) * c.num_layers * tokens)
 
 
 def layer_least(c: ModelConfig, w: Work) -> Least:
@@ -287,8 +287,3 @@ def update_least(c: ModelConfig, w: Work) -> Least:
 
 def _whole(c: ModelConfig, *, unembedding: bool) -> float:
     return flops.matmul_parameters(c, unembedding=unembedding, experts=None if c.experts is None else c.experts.count)
-
-
-def _token(c: ModelConfig, w: Work) -> float:
-    """Bytes of the keys and values of a token in all layers."""
-    return 2 * w.itemsize * c.num_layers * c.num_kv_heads * c.head_dim

@@ -61,7 +61,7 @@ def lower_accumulate(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 def _model(c: ModelConfig, w: Work, mesh: Mesh) -> Transformer:
     """The model with the kernels of the mesh's platform, which need not be the one of this process."""
     kernels = choice.of_platform(mesh.devices.flat[0].platform)
-    return Transformer(c, dtype=jax.numpy.dtype(w.dtype), remat=w.remat, kernels=kernels)
+    return Transformer(c, jax.numpy.dtype(w.dtype), w.remat, kernels, w.int8_cache)
 
 
 def _made(c: ModelConfig, w: Work, mesh: Mesh):

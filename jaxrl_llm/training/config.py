@@ -88,6 +88,7 @@ def _model(c: ConfigDict) -> None:
     c.model.dtype = "float32"          # dtype of activations; weights and optimiser state stay float32
     c.model.remat = False              # recompute layers in the backward pass: less memory, a third more work
     c.model.kernels = "auto"           # attention and experts: "plain" is XLA alone, "cuda", "tpu"; "auto": by the device
+    c.model.int8_cache = False         # sampling keeps keys and values in 8 bits, which halves the bytes of a cache in bfloat16
 
     c.lora = ConfigDict()              # low-rank adapters on frozen weights
     c.lora.rank = 0                    # rank of the adapters; 0: all weights are trained

@@ -32,7 +32,8 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
                      average=bool(c.optimizer.ema), reference=any(one.copies for one in made) and not c.lora.rank,
                      offload=tuple(config_lib.parts(learner.offload)),
                      optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0], rows=learner.packed_rows,
-                     row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group, c.mesh.seq)[-1])
+                     row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group, c.mesh.seq)[-1],
+                     int8_cache=c.model.int8_cache)
 
 
 def recorders_of(config: ConfigDict, needs: Set[str]) -> list[Kind]:

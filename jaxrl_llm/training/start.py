@@ -89,7 +89,7 @@ def open_model(m: ConfigDict) -> tuple[Tokenizer, Transformer, Callable[[Mesh, i
         else:
             architecture = model_config(m, tokenizer.vocab_size)
         tokenizer = tokenizer.limited_to(architecture.vocab_size)
-    model = Transformer(architecture, dtype=DTYPES[m.dtype], remat=m.remat, kernels=m.kernels)
+    model = Transformer(architecture, DTYPES[m.dtype], m.remat, m.kernels, m.int8_cache)
     return tokenizer, model, stored or (lambda mesh, seed: _init(model, mesh)(jax.random.key(seed)))
 
 

@@ -39,6 +39,14 @@ def test_slots_and_scan_learn_the_same_and_a_resumed_run_continues_exactly(tmp_p
     run_files.assert_same(run_files.saved(tmp_path / "resumed", config()), slots)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ("scan", "slots"))
+def test_runs_learn_with_caches_in_eight_bits(tmp_path, sampler):
+    loop.train(config(**{"sampling.engine": sampler, "model.int8_cache": True}), tmp_path)
+    gaps = [line["max/mismatch"] for line in run_files.lines(tmp_path)[1:]]
+    assert len(gaps) == 3 and 2e-5 < max(gaps) < 0.3  # between sampler and learner
+
+
 def test_one_rule_chooses_the_sampler():
     stops, [cpu], gpu = (1,), jax.devices()[:1], types.SimpleNamespace(platform="gpu")
     for changes, devices, prompt, ends, slots in (
