@@ -12,6 +12,7 @@ A notice is sent by clusters before they kill a process. A Ctrl-C only waits for
                 ...                     # a Ctrl-C is raised after this
 """
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: no error, start the same command ag
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 _received: list[int] = []
+_interrupts: list[int] = []
 _may_raise = False
 
 
@@ -37,19 +39,25 @@ class Preempted(SystemExit):
 def watch() -> Iterator[None]:
     """A context in which SIGTERM and SIGUSR1 do not end the process but are remembered for `check`; the first is acknowledged.
 
-    Only Python's main thread can handle signals: in other threads nothing changes.
+    A SIGINT raises its exception as before. Python drops what is raised in some places, JAX's callback of the garbage collector
+    among them: `check` then raises it again. Only the main thread can handle signals: in others nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     _received.clear()
-    before = {number: signal.signal(number, _remember) for number in SIGNALS}
+    _interrupts.clear()
+    handlers = dict.fromkeys(SIGNALS, _remember)
+    if callable(handler := signal.getsignal(signal.SIGINT)):
+        handlers[signal.SIGINT] = functools.partial(_interrupt, handler)
+    before = {number: signal.signal(number, own) for number, own in handlers.items()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
         _received.clear()
+        _interrupts.clear()
 
 
 @contextlib.contextmanager
@@ -109,9 +117,16 @@ def say(text: str) -> None:
 
 
 def check() -> None:
-    """Raises `Preempted` if this process, or any of several, received a signal since `watch` began."""
+    """Raises `Preempted` if this process, or any of several, received a signal since `watch` began; see there for SIGINT."""
+    if _interrupts:
+        raise KeyboardInterrupt
     if parallel.agree(len(_received)):
         raise Preempted
+
+
+def _interrupt(handler, number: int, frame) -> None:
+    _interrupts.append(number)
+    handler(number, frame)
 
 
 def _remember(number: int, frame) -> None:

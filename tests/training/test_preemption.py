@@ -1,4 +1,5 @@
 """A signal before a kill ends the run between two steps, with its own exit code, after all open files are closed."""
+import gc
 import os
 import signal
 import subprocess
@@ -39,6 +40,27 @@ def test_a_closed_stderr_changes_nothing(monkeypatch):
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(preemption.Preempted):
             preemption.check()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_drops_is_raised_at_the_next_check():
+    """An exception in a callback of the garbage collector is printed and forgotten, and JAX has such a callback."""
+    def callback(phase, info):
+        if phase == "start" and not sent:
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sent, before = [], signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), preemption.watch():
+        gc.callbacks.append(callback)
+        try:
+            gc.collect()
+        finally:
+            gc.callbacks.remove(callback)
+        reached = True
+        preemption.check()
+    assert sent and reached and signal.getsignal(signal.SIGINT) is before
+    preemption.check()  # nothing is left over
 
 
 def test_without_a_signal_nothing_happens_and_handlers_come_back():
