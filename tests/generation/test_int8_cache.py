@@ -1,7 +1,6 @@
 """Caches in eight bits: their vectors, attention over them, and both samplers of tiny models with them."""
 import dataclasses
 
-import engines
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,17 +89,20 @@ def test_long_completions_are_compacted_and_lengthened():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_engine_keeps_them_whatever_its_slots(name):
-    """Rows of prompts that are read at once depend on no schedule; all slots of the engine hold eight bits."""
+    """Rows whose prompts are read at once depend on no schedule, pauses included; all slots hold eight bits."""
     found = []
     for slots in (2, 12):
         one = Engine(SMALL[name], params(name), KEY, slots=slots, slot_tokens=S + T, chunks=(4,))
-        one.submit(*(request(uid) for uid in range(P * G)))
+        one.submit(*(request(uid, stop_tokens=()) for uid in range(P * G)))
         one.step()
         assert all(x.numbers.dtype == jnp.int8 for x in (*one._caches.slots.keys, *one._caches.slots.values))
-        found.append({uid: np.concatenate([node.tokens for node in nodes]).tolist() for uid, nodes in drain(one).items()})
+        paused = one.pause(one.running[0])
+        for _ in range(8):  # others take its slot, and its cache waits on the host
+            one.step()
+        one.resume(paused.uid)
+        found.append({uid: node.tokens.tolist() for uid, [node] in drain(one).items()})
+        assert found[-1][paused.uid][:len(paused.tokens)] == paused.tokens.tolist()
     assert found[0] == found[1] and len(found[0]) == P * G
-    same = [found[0][uid][:2] == engines.scanned(name)[uid][0][:2] for uid in found[0]]
-    assert np.mean(same) > 0.7  # of whole caches: rounding rarely changes a draw
 
 
 def test_the_plan_counts_their_bytes():
