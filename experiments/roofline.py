@@ -31,8 +31,7 @@ _JSON = flags.DEFINE_bool("json", False, "One JSON object per phase instead of a
 
 _TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_ACCELERATOR_TYPE": "v5p-8", "TPU_WORKER_HOSTNAMES": "localhost",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}  # no chip exists that two programs could compete for
-_FIELDS = ("prompts", "group", "prompt_tokens", "completion_tokens", "micro_batches", "dtype", "remat",
-           "int8_cache")
+_FIELDS = ("prompts", "group", "prompt_tokens", "completion_tokens", "micro_batches", "dtype", "remat", "int8_cache")
 
 
 def model_of(name: str):

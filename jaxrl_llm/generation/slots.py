@@ -100,12 +100,8 @@ class Drawn(NamedTuple):
 def empty(model: Transformer, rows: int, room: int, near: int | None) -> Slots:
     """Slots on the host, all zero."""
     c = model.config
-    places = c.places(room, near)
-    def zeros(*shape):
-        return jnp.zeros((rows, c.num_kv_heads, *shape), model.dtype)
-    def cached():
-        return Slots(*model.cached([zeros(c.head_dim, n) for n in places], [zeros(n, c.head_dim) for n in places]))
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(cached))
+    slots = jax.eval_shape(lambda: Slots(*model.zeros((rows, c.num_kv_heads), c.places(room, near))))
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), slots)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "transposed"))
@@ -187,10 +183,8 @@ def _parted(c: ModelConfig, slots: Slots, own: Slots, leaders, common: int) -> t
 def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
     """The small cache of a chunk of steps, each row being a group of one."""
     c = model.config
-    def make(*shape):
-        return tuple(jnp.zeros((len(length), c.num_kv_heads, 1, *shape), model.dtype) for _ in range(c.num_layers))
-    return CompletionCache(*model.cached(make(c.head_dim, steps), make(steps, c.head_dim)),
-                           rotations(c, length[:, None] + jnp.arange(steps)))
+    keys, values = model.zeros((len(length), c.num_kv_heads, 1), (steps,) * c.num_layers)
+    return CompletionCache(keys, values, rotations(c, length[:, None] + jnp.arange(steps)))
 
 
 def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, first, keys,

@@ -464,14 +464,19 @@ class Transformer:
             return tuple(keys), tuple(values)
         return tuple(int8(x, -2) for x in keys), tuple(int8(x, -1) for x in values)
 
+    def zeros(self, heads: Sequence[int], places: Sequence[int]) -> tuple[tuple[Cached, ...], tuple[Cached, ...]]:
+        """Keys `[*heads, d, n]` and values `[*heads, n, d]` of an empty cache, with each layer's number n of `places`."""
+        d = self.config.head_dim
+        return self.cached([jnp.zeros((*heads, d, n), self.dtype) for n in places],
+                           [jnp.zeros((*heads, n, d), self.dtype) for n in places])
+
     def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
         """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
         c = self.config
         self.check_length(prompt.mask.shape[1] + (most or length))
         heads, places = (len(prompt.length), c.num_kv_heads, group), c.places(length, c.window)
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
-        return CompletionCache(*self.cached([jnp.zeros((*heads, c.head_dim, n), self.dtype) for n in places],
-                                            [jnp.zeros((*heads, n, c.head_dim), self.dtype) for n in places]), tables)
+        return CompletionCache(*self.zeros(heads, places), tables)
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, common=None,
                     transposed: bool = True):

@@ -72,7 +72,7 @@ def test_decoding_is_near_to_that_of_whole_caches(name):
 
 @pytest.mark.slow
 def test_long_completions_are_compacted_and_lengthened():
-    """96 rows x 70 tokens: caches of two lengths, then half of the rows; log-probs are near those of a plain forward pass."""
+    """32 rows x 70 tokens: caches of two lengths, then half of the rows; log-probs are near those of a plain forward pass."""
     prompts, real, limit = np.random.default_rng(2).integers(0, V, (8, S)), np.ones((8, S), bool), 70
     limits = np.where(np.arange(8) < 6, 20, limit)
     made = generate(SMALL["dense"], params(), prompts, real, row_keys(KEY, np.arange(32).reshape(8, 4)), Sampling(0.8),
