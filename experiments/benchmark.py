@@ -125,7 +125,7 @@ def record_seconds(run, state, rollouts) -> float:
     return seconds_of(run.learner.layout.logprobs, state.params, state.lora, texts_of(rollouts), repeats=2)
 
 
-def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], size: int, limits: dict[str, float]) -> float:
+def decode_floor(architecture, work, prompts: list[int], lengths: list[list[int]], limits: dict[str, float]) -> float:
     """The minimum seconds of decoding: products with the weights and attention, in turn, since each needs the other.
 
     Each takes the longer of its operations and its reads: all weights in each step; of the caches, the prompt's once per group
@@ -135,40 +135,40 @@ def decode_floor(architecture, prompts: list[int], lengths: list[list[int]], siz
     rate, bandwidth = limits["gemm_flops_per_s"], limits["bytes_per_s"]
     weights, steps = flops.matmul_parameters(architecture), [[n - 1 for n in own] for own in lengths]
     rows = [sum(n > t for own in steps for n in own) for t in range(max(map(max, steps)))]  # rows that decode in step t
-    products = sum(max(2 * weights * n / limits["rows_flops_per_s"], weights * size / bandwidth) for n in rows)
+    products = sum(max(2 * weights * n / limits["rows_flops_per_s"], weights * work.itemsize / bandwidth) for n in rows)
     attention = sum(flops.attention_flops(architecture, n, before=p) for p, own in zip(prompts, steps) for n in own)
-    return products + max(attention / rate, cache_bytes(architecture, prompts, lengths, size) / bandwidth)
+    return products + max(attention / rate, cache_bytes(architecture, work, prompts, lengths) / bandwidth)
 
 
-def cache_bytes(architecture, prompts: list[int], lengths: list[list[int]], size: int) -> float:
+def cache_bytes(architecture, work, prompts: list[int], lengths: list[list[int]]) -> float:
     """The minimum bytes read of the caches: in each step a prompt's once per group, a completion's up to its current length."""
     steps = [[n - 1 for n in own] for own in lengths]
     positions = sum(max(own) * p + sum(n * (n + 1) // 2 for n in own) for p, own in zip(prompts, steps))
-    return positions * 2 * architecture.num_layers * architecture.num_kv_heads * architecture.head_dim * size
+    return positions * architecture.num_layers * work.cached_token(architecture)
 
 
-def decode_bytes(architecture, prompts: list[int], lengths: list[list[int]], size: int) -> float:
+def decode_bytes(architecture, work, prompts: list[int], lengths: list[list[int]]) -> float:
     """The minimum bytes of decoding: all weights in each step, and the caches."""
     from jaxrl_llm.evaluation import flops
-    weights = (max(map(max, lengths)) - 1) * flops.matmul_parameters(architecture) * size
-    return weights + cache_bytes(architecture, prompts, lengths, size)
+    weights = (max(map(max, lengths)) - 1) * flops.matmul_parameters(architecture) * work.itemsize
+    return weights + cache_bytes(architecture, work, prompts, lengths)
 
 
 def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
     """One row per phase: seconds, tokens, useful operations and the share of the machine's limit."""
     from jaxrl_llm.evaluation import flops
+    from jaxrl_llm.training.forecast import work_of
     model, c = run.learner.policy.model, run.config
     architecture = model.config
-    prompts = rollouts.prompt_mask.sum(-1).tolist()
+    prompts, work = rollouts.prompt_mask.sum(-1).tolist(), work_of(c, rollouts.prompt_mask.shape[1], set(), critic=False)
     rate = limits["gemm_flops_per_s"]
-    size = 2 if c.model.dtype == "bfloat16" else 4
     lengths = rollouts.present.sum(-1).tolist()
     logits = 2 * architecture.vocab_size * architecture.hidden_size
     packed = sum(flops.packed_flops(architecture, p, [n - 1 for n in own]) + logits * len(own)  # layers skip last tokens
                  for p, own in zip(prompts, lengths))
     decode = sum(flops.decode_flops(architecture, p, n) for p, own in zip(prompts, lengths) for n in own)
     updates = c.learner.epochs * 3 * packed
-    floor = functools.partial(decode_floor, architecture, prompts, lengths, size)
+    floor = functools.partial(decode_floor, architecture, work, prompts, lengths)
     square = floor(limits | {"rows_flops_per_s": rate}) / times["decode"]
 
     def row(name, seconds, tokens, operations, least):
@@ -183,7 +183,7 @@ def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
         row("prefill", times["prefill"], sum(prompts), prefill, prefill / rate),
         row("decode", times["decode"], completion_tokens, decode, floor(limits)) | {
             "share_by_square_products": square,
-            "gb_per_s": decode_bytes(architecture, prompts, lengths, size) / times["decode"] / 1e9},
+            "gb_per_s": decode_bytes(architecture, work, prompts, lengths) / times["decode"] / 1e9},
         row("record" if times["recorded"] else "record (not part of this step)", times["record"], learned, packed,
             packed / rate),
         row("update", times["update"], learned, updates, updates / rate),

@@ -20,7 +20,8 @@ from jaxrl_llm import command_line
 
 _MODEL = flags.DEFINE_list("model", None, "Names of published models, or directories with a config.json.")
 _DEVICES = flags.DEFINE_list("devices", None, "Devices and their number, e.g. h100-8; v4 and v5p count cores, two a chip.")
-_MESH = flags.DEFINE_string("mesh", "", "Sizes of data, fsdp, tensor, e.g. \"data=4, fsdp=8\"; default: the first that fits.")
+_MESH = flags.DEFINE_string("mesh", "", "Sizes of data, fsdp, tensor, seq, e.g. \"data=4, fsdp=8\"; default: the mesh of the "
+                            "configuration, or the first that fits if it sets none.")
 _COMPILED = flags.DEFINE_bool("compiled", False, "Compile the update for the slice, of two layers and of four, and "
                               "extrapolate; needs the TPU's compiler (pip install \"jax[tpu]\"), and no TPU.")
 _CONFIG = config_flags.DEFINE_config_file("config", str(Path(__file__).parents[1] / "configs" / "plan.py"),
@@ -36,12 +37,16 @@ def model_of(name: str):
     return hf.config_from(json.loads(file.read_text()), file) if file.is_file() else MODELS[one_of("model", name, MODELS)]
 
 
-def check_mesh() -> None:
-    """Raises ValueError for a mesh among the keys of --config: the plan takes the first that fits, or that of --mesh."""
-    given = [key for key in config_flags.get_override_values(flags.FLAGS["config"]) if key.startswith("mesh.")]
-    if given:
-        raise ValueError(f"a plan does not read --config.{given[0]}; give --mesh, for example --mesh=\"fsdp=4, tensor=2\", or "
-                         "leave it out: the first mesh that fits")
+def given_mesh() -> dict[str, int] | None:
+    """The axes that --mesh or the configuration sets; None: the first mesh that fits. ValueError if both set one."""
+    from jaxrl_llm.training.config import default_config, keywords
+    own, usual = _CONFIG.value.mesh.to_dict(), default_config().mesh.to_dict()
+    if own == usual:
+        return keywords(_MESH.value) if _MESH.value else None
+    if _MESH.value:
+        sets = ", ".join(f"mesh.{axis}={size}" for axis, size in own.items() if size != usual[axis])
+        raise ValueError(f"--mesh=\"{_MESH.value}\" is given, and the configuration sets {sets}; leave one out")
+    return own
 
 
 def compiled(c, w, device, sizes) -> dict[str, float]:
@@ -87,20 +92,20 @@ def comparison(c, w, device, estimate) -> str:
 def main():
     from jaxrl_llm.parallel import mesh_sizes, plan, plan_page
     from jaxrl_llm.parallel.presets import parse_devices
-    from jaxrl_llm.training.config import keywords
     from jaxrl_llm.training.recipes import work_of
-    check_mesh()
+    axes = given_mesh()
     models = {name: model_of(name) for name in _MODEL.value}
     machines = {name: parse_devices(name) for name in _DEVICES.value}
     if _COMPILED.value and (len(models) * len(machines) > 1 or not _DEVICES.value[0].startswith("v")):
         raise ValueError("--compiled goes with one model and one TPU slice, for example --devices=v5p-16")
     if len(models) * len(machines) > 1:
-        if _MESH.value:
-            raise ValueError("--mesh goes with one model and one kind of device; a table chooses its own")
+        if axes:
+            raise ValueError("a mesh, here of --mesh or the configuration, goes with one model and one kind of device; a table "
+                             "chooses its own")
         print(plan_page.table({name: (c, work_of(_CONFIG.value, c)) for name, c in models.items()}, machines))
         return
     (name, c), (device, count) = models.popitem(), machines.popitem()[1]
-    mesh, work = mesh_sizes(count, **keywords(_MESH.value)) if _MESH.value else None, work_of(_CONFIG.value, c)
+    mesh, work = mesh_sizes(count, **axes) if axes else None, work_of(_CONFIG.value, c)
     estimate = plan.placed(c, work, device, count, mesh)
     print(plan_page.page(name, c, work, device, estimate))
     if _COMPILED.value:

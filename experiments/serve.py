@@ -24,6 +24,7 @@ from jaxrl_llm import command_line
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face directory or .gguf file.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "With --model: another tokenizer than the one beside the weights.")
 _DTYPE = flags.DEFINE_string("dtype", None, "With --model: what it computes in, float32 (default) or bfloat16.")
+_INT8_CACHE = flags.DEFINE_bool("int8_cache", False, "With --model: keep keys and values in eight bits.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py, whose newest checkpoint is served.")
 _STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of this step.")
 _NAME = flags.DEFINE_string("name", None, "What clients call the model; default: the name of the file or folder.")
@@ -60,13 +61,14 @@ def loaded():
     if (_MODEL.value is None) == (_WORKDIR.value is None):
         raise ValueError("give one of --model (a Hugging Face directory or .gguf file) and --workdir (the folder of a run)")
     if _WORKDIR.value is not None:
-        if _TOKENIZER.value or _DTYPE.value:
-            raise ValueError("--tokenizer and --dtype go with --model; a run is served with its own, so leave them out")
+        if _TOKENIZER.value or _DTYPE.value or _INT8_CACHE.value:
+            raise ValueError("--tokenizer, --dtype and --int8_cache go with --model; a run is served with its own, so leave "
+                             "them out")
         return policy.of_run(Path(_WORKDIR.value).expanduser(), _STEP.value)
     if _STEP.value is not None:
         raise ValueError(f"--step={_STEP.value} goes with --workdir, the folder of a run; --model has one set of weights, so "
                          "leave --step out")
-    return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value or "float32")
+    return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value or "float32", int8_cache=_INT8_CACHE.value)
 
 
 def application(loaded, name: str, token: str, size: int):

@@ -19,13 +19,13 @@ class Loaded(NamedTuple):
     tag: str
 
 
-def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32") -> Loaded:
+def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32", *, int8_cache: bool = False) -> Loaded:
     """A Hugging Face directory, a PEFT directory or a GGUF file; errors as in `weights.load` and `tokenizers.load`.
 
-    `tokenizer`: used instead of the one beside the weights.
+    `tokenizer`: used instead of the one beside the weights.  `int8_cache`: see `Transformer.int8_cache`.
     """
     config, params = weights.load(path)
-    model = Transformer(config, dtype=DTYPES[one_of("dtype", dtype, DTYPES)])
+    model = Transformer(config, dtype=DTYPES[one_of("dtype", dtype, DTYPES)], int8_cache=int8_cache)
     return Loaded(model, params, tokenizers.load(tokenizer or path).limited_to(config.vocab_size), Path(path).name)
 
 

@@ -99,11 +99,11 @@ def row_lengths(prompt_tokens: int, tokens: int, group: int, multiple: int = 1) 
     """At most three lengths of packed rows, multiples of `multiple`; each has two programs of updates.
 
     The longest holds a prompt with one or more completions, up to its whole group. Repeating the prompt in the rows of a group
-    adds at most a quarter to the group's slots.
+    adds at most a tenth to the group's slots.
     """
     def slots(completions):
         return -(-group // completions) * (prompt_tokens + completions * tokens)
-    held = next(n for n in range(1, group + 1) if 4 * slots(n) <= 5 * slots(group))
+    held = next(n for n in range(1, group + 1) if 10 * slots(n) <= 11 * slots(group))
     return tuple(dict.fromkeys(-(-n // multiple) * multiple for n in prompt_buckets(prompt_tokens + held * tokens, 3)))
 
 

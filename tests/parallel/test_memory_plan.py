@@ -313,11 +313,15 @@ def test_the_command_refuses_what_does_not_fit():
 
 
 @pytest.mark.slow
-def test_a_mesh_is_given_by_its_flag():
-    options = ("--model=llama3_8b", "--devices=v5e-4", "--config.mesh.tensor=2")
-    done = subprocess.run([sys.executable, "experiments/plan.py", *options], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1 and not done.stdout
-    assert "a plan does not read --config.mesh.tensor; give --mesh, for example" in done.stderr
+def test_a_mesh_is_given_by_its_flag_or_by_the_configuration():
+    def planned(*options):
+        command = (sys.executable, "experiments/plan.py", "--model=llama3_8b", "--devices=v5e-4", *options)
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    by_flag, by_config = planned("--mesh=fsdp=2, tensor=2"), planned("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+    assert "(mesh.data=1 mesh.fsdp=2 mesh.tensor=2)" in by_flag.stdout and by_config.stdout == by_flag.stdout
+    both = planned("--mesh=fsdp=4", "--config.mesh.tensor=2")
+    assert both.returncode == 1 and not both.stdout
+    assert '--mesh="fsdp=4" is given, and the configuration sets mesh.tensor=2; leave one out' in both.stderr
 
 
 def test_packed_rows_of_one_trajectory_are_planned_as_such():

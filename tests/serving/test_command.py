@@ -71,7 +71,8 @@ def test_what_cannot_be_served_is_refused(command):
     for arguments, reason in (((), "give one of --model"), (("--model=nowhere",), "nowhere does not exist"),
                               (("--model=a", "--host=0.0.0.0"), "JAXRL_LLM_TOKEN"),
                               (("--model=a", "--step=3"), "--step=3 goes with --workdir"),
-                              (("--workdir=a", "--dtype=float32"), "--tokenizer and --dtype go with --model")):
+                              (("--workdir=a", "--dtype=float32"), "--tokenizer, --dtype and --int8_cache go with --model"),
+                              (("--workdir=a", "--int8_cache"), "--tokenizer, --dtype and --int8_cache go with --model")):
         line, process = command(*arguments)
         assert not line and process.wait(60) == 1
         errors = process.stderr.read()
@@ -99,5 +100,6 @@ def test_a_slot_holds_what_the_model_was_made_for(tmp_path):
     weights.save_hf(tmp_path, c, jax.device_get(model.init(jax.random.key(0))))
     loaded = policy.of_checkpoint(str(tmp_path), "bytes")
     assert loaded.model.config == c and loaded.tag == tmp_path.name
+    assert not loaded.model.int8_cache and policy.of_checkpoint(str(tmp_path), "bytes", int8_cache=True).model.int8_cache
     with pytest.raises(ValueError, match="Unknown dtype 'float16'"):
         policy.of_checkpoint(str(tmp_path), "bytes", "float16")
