@@ -19,6 +19,7 @@ _REQUESTS = flags.DEFINE_integer("requests", 512, "Trajectories, a multiple of t
 _LIMIT = flags.DEFINE_integer("limit", 128, "Most tokens of a completion.", lower_bound=8)
 _PROMPT = flags.DEFINE_integer("prompt", 32, "Tokens of a prompt.", lower_bound=2)
 _CLOCK = flags.DEFINE_enum("clock", "wall", ["wall", "processor"], "Seconds of the clock, or of all cores: on a busy machine.")
+_PAGED = flags.DEFINE_bool("paged", False, "Caches of the engine in pages of one pool.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed turns of each; medians are reported.", lower_bound=1)
 
 GROUP, VOCABULARY = 8, 1024
@@ -111,7 +112,7 @@ def main(argv):
                                     num_kv_heads=max(heads // 3, 1), head_dim=64, mlp_size=_HIDDEN.value * 8 // 3))
     params, key = jax.jit(model.init)(jax.random.key(0)), jax.random.key(1)
     prompts = np.random.default_rng(0).integers(0, VOCABULARY, (_REQUESTS.value // GROUP, _PROMPT.value)).astype(np.int32)
-    engine = Engine(model, params, key, slots=_SLOTS.value, slot_tokens=_PROMPT.value + _LIMIT.value)
+    engine = Engine(model, params, key, slots=_SLOTS.value, slot_tokens=_PROMPT.value + _LIMIT.value, paged=_PAGED.value)
     clock = {"wall": time.perf_counter, "processor": time.process_time}[_CLOCK.value]
     compiling: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(

@@ -5,8 +5,9 @@
 
 Nothing is run. --platform=cpu compiles with the compiler for CPUs, --platform=tpu with the TPU's own for a v5p chip, which need
 not exist here (pip install "jax[tpu]"). Phases: `decode` a step of the sampler at full caches, `prefill` all prompts, `layer`
-one layer forward and backward, `update` an update of all weights. Except for `layer`, models of one and of two layers are
-compiled; their difference is taken for each further layer. Seconds are the sum over the operations, each at its own peak.
+one layer forward and backward, `update` an update of all weights, `pages` a step of the engine with paged caches. Except for
+`layer`, models of one and of two layers are compiled; their difference is taken for each further layer. Seconds are the sum
+over the operations, each at its own peak.
 """
 import dataclasses
 import importlib.util
@@ -19,7 +20,7 @@ from absl import flags
 
 from jaxrl_llm import command_line
 
-PHASES = ("decode", "prefill", "layer", "update")
+PHASES = ("decode", "prefill", "layer", "update", "pages")
 _MODEL = flags.DEFINE_string("model", None, "Name of a published model, or \"tiny\".")
 _PHASES = flags.DEFINE_list("phases", list(PHASES[:3]), f"Some of {', '.join(PHASES)}.")
 _WORK = flags.DEFINE_string("work", "", "Changes to 1 prompt of 512 tokens, 8 completions of 1,024 tokens, bfloat16: fields of "
@@ -85,7 +86,9 @@ def measured(phase: str, c, w, mesh, device) -> dict:
     lower, least = getattr(ahead, f"lower_{phase}"), getattr(roofline, f"{phase}_least")(c, w)
     began, costs, memory, operations = time.perf_counter(), [], [], []
     kernels = {}
-    if _PLATFORM.value == "tpu" and phase != "decode":
+    if _PLATFORM.value == "tpu" and phase == "pages":
+        kernels = ahead.pages_cost(c, w)
+    elif _PLATFORM.value == "tpu" and phase != "decode":
         kernels = ahead.attention_cost(c, dataclasses.replace(w, group=0) if phase == "prefill" else w)
     for layers in (1,) if phase == "layer" else (1, 2):
         compiled = lower(ahead.with_layers(c, layers), w, mesh).compile()

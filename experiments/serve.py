@@ -33,6 +33,7 @@ _PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0: any that is fr
 _SLOTS = flags.DEFINE_integer("slots", 16, "Completions that are sampled at the same time; others wait.", lower_bound=1)
 _SLOT_TOKENS = flags.DEFINE_integer("slot_tokens", 0, "Tokens of a prompt and its completion at most; 0: the model's own "
                                     "limit, or 4096.", lower_bound=0)
+_PAGED = flags.DEFINE_bool("paged_cache", False, "Keep keys and values in pages of one pool, which equal beginnings share.")
 _REQUESTS = flags.DEFINE_integer("requests", 256, "Requests at the same time; further ones are refused (429).", lower_bound=1)
 _COMPLETIONS = flags.DEFINE_integer("completions", 64, "Completions of a request at most.", lower_bound=1)
 _TINKER = flags.DEFINE_bool("tinker", False, "Speak Tinker's API: clients train LoRA adapters and sample from them.")
@@ -80,7 +81,8 @@ def application(loaded, name: str, token: str, size: int):
     from jaxrl_llm.serving.requests import Limits
     from jaxrl_llm.serving.worker import Worker
     model, params, tokenizer, tag = loaded
-    engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer)
+    engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
+                    paged=_PAGED.value)
     limits = Limits(_COMPLETIONS.value, _REQUESTS.value)
     published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value).expanduser()
     return make_app(Served(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
@@ -104,7 +106,7 @@ def tinker_application(loaded, name: str, token: str, size: int):
     model, params, tokenizer, tag = loaded
     learner = Learner(model, params, longest=size, budget=_BATCH_TOKENS.value)
     engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
-                    lora=learner.padded(None, _RANK.value))
+                    lora=learner.padded(None, _RANK.value), paged=_PAGED.value)
     store = Store(Path(_CHECKPOINTS.value).expanduser())
     service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)
     limits = Limits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)

@@ -15,15 +15,16 @@ from jaxrl_llm.models.transformer import Transformer
 
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
              stop_ids: tuple[int, ...], slots: int, stop_texts: Sequence[str] = (), tokenizer=None, lora=None,
-             limits=None) -> Iterator[Completions]:
+             limits=None, paged: bool = False) -> Iterator[Completions]:
     """Samples the tokens of `sampler.generate` on one device, in an engine with `slots` rows; yields them as `completed` does.
 
-    A completion ends at its first stop text; the tokenizer decodes the tokens to find it. `limits`: as in `sampler.generate`.
+    A completion ends at its first stop text; the tokenizer decodes the tokens to find it. `limits`: as in `sampler.generate`;
+    `paged`: as in `Engine`.
     """
     prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))
     P, G = words.shape[:2]
     engine = Engine(model, params, jax.random.key(0), slots=slots, slot_tokens=prompts.shape[1] + max_tokens,
-                    tokenizer=tokenizer, lora=lora)
+                    tokenizer=tokenizer, lora=lora, paged=paged)
     asked = dataclasses.replace(request_of(sampling, max_tokens, stop_ids), stop_texts=tuple(stop_texts))
     own = np.minimum(asked.limit, np.full(P, asked.limit) if limits is None else np.asarray(jax.device_get(limits)))
     engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(), key=tuple(words[p, g]),

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
-from jaxrl_llm.generation.lanes import FEWEST
+from jaxrl_llm.generation.lanes import FEWEST, Common, common_places
 from jaxrl_llm.generation.requests import Row
-from jaxrl_llm.generation.slots import Slots, Weights
+from jaxrl_llm.generation.slots import Drawn, Lanes, Slots, Weights
 from jaxrl_llm.models.transformer import Transformer
 
 WIDTHS = (16, 32, 64)  # tokens that go into a row at a time
@@ -53,6 +53,54 @@ class RowCaches:
         self.slots = None
         self.prefixes.clear()
 
+    def forget_prefixes(self) -> None:
+        """Drops caches of prompts, of weights that are no longer in use."""
+        self.prefixes.clear()
+
+    def rest(self) -> None:
+        """Drops the slots while no row is in them: short ones suffice again."""
+        self.slots = None
+
+    def fork(self, row: Row) -> None:
+        """Joins a new row to its source, if it has one."""
+        if row.source is not None:
+            row.source.forks.append(row)
+
+    def leave(self, row: Row) -> None:
+        """Keeps the cache of an idle row, whose slot another one needs."""
+        row.cache = self.copy(row)
+
+    def forget(self, row: Row) -> None:
+        """Drops the cache of a row; forks of it that still wait for a slot get a copy."""
+        if row.forks:
+            self.copy(row)
+        if row.source is not None:
+            row.source.forks.remove(row)
+
+    def copy(self, row: Row) -> Slots:
+        """The cache of a row in a slot, on the host, where forks that wait for a slot have it from now on."""
+        cache = jax.device_get(self.taken(row.slot, row.cached))
+        for fork in row.forks:
+            fork.cache, fork.source = cache, None
+        row.forks.clear()
+        return cache
+
+    def common(self, owners: Sequence[Row | None]) -> Common:
+        """What the caches of the lanes of these rows share."""
+        return Common(0, ()) if all(self._model.config.local_layers) else common_places(owners)
+
+    def decode(self, weights: Weights, owners: Sequence[Row | None], lanes: Lanes, key, patience: int, common: Common, *,
+               steps: int, ahead: int) -> tuple[Lanes, Drawn]:
+        """Decodes a chunk for the rows of these lanes, `ahead` steps of which are in flight; see `slots.decode`."""
+        self.make_room(max(row.cached + min(ahead, row.left) for row in owners if row and row.decodes) + steps)
+        restricted = lanes.sampling.top_k is not None
+        self.programs.add(("decode", len(owners), steps, self.slots.room, restricted, lanes.stops.shape[1], common.places,
+                           len(common.leaders)))
+        self.slots, lanes, drawn = programs_of.decode(
+            self._model, weights, self.slots, lanes, key, np.int32(patience), np.asarray(common.leaders, np.int32), steps=steps,
+            common=common.places, near=self.near, transposed=self._transposed)
+        return lanes, drawn
+
     def make_room(self, length: int) -> None:
         """Makes or lengthens the caches so that each has at least `length` places."""
         if self.slots is None:
@@ -77,11 +125,17 @@ class RowCaches:
         self.programs.add(("take", self.slots.room, room))
         return programs_of.take(self.slots, np.int32(slot), room=room)
 
-    def fill(self, weights: Weights, placed: Sequence[Row], waiting: Iterable[Row]) -> None:
-        """Writes what the `placed` rows must read before they decode into their slots.
+    def fill(self, weights: Weights, placed: Sequence[Row], waiting: Iterable[Row], decoding: Iterable[Row]) -> None:
+        """Writes what the `placed` rows, some of those `decoding`, must read before they decode into their slots.
 
         Prompts of rows that are `waiting` for a slot are computed together with those of the placed rows.
         """
+        if self.near is not None:  # else places stay as they are, and forks copy them from slot to slot
+            for row in decoding:
+                if any(fork.slot is None for fork in row.forks):
+                    self.copy(row)
+        if not placed:
+            return
         self.make_room(max(len(row.tokens) for row in placed))
         copies: dict[int, tuple[Slots, list[tuple[int, Row]]]] = {}
         for row in placed:
@@ -110,12 +164,8 @@ class RowCaches:
 
     def _compute(self, weights: Weights, prompts: Iterable[tuple[int, ...]], waiting: Iterable[Row]) -> None:
         """Computes the missing prefixes of these prompts, a few at a time, together with some prompts of waiting rows."""
-        new = list(dict.fromkeys(prompt for prompt in prompts if prompt not in self.prefixes))
-        spare = min(-len(new) % _LANES[-1], self._rows - len(new))  # a single one costs as much
-        if new and spare > 0:
-            longest, known = max(map(len, new)), {*new, *self.prefixes}
-            others = (prompt_of(row) for row in itertools.islice(waiting, self._rows) if not row.cached)
-            new += list(dict.fromkeys(p for p in others if p and p not in known and len(p) <= longest))[:spare]
+        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefixes]
+        new = with_waiting(missing, self.prefixes, waiting, self._rows)
         while new:
             part, new = new[:_LANES[-1]], new[_LANES[-1]:]
             block = self._block(weights, part)
@@ -131,7 +181,7 @@ class RowCaches:
         width = widths_of(max(map(len, fresh)))[0] if any(fresh) else 0
         if width:
             self.programs.add(("prefill", rows, width, room))
-            block = programs_of.prefill(self._model, weights, _lines(fresh, rows, width), room=room, near=self.near)
+            block = programs_of.prefill(self._model, weights, lines(fresh, rows, width), room=room, near=self.near)
         else:
             block, copies = self._lengthened(self._picked(*copies[0], rows), room), copies[1:]
         for source, which, where in copies:
@@ -144,9 +194,8 @@ class RowCaches:
 
         Sliding-window layers do not keep their first places.
         """
-        known = self.prefixes.items() if self.near is None else ()
-        starts = ((before, prefix) for other, prefix in known if (before := _alike(prompt, other)))
-        return max(starts, key=lambda start: start[0], default=(0, None))
+        before, other = shared_beginning(prompt, self.prefixes if self.near is None else (), WIDTHS[-1])
+        return before, self.prefixes[other] if before else None
 
     def _picked(self, block: Slots, which: Sequence[int], where: Sequence[int], rows: int) -> Slots:
         """A block of `rows` with rows `which` of another one in its rows `where`."""
@@ -170,7 +219,7 @@ class RowCaches:
             length = _padded([before for _, _, before in part], 0, lanes)
             self.programs.add(("extend", lanes, width, slots.rows, slots.room))
             slots = programs_of.extend(self._model, weights, slots, slot, length,
-                                       _lines([tokens for _, tokens, _ in part], lanes, width), near=self.near,
+                                       lines([tokens for _, tokens, _ in part], lanes, width), near=self.near,
                                        transposed=self._transposed)
             entries = [(slot, tokens[width:], before + width) for slot, tokens, before in part] + entries
         return slots
@@ -214,7 +263,7 @@ def widths_of(length: int) -> tuple[int, ...]:
     return (most,) * ((length - 1) // most) + (next(w for w in WIDTHS if w >= (length - 1) % most + 1),)
 
 
-def _lines(tokens: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
+def lines(tokens: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
     """i32[rows, width] with the first tokens of each, 0 behind them."""
     lines = np.zeros((rows, width), np.int32)
     for line, own in zip(lines, tokens):
@@ -222,9 +271,25 @@ def _lines(tokens: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray
     return lines
 
 
-def _alike(prompt: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """How many tokens two prompts begin with alike, in whole widths, as they are computed so."""
-    most, step = min(len(prompt), len(other)), WIDTHS[-1]
+def with_waiting(prompts: list[tuple[int, ...]], known: Iterable[tuple[int, ...]], waiting: Iterable[Row], rows: int
+                 ) -> list[tuple[int, ...]]:
+    """The prompts to compute, and unknown ones of `waiting` rows that are no longer: a few together cost as much as one."""
+    spare = min(-len(prompts) % _LANES[-1], rows - len(prompts))
+    if not prompts or spare <= 0:
+        return prompts
+    longest, there = max(map(len, prompts)), {*prompts, *known}
+    others = (prompt_of(row) for row in itertools.islice(waiting, rows) if not row.cached)
+    return prompts + list(dict.fromkeys(p for p in others if p and p not in there and len(p) <= longest))[:spare]
+
+
+def shared_beginning(prompt: tuple[int, ...], known: Iterable[tuple[int, ...]], step: int) -> tuple[int, tuple[int, ...]]:
+    """How many tokens, in whole steps, a prompt shares with the known one that begins most like it, and that one."""
+    return max(((_alike(prompt, other, step), other) for other in known), key=lambda start: start[0], default=(0, ()))
+
+
+def _alike(prompt: tuple[int, ...], other: tuple[int, ...], step: int) -> int:
+    """How many tokens two prompts begin with alike, in whole steps."""
+    most = min(len(prompt), len(other))
     return next(n for n in range(0, most + 1, step) if n + step > most or prompt[n:n + step] != other[n:n + step])
 
 

@@ -1,5 +1,6 @@
 """Generation that can continue, stop, fork and change weights between chunks: a host loop over the programs of `slots`."""
 import dataclasses
+import functools
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -8,9 +9,10 @@ import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.caches import RowCaches
-from jaxrl_llm.generation.lanes import Common, common_places, lane_counts, lanes_of
+from jaxrl_llm.generation.lanes import Common, lane_counts, lanes_of
+from jaxrl_llm.generation.paged_caches import PagedCaches
 from jaxrl_llm.generation.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
-from jaxrl_llm.generation.slots import Drawn, Lanes, Slots
+from jaxrl_llm.generation.slots import Drawn, Lanes
 from jaxrl_llm.generation.stopping import StopSearch, context
 from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
@@ -45,7 +47,7 @@ class Engine:
     """
 
     def __init__(self, model: Transformer, params, key: jax.Array, *, slots: int, slot_tokens: int, tokenizer=None,
-                 version: int = 0, lora=None, chunks: Sequence[int] = (4, 16)):
+                 version: int = 0, lora=None, chunks: Sequence[int] = (4, 16), paged: bool = False):
         """
         Args:
           model, params, lora: the policy.
@@ -55,6 +57,7 @@ class Engine:
           tokenizer: for stop texts.
           version: policy version of these weights.
           chunks: numbers of steps between two looks at the rows, ascending: the longest is used unless a shorter one suffices.
+          paged: whether caches are pages of a common pool, see `generation.paged_caches`; otherwise each slot has its own.
         Raises:
           ValueError: for numbers that no engine could work with, and lengths that the model does not support.
         """
@@ -82,8 +85,9 @@ class Engine:
         self._given: list[jax.Array | None] = []  # the parameters as given, where they are immutable arrays
         self._policy = jax.eval_shape(lambda: (params, lora))
         self.programs: set[tuple] = set()
-        self._caches = RowCaches(model, self._device, slots, slot_tokens, max(chunks), transposed=self._transposed,
-                                 programs=self.programs)
+        made = PagedCaches if paged else functools.partial(RowCaches, chunk=max(chunks))
+        self._caches: RowCaches | PagedCaches = made(model, self._device, slots, slot_tokens, transposed=self._transposed,
+                                                     programs=self.programs)
         self._decoded = 0  # tokens
         self.publish(version, params, lora)
 
@@ -127,8 +131,7 @@ class Engine:
                 raise ValueError(f"uid {request.uid} was submitted before; release it, or give this trajectory its own uid")
             rows[request.uid] = self._root(request) if request.parent is None else self._child(request)
         for row in rows.values():
-            if row.source is not None:
-                row.source.forks.append(row)
+            self._caches.fork(row)
         self._rows |= rows
         self._queue.extend(rows.values())
 
@@ -210,7 +213,7 @@ class Engine:
             self._weights = programs_of.prepare(self._model, params, lora, transposed=self._transposed)
         self._given = [leaf if isinstance(leaf, jax.Array) else None for leaf in given]
         self.version = version
-        self._caches.prefixes.clear()
+        self._caches.forget_prefixes()
 
     def collect(self) -> list[Node]:
         """Decodes until a node is finished and returns all finished nodes; an empty list if no trajectory runs or waits."""
@@ -238,10 +241,10 @@ class Engine:
         self._flights.clear()
         self._caches.clear()
         self._changed = False
+        for row in self._rows.values():
+            if row.on_device:
+                row.lose_cache()
         for row in [row for row in self._slots if row]:
-            for lost in (row, *row.forks):
-                lost.cached, lost.cache, lost.source = 0, None, None
-            row.forks.clear()
             self._slots[row.slot], row.slot = None, None
             if not row.idle and row not in self._queue:
                 self._queue.appendleft(row)
@@ -288,8 +291,7 @@ class Engine:
             search = self._search(request, tokens[:len(tokens) - len(parent.search.tokens)])
             search.feed(parent.search.tokens)
         return Row(request, tokens, search, cached=parent.cached, drawn=parent.drawn, start=len(tokens),
-                   source=parent if parent.slot is not None and parent.cached else parent.source, cache=parent.cache,
-                   begun=parent.begun)
+                   source=parent if parent.holds_cache else parent.source, cache=parent.cache, begun=parent.begun)
 
     def _search(self, request: Request, tokens: Sequence[int]) -> StopSearch:
         """A search that begins behind these tokens."""
@@ -301,28 +303,12 @@ class Engine:
         return [row for row in self._slots if row and not row.idle]
 
     def _free(self, row: Row) -> None:
-        """Takes a row out of its slot and out of the queue; forks of it that still wait for a slot get a copy of its cache."""
-        if row.forks:
-            self._copy(row)
+        """Takes a row out of its slot and out of the queue, and forgets its cache."""
+        self._caches.forget(row)
         if row.slot is not None:
             self._slots[row.slot], row.slot = None, None
         if row in self._queue:
             self._queue.remove(row)
-        if row.source is not None:
-            row.source.forks.remove(row)
-
-    def _take_out(self, row: Row) -> None:
-        """Takes an idle row out of its slot."""
-        row.cache = self._copy(row)
-        self._free(row)
-
-    def _copy(self, row: Row) -> Slots:
-        """The cache of a row in a slot, on the host, where forks that wait for a slot have it from now on."""
-        cache = jax.device_get(self._caches.taken(row.slot, row.cached))
-        for fork in row.forks:
-            fork.cache, fork.source = cache, None
-        row.forks.clear()
-        return cache
 
     def _check_weights(self, policy) -> None:
         old, new = (dict(jax.tree_util.tree_leaves_with_path(x)) for x in (self._policy, policy))
@@ -339,27 +325,24 @@ class Engine:
     def _admit(self) -> None:
         """Moves waiting rows into free slots, or into those of idle rows, and fills their caches."""
         if self._queue and not any(self._slots):
-            self._caches.slots = None  # no row is in them: short caches suffice again
+            self._caches.rest()
         placed = [row for row in self._queue if row.slot is not None]
         for row in placed:
             self._queue.remove(row)
         idle = [row for row in self._slots if row and row.idle]
         while self._queue and (idle or None in self._slots):
             if None not in self._slots:
-                self._take_out(idle.pop())
+                left = idle.pop()
+                self._caches.leave(left)
+                self._slots[left.slot], left.slot = None, None
             row = self._queue.popleft()
             row.slot = self._slots.index(None)
             self._slots[row.slot] = row
             placed.append(row)
-        if self._caches.near is not None:  # else places stay as they are, and forks copy them from slot to slot
-            for row in self._decoding():
-                if any(fork.slot is None for fork in row.forks):
-                    self._copy(row)
-        if placed:
-            new = [row for row in placed if not row.cached]
-            self._caches.fill(self._weights, placed, self._queue)
-            for row in new:
-                row.begun = self.version, row.cached
+        new = [row for row in placed if not row.cached]
+        self._caches.fill(self._weights, placed, self._queue, self._decoding())
+        for row in new:
+            row.begun = self.version, row.cached
 
     def _ahead(self) -> int:
         """Steps that are in flight."""
@@ -379,23 +362,16 @@ class Engine:
 
     def _dispatch(self) -> None:
         """Dispatches one more chunk after those in flight."""
-        rows, ahead, left = self._decoding(), self._ahead(), self._most_left()
+        ahead, left = self._ahead(), self._most_left()
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
-        self._caches.make_room(max(row.cached + min(ahead, row.left) for row in rows) + steps)
         if self._flights:
             owners, lanes, common = self._flights[-1].rows, self._flights[-1].lanes, self._flights[-1].common
         else:
-            owners, lanes = self._lanes(rows)
-            common = Common(0, ()) if all(self._model.config.local_layers) else common_places(owners)
+            owners, lanes = self._lanes(self._decoding())
+            common = self._caches.common(owners)
             self._changed = False
-        restricted = lanes.sampling.top_k is not None
-        self.programs.add(("decode", len(owners), steps, self._caches.slots.room, restricted, lanes.stops.shape[1],
-                           common.places, len(common.leaders)))
         patience = int(len(owners) * _LOOK) if self._queue else _NEVER
-        self._caches.slots, lanes, drawn = programs_of.decode(
-            self._model, self._weights, self._caches.slots, lanes, self._key, np.int32(patience),
-            np.asarray(common.leaders, np.int32), steps=steps, common=common.places, near=self._caches.near,
-            transposed=self._transposed)
+        lanes, drawn = self._caches.decode(self._weights, owners, lanes, self._key, patience, common, steps=steps, ahead=ahead)
         self._flights.append(_Flight(owners, steps, self.version, lanes, common, drawn))
 
     def _lanes(self, rows: list[Row]) -> tuple[list[Row | None], Lanes]:

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from jaxrl_llm.generation.sampling import Sampling, check
-from jaxrl_llm.generation.slots import Slots
 from jaxrl_llm.generation.stopping import StopSearch
 
 RowT = TypeVar("RowT")
@@ -89,7 +88,8 @@ class Row:
       source: the row in whose slot its cache lies, while it has no slot; that row's cache only grows, so it may go on, except
         with sliding windows.
       forks: rows whose `source` it is.
-      cache: a copy of its cache on the host, while it has neither slot nor source; None otherwise, or if nothing is cached.
+      cache: a copy of its cache on the host, while it has none on the device; None otherwise, or if nothing is cached.
+      pages: with paged caches, the pages of its cache, in order; whoever shares one writes into a copy of it.
       finish: why it ended and waits for `extend`, in its slot until another row needs that; None: it has not ended.
       begun: policy version that computed its cache's first places, and how many; forks have those of the parent.
     """
@@ -105,7 +105,8 @@ class Row:
     slot: int | None = None
     source: "Row | None" = None
     forks: "list[Row]" = dataclasses.field(default_factory=list)
-    cache: Slots | None = None
+    cache: Any = None
+    pages: list[int] = dataclasses.field(default_factory=list)
     finish: str | None = None
     begun: tuple[int, int] = (0, 0)
 
@@ -121,6 +122,25 @@ class Row:
     def idle(self) -> bool:
         """Whether it keeps its slot only until another row needs that."""
         return self.ended or self.paused
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it is in a slot and goes on."""
+        return self.slot is not None and not self.idle
+
+    @property
+    def holds_cache(self) -> bool:
+        """Whether its cache lies on the device, in its own slot or in pages."""
+        return self.cached > 0 and (self.slot is not None or bool(self.pages))
+
+    @property
+    def on_device(self) -> bool:
+        """Whether its cache, its own or that of its source, is lost with the device's arrays."""
+        return self.slot is not None or self.source is not None or bool(self.pages)
+
+    def lose_cache(self) -> None:
+        """Forgets the cache: the row is read again."""
+        self.cached, self.cache, self.source, self.forks, self.pages = 0, None, None, [], []
 
     def node(self, finish: str, since: int = 0) -> Node:
         """What the policy wrote since the last node, without the first `since` tokens."""

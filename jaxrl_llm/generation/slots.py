@@ -9,6 +9,7 @@ token, and overwrite first what is there: `near` is the window and as many place
 that a later token sees is still there.
 """
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -139,9 +140,26 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     first, own = _parted(model.config, slots, own, leaders, common)
     seen = jnp.arange(common, slots.room) < lanes.length[:, None]
     prompt = PromptCache(own.keys, own.values, seen, jnp.asarray(lanes.length))
+
+    def states(tokens, i, alive, cache):
+        normed, cache = model.decode_step(weights.params, weights.layers, tokens[:, None], i, prompt, cache, common=first,
+                                          transposed=transposed)
+        return normed[:, 0], cache
+
+    added, after, results = drawn_by(model, weights, lanes, key, patience, states, _chunk(model, lanes.length, steps), steps)
+    block = Slots(*jax.tree.map(lambda x: x[:, :, 0], added[:2]))
+    return _appended(model.config, slots, block, lanes.slot, lanes.length, near), after, results
+
+
+def drawn_by(model: Transformer, weights: Weights, lanes: Lanes, key, patience, states: Callable, cache, steps: int
+             ) -> tuple[Any, Lanes, Drawn]:
+    """The loop of a chunk, see `decode`: the cache and the lanes after it, and what it drew.
+
+    `states(tokens i32[m], i, alive bool[m], cache) -> (normed [m, D], cache)` reads a token in each lane in step i.
+    """
     given = jax.random.wrap_key_data(jnp.asarray(lanes.uid), impl=jax.random.key_impl(key))
     keys = jnp.where(lanes.keyed, given, fold_in_halves(key, *lanes.uid.T))
-    step = functools.partial(_step, model, weights, lanes, prompt, first, keys, transposed)
+    step = functools.partial(_step, model, weights, lanes, states, keys)
 
     def go_on(state):
         i, inert, (_, _, _, alive, _), _ = state
@@ -153,12 +171,11 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
         drawn = jax.tree.map(lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), drawn, new)
         return i + 1, inert + (lanes.alive & ~carry[3]).sum(dtype=jnp.int32), carry, drawn
 
-    carry = lanes.pending, lanes.drawn, lanes.left, lanes.alive, _chunk(model, lanes.length, steps)
+    carry = lanes.pending, lanes.drawn, lanes.left, lanes.alive, cache
     buffers = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), jax.eval_shape(step, carry, 0)[1])
-    _, _, (pending, drawn, left, alive, added), results = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), carry, buffers))
-    block = Slots(*jax.tree.map(lambda x: x[:, :, 0], added[:2]))
+    _, _, (pending, drawn, left, alive, cache), results = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), carry, buffers))
     after = lanes.replace(pending=pending, length=lanes.length + drawn - lanes.drawn, drawn=drawn, left=left, alive=alive)
-    return _appended(model.config, slots, block, lanes.slot, lanes.length, near), after, results
+    return cache, after, results
 
 
 def _parted(c: ModelConfig, slots: Slots, own: Slots, leaders, common: int) -> tuple[Any, Slots]:
@@ -187,13 +204,11 @@ def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
     return CompletionCache(keys, values, rotations(c, length[:, None] + jnp.arange(steps)))
 
 
-def _step(model: Transformer, weights: Weights, lanes: Lanes, prompt: PromptCache, first, keys,
-          transposed: bool, carry, i):
+def _step(model: Transformer, weights: Weights, lanes: Lanes, states: Callable, keys, carry, i):
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
     pending, drawn, left, alive, cache = carry
-    normed, cache = model.decode_step(weights.params, weights.layers, pending[:, None], i, prompt, cache, common=first,
-                                      transposed=transposed)
-    logits = model.finished(row_matmul(normed[:, 0], weights.unembedding, jnp.float32))
+    normed, cache = states(pending, i, alive, cache)
+    logits = model.finished(row_matmul(normed, weights.unembedding, jnp.float32))
     token, logprob, entropy = draw(jax.vmap(jax.random.fold_in)(keys, drawn), logits, lanes.sampling)
     ended = (token[:, None] == lanes.stops).any(-1) | (left <= 1)
     carry = jnp.where(alive, token, pending), drawn + alive, left - alive, alive & ~ended, cache

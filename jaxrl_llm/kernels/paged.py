@@ -1,7 +1,7 @@
 """Attention of single queries over paged caches, for decoding: a table names the pages that hold a row's keys.
 
 NVIDIA GPUs run JAX's paged attention, TPUs its ragged paged attention. Each requires its own memory order of the cache, see
-`laid`. The cache is kept in that order, so decoding transposes nothing.
+`laid`. The cache is kept in that order, so decoding transposes nothing; `written`, `read` and `page_axis` know it.
 """
 import math
 
@@ -25,6 +25,37 @@ def laid(kernels: str, keys, values) -> tuple[jax.Array, ...]:
         return jnp.moveaxis(keys, 2, 0), jnp.moveaxis(values, 2, 0)
     if kernels == "tpu":  # key and value of a head beside each other
         return jnp.stack([keys, values], axis=3).reshape(*keys.shape[:2], -1, keys.shape[-1]),
+    return keys, values
+
+
+def page_axis(kernels: str) -> int:
+    """The axis of pages in the arrays of `laid`."""
+    return 1 if chosen(kernels) == "cuda" else 0
+
+
+def written(kernels: str, cache, keys, values, page, place) -> tuple[jax.Array, ...]:
+    """The cache with `keys, values [m, K, d]` in places `place i32[m]` of the pages `page i32[m]`."""
+    chex.assert_equal_shape([page, place])
+    kernels = chosen(kernels)
+    if kernels == "cuda":
+        return tuple(old.at[:, page, place].set(jnp.moveaxis(new, 1, 0)) for old, new in zip(cache, (keys, values)))
+    if kernels == "tpu":
+        both = jnp.stack([keys, values], axis=2).reshape(len(keys), -1, keys.shape[-1])
+        return cache[0].at[page, place].set(both),
+    return tuple(old.at[page, place].set(new) for old, new in zip(cache, (keys, values)))
+
+
+def read(kernels: str, cache, table) -> tuple[jax.Array, jax.Array]:
+    """Keys and values `[B, K, U, d]` of all U places of the pages `table i32[B, m]`."""
+    kernels = chosen(kernels)
+    if kernels == "cuda":
+        parts = [jnp.moveaxis(x[:, table], 0, 3) for x in cache]
+    elif kernels == "tpu":
+        both = cache[0][table]
+        parts = [both[..., 0::2, :], both[..., 1::2, :]]
+    else:
+        parts = [x[table] for x in cache]
+    keys, values = (jnp.moveaxis(x.reshape(len(table), -1, *x.shape[3:]), 2, 1) for x in parts)
     return keys, values
 
 

@@ -264,6 +264,9 @@ def decode_least(c: ModelConfig, w: Work) -> Least:
     return Least(products, w.itemsize * flops.matmul_parameters(c, experts=experts) + caches)
 
 
+pages_least = decode_least  # a step of the engine with paged caches: no least is different
+
+
 def prefill_least(c: ModelConfig, w: Work) -> Least:
     """P prompts of S tokens: weights of the layers once, and the caches written."""
     weights, tokens = flops.matmul_parameters(c, unembedding=False), w.prompts * w.prompt_tokens

@@ -7,7 +7,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm import methods, packing, parallel
-from jaxrl_llm.generation import sampler
+from jaxrl_llm.evaluation import flops
+from jaxrl_llm.generation import paged_caches, pages, sampler, slots
+from jaxrl_llm.generation.paged_caches import pages_of
+from jaxrl_llm.generation.pages import PAGE
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.kernels import choice
 from jaxrl_llm.kernels.flash import FAR, Rows
@@ -91,6 +94,36 @@ def lower_decode(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
                 Sampling(np.float32(1)), jax.random.split(jax.random.key(0), (P, G)), prompt, carry)
 
     return jax.jit(step, donate_argnums=(7,)).lower(*_whole(given, mesh))
+
+
+def lower_pages(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
+    """A step of the engine with paged caches, including the draw, for P G rows that see S + T positions.
+
+    The pool holds the whole pages of each prompt once.
+    """
+    R, S, T = w.prompts * w.group, w.prompt_tokens, w.completion_tokens
+    model, transposed = _model(c, w, mesh), reads_transposed(R, T)
+    paged_caches.check_model(model)
+    pool = 1 + w.prompts * (S // PAGE) + R * pages_of(S % PAGE + T)
+
+    def given():
+        params = _cast(model.init(jax.random.key(0)), model.dtype)
+        numbers, sampling = np.zeros(R, np.int32), Sampling(np.ones(R, np.float32))
+        lanes = slots.Lanes(numbers, np.zeros((R, 2), np.uint32), numbers > 0, numbers, numbers, numbers, numbers, numbers == 0,
+                            np.zeros((R, 4), np.int32), sampling)
+        weights = slots.Weights(params, None, model.unstack_layers(params, transposed=transposed), model.unembedding(params))
+        return (weights, pages.empty(model, pool), lanes, np.zeros((R, pages_of(S + T)), np.int32), jax.random.key(0),
+                np.int32(0))
+
+    with jax.set_mesh(mesh):  # the kernel's program depends on the kind of TPU
+        return pages.decode.lower(model, *_whole(given, mesh), steps=1, transposed=transposed)
+
+
+def pages_cost(c: ModelConfig, w: Work) -> dict[str, tuple[float, float]]:
+    """Operations, and bytes read again, of the TPU's attention over pages: it reads a prompt once for each of its rows."""
+    rows, seen = w.prompts * w.group, w.prompt_tokens + w.completion_tokens
+    again = w.prompts * (w.group - 1) * w.prompt_tokens * w.cached_token(c)
+    return {"ragged_paged_attention": (rows * flops.attention_flops(c, 1, before=seen - 1) / c.num_layers, again)}
 
 
 def lower_prefill(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:

@@ -116,6 +116,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.stop_strings = ()       # texts that end a completion; what follows them is cut
     c.sampling.micro_batches = 1       # parts of a batch that are sampled one after another; more parts need less memory
     c.sampling.engine = "auto"         # sampler of single turns: "scan", "slots", or the faster one, see docs/guides/engine.md
+    c.sampling.paged_cache = False     # the engine's keys and values lie in pages of one pool, see docs/guides/engine.md
     c.sampling.max_draws = 4           # largest number of draws of problems by which a filter fills a batch
 
     c.server = ConfigDict()            # a server that samples instead of this process, see docs/guides/serving.md

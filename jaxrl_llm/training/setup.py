@@ -170,11 +170,15 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
     draw: Any = Guarded("rollout", compiled, kinds * len(prompt_buckets(prompt_tokens)))
     slotted = server is None and parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops)
+    if s.paged_cache and not slotted:
+        raise ValueError("sampling.paged_cache=True is about the slot engine, which does not sample here; set "
+                         "sampling.engine='slots' (without a server), or sampling.paged_cache=False")
     if server is not None:
         draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
     elif slotted:
         draw = functools.partial(by_engine.generate, model, max_tokens=s.max_tokens, stop_ids=stops, tokenizer=tokenizer,
-                                 stop_texts=s.stop_strings, slots=config.prompts.per_step * s.group // pieces)
+                                 stop_texts=s.stop_strings, slots=config.prompts.per_step * s.group // pieces,
+                                 paged=s.paged_cache)
         pieces = 1  # the engine processes that many rows at a time
     return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
                    model.dtype, tuple(s.stop_strings), pieces, streams=slotted or server is not None)
@@ -200,8 +204,11 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     if parallel.several():
         raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     s = config.sampling
+    if s.paged_cache and server is not None:
+        raise ValueError("sampling.paged_cache=True is about this process's engine, and a server samples; set it to False")
     make_engine = (functools.partial(external.ExternalEngine, server) if server is not None else
-                   functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer))
+                   functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer,
+                                     paged=s.paged_cache))
     sampler = Trajectories(make_engine, runner, parts.sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
                            s.turn_tokens, s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings),
                            s.observation_tokens, hears_tools(tokenizer, runner.environment),

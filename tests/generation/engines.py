@@ -19,6 +19,7 @@ MODELS = {"dense": Transformer(ModelConfig(**SHAPE)),
           "windows": Transformer(ModelConfig(**SHAPE, window=4, local_layers=(True, False), rope_local_theta=100.0)),
           "experts": Transformer(ModelConfig(**SHAPE, experts=Experts(count=4, per_token=2, size=24)))}
 DENSE = MODELS["dense"]
+OPTIONS = {}  # of every engine, see the fixture `caches`
 
 
 @functools.cache
@@ -48,7 +49,8 @@ def scanned(name="dense", seed=0, temperature=0.8, stop_tokens=STOPS, limit=T):
 
 
 def engine(name="dense", slots=4, seed=0, slot_tokens=S + T, chunks=(4,), **options):
-    return Engine(MODELS[name], params(name, seed), KEY, slots=slots, slot_tokens=slot_tokens, chunks=chunks, **options)
+    return Engine(MODELS[name], params(name, seed), KEY, slots=slots, slot_tokens=slot_tokens, chunks=chunks,
+                  **OPTIONS | options)
 
 
 def request(uid, **changes):

@@ -6,6 +6,7 @@ from engines import (
     DENSE,
     KEY,
     MODELS,
+    OPTIONS,
     STOPS,
     G,
     P,
@@ -25,6 +26,14 @@ from engines import (
 
 from jaxrl_llm.generation import Sampling, generate, row_keys
 from jaxrl_llm.models import lora
+
+
+@pytest.fixture(autouse=True, params=("slots", "pages"))
+def caches(request, monkeypatch):
+    """Every test, with both kinds of caches."""
+    if request.param == "pages" and "windows" in request.node.name:
+        pytest.skip("caches of sliding windows are not paged")
+    monkeypatch.setitem(OPTIONS, "paged", request.param == "pages")
 
 
 @pytest.mark.slow

@@ -3,14 +3,14 @@ import jax
 import pytest
 from engines import G, T, agrees, drain, engine, plain, prompts, request, scanned
 
-from jaxrl_llm.generation.engine import Engine
+from jaxrl_llm.generation.caches import RowCaches
 
 
 @pytest.fixture
 def copies(monkeypatch):
     """The uids whose caches were copied to the host."""
-    uids, copy = [], Engine._copy
-    monkeypatch.setattr(Engine, "_copy", lambda one, row: uids.append(row.request.uid) or copy(one, row))
+    uids, copy = [], RowCaches.copy
+    monkeypatch.setattr(RowCaches, "copy", lambda one, row: uids.append(row.request.uid) or copy(one, row))
     return uids
 
 

@@ -53,7 +53,7 @@ def test_rows_that_continue_in_their_slots_are_not_copied_and_read_their_tokens_
     def refused(*_):
         raise AssertionError("a cache was fetched")
     one = engine(slots=16, slot_tokens=64)
-    monkeypatch.setattr(type(one), "_copy", refused)
+    monkeypatch.setattr(type(one._caches), "copy", refused)
     one.submit(*(request(uid, limit=TURN, stop_tokens=(), keep=True) for uid in range(P * G)))
     while len(nodes := one.finished()) < P * G:
         one._done = nodes

@@ -27,7 +27,9 @@ def written(workdir):
 def test_slots_and_scan_learn_the_same_and_a_resumed_run_continues_exactly(tmp_path):
     for name in ("scan", "slots"):
         loop.train(config(**{"sampling.engine": name}), tmp_path / name)
-    assert written(tmp_path / "slots") == written(tmp_path / "scan") and len(written(tmp_path / "scan")) > 2
+    loop.train(config(**{"sampling.engine": "slots", "sampling.paged_cache": True}), tmp_path / "pages")
+    assert written(tmp_path / "slots") == written(tmp_path / "scan") == written(tmp_path / "pages")
+    assert len(written(tmp_path / "scan")) > 2
     slots, scan = (run_files.saved(tmp_path / name, config()) for name in ("slots", "scan"))
     for name, leaf in scan.items():
         np.testing.assert_allclose(slots[name], leaf, atol=1e-6, err_msg=name)
@@ -59,5 +61,7 @@ def test_one_rule_chooses_the_sampler():
     for changes, devices in (({}, [cpu] * 2), ({"server.url": "http://a"}, [cpu])):
         with pytest.raises(ValueError, match="sampling.engine='slots' samples on one device"):
             parts.in_slots(config(**changes, **{"sampling.engine": "slots"}), devices, 6, stops)
+    with pytest.raises(ValueError, match="sampling.paged_cache=True is about the slot engine, which does not sample here; set"):
+        setup.build(config(**{"sampling.engine": "scan", "sampling.paged_cache": True}))
     with pytest.raises(ValueError, match="config.sampling.engine"):
         setup.build(config(**{"sampling.engine": "slot"}))

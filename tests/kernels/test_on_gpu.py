@@ -114,7 +114,8 @@ def test_gradients_of_models(name):
         assert error(ours, exact) < 1.5 * error(plain, exact) < 0.2
 
 
-def test_the_engine_gives_the_tokens_of_the_scan_sampler():
+@pytest.mark.parametrize("paged_cache", (False, True))
+def test_the_engine_gives_the_tokens_of_the_scan_sampler(paged_cache):
     """And both give the tokens of a CPU, with products in full float32."""
     model, params = Transformer(MODELS["dense"]), params_of(MODELS["dense"])
     rng, key, uids = np.random.default_rng(0), jax.random.key(1), np.arange(P * G).reshape(P, G)
@@ -127,7 +128,7 @@ def test_the_engine_gives_the_tokens_of_the_scan_sampler():
             return {int(uid): np.asarray(made.tokens)[p, g][np.asarray(made.mask)[p, g]].tolist()
                     for (p, g), uid in np.ndenumerate(uids)}
 
-    engine = Engine(model, params, key, slots=8, slot_tokens=S + T)
+    engine = Engine(model, params, key, slots=8, slot_tokens=S + T, paged=paged_cache)
     engine.submit(*(Request(int(uid), T, prompts[p].tolist(), sampling=Sampling(1.0), stop_tokens=(1,))
                     for (p, g), uid in np.ndenumerate(uids)))
     nodes = {}

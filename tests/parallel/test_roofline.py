@@ -220,6 +220,13 @@ def test_the_least_by_hand():
     assert few.moved - caches == 2 * (32 * 32 * 2 + 32 * 16 * 2 + 32 * (3 * 8 * 8 + 64) + 3200)  # 8 of 64 experts at most
 
 
+def test_what_paged_attention_reads_again():
+    """By each row of a prompt but the first, whose pages are in the pool that the compiler counts."""
+    c = ModelConfig(vocab_size=100, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, mlp_size=48)
+    cost = ahead.pages_cost(c, Work(prompts=2, group=4, prompt_tokens=16, completion_tokens=24, dtype="bfloat16"))
+    assert cost == {"ragged_paged_attention": (8 * 4 * 32 * 40, 2 * 3 * 16 * 2 * 16 * 2)}
+
+
 def command(*options: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "experiments/roofline.py", *options], capture_output=True, text=True, cwd=job.ROOT)
 
@@ -237,7 +244,7 @@ def test_the_command_compares_what_is_compiled_with_the_least():
 
 @pytest.mark.slow
 def test_all_phases_are_compared():
-    done = command("--model=tiny", "--phases=prefill,layer,update", "--work=prompts=2, group=2, prompt_tokens=8, "
+    done = command("--model=tiny", "--phases=prefill,layer,update,pages", "--work=prompts=2, group=2, prompt_tokens=8, "
                    "completion_tokens=64, dtype=float32", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     for result in map(json.loads, done.stdout.splitlines()):
