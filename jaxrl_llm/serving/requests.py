@@ -11,8 +11,8 @@ from jaxrl_llm.registry import nearest
 from jaxrl_llm.tokenizers import Tokenizer, conversation
 
 _COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as OpenAI has it
-_STOPS = 16  # stop texts and stop tokens of a request
-_STOP_LETTERS = 1000  # of a stop text: all of them are compared with the end of a completion, piece by piece
+STOPS = 16  # stop texts and stop tokens of a request
+STOP_LETTERS = 1000  # of a stop text: all of them are compared with the end of a completion, piece by piece
 _SAMPLED = ("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "stream",
             "stream_options", "logprobs", "return_token_ids")
 _UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")  # of people, not of text
@@ -120,10 +120,10 @@ class Reader:
         """A text or a list of texts, none of them empty or too long."""
         value = self._body.get(name, [])
         texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts) or len(texts) > _STOPS:
-            raise Refused(f"{name}={_shown(value)}; give a text that is not empty, or a list of up to {_STOPS}", name)
-        if (longest := max(map(len, texts), default=0)) > _STOP_LETTERS:
-            raise Refused(f"{name} has a text of {longest} letters; give texts of up to {_STOP_LETTERS}", name)
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts) or len(texts) > STOPS:
+            raise Refused(f"{name}={_shown(value)}; give a text that is not empty, or a list of up to {STOPS}", name)
+        if (longest := max(map(len, texts), default=0)) > STOP_LETTERS:
+            raise Refused(f"{name} has a text of {longest} letters; give texts of up to {STOP_LETTERS}", name)
         return texts
 
     def ids(self, name: str, value: Any, vocab_size: int, most: int) -> list[int]:
@@ -155,7 +155,7 @@ def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_toke
     if n * len(prompts) > limits.completions:
         raise Refused(f"{len(prompts)} prompts with n={n} make {n * len(prompts)} completions; this server allows "
                       f"{limits.completions} in a request", "n")
-    stops = fields.ids("stop_token_ids", fields.get("stop_token_ids", []), vocab_size, _STOPS)
+    stops = fields.ids("stop_token_ids", fields.get("stop_token_ids", []), vocab_size, STOPS)
     options = fields.get("stream_options", {})
     if not isinstance(options, dict) or not set(options) <= {"include_usage", "include_obfuscation"}:
         raise Refused(f"stream_options={_shown(options)}; give {{'include_usage': true}}", "stream_options")

@@ -11,7 +11,7 @@ from tinker.proto import tinker_public_pb2 as messages
 
 from jaxrl_llm.generation.engine import Node, Request
 from jaxrl_llm.generation.sampling import Sampling
-from jaxrl_llm.serving.requests import Refused
+from jaxrl_llm.serving.requests import STOP_LETTERS, STOPS, Refused
 from jaxrl_llm.serving.tinker.learner import Outcome
 from jaxrl_llm.serving.tinker.rows import Datum
 
@@ -101,6 +101,9 @@ def requests_of(request: types.SampleRequest, stop_ids: Sequence[int], slot_toke
     stop = asked.stop
     texts = [stop] if isinstance(stop, str) else [] if stop is None else [one for one in stop if isinstance(one, str)]
     tokens = list(stop_ids) if stop is None else [one for one in stop if isinstance(one, int)]
+    if stop is not None and len(texts) + len(tokens) > STOPS or any(len(text) > STOP_LETTERS for text in texts):
+        raise Refused(f"stop has {len(texts) + len(tokens)} entries, the longest text of {max(map(len, texts), default=0)} "
+                      f"letters; give up to {STOPS}, texts of up to {STOP_LETTERS} letters")
     limit = slot_tokens - len(prompt) if asked.max_tokens is None else asked.max_tokens
     sampling = Sampling(temperature=asked.temperature, top_k=asked.top_k if asked.top_k > 0 else None,
                         top_p=asked.top_p if asked.top_p < 1 else None)
