@@ -278,7 +278,7 @@ class Engine:
         return Row(request, tokens, self._search(request, tokens), start=len(tokens))
 
     def _child(self, request: Request) -> Row:
-        """A row that continues its parent's tokens, with a copy of the parent's cache, made once it has a slot of its own."""
+        """A row that continues its parent's tokens, with what the parent's cache holds now."""
         parent = self._held(request.parent)
         check_request(request, self._tokenizer)
         if len(request.tokens):

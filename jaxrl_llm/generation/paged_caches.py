@@ -1,7 +1,7 @@
 """KV caches of the engine's rows in pages of a common pool: equal beginnings share them, and no row reserves what it may need.
 
-Pages are counted: a row that writes into one that others use too writes into a copy of its own. Where the pool is full, caches
-of prompts go first, then those of rows without a slot, to the host.
+Pages are counted: a row that writes into one that others use too writes into a copy of its own. Where the pool is full, prompts
+that no row uses go first, then the caches of rows without a slot, to the host, then the other prompts.
 """
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -118,15 +118,20 @@ class PagedCaches:
         new = with_waiting(missing, self.prefixes, waiting, self._rows)
         if sum(pages_of(len(prompt)) for prompt in new) > self._left:
             new = missing
-        entries = []
-        for prompt in new:
-            before, known = shared_beginning(prompt, self.prefixes, PAGE)
-            pages = self._shared(self.prefixes[known][:before // PAGE]) if before else []
-            self.prefixes[prompt] = pages
-            entries.append((pages, prompt[before:], before))
-        computed = sum(len(tokens) for _, tokens, _ in entries)
-        self.prefilled, self.read = self.prefilled + computed, self.read + computed
-        self._extend(weights, entries, {*prompts, *new})
+        needed = {*prompts, *new}
+        while new:  # what begins as another one does waits until that one is read
+            now, later = {}, []
+            for prompt in new:
+                before, known = shared_beginning(prompt, [*self.prefixes, *now], PAGE)
+                if known in now:
+                    later.append(prompt)
+                else:
+                    now[prompt] = self._shared(self.prefixes[known][:before // PAGE]) if before else [], prompt[before:], before
+            self.prefixes |= {prompt: pages for prompt, (pages, *_) in now.items()}
+            computed = sum(len(tokens) for _, tokens, _ in now.values())
+            self.prefilled, self.read = self.prefilled + computed, self.read + computed
+            self._extend(weights, [*now.values()], needed)
+            new = later
 
     def _extend(self, weights: Weights, entries: Sequence[tuple[list[int], Sequence[int], int]],
                 needed: Iterable[tuple[int, ...]] = ()) -> None:
@@ -204,8 +209,8 @@ class PagedCaches:
         while not self._free:
             if self._size < self._sizes[-1]:
                 self._grow()
-            elif not self._drop_prefix(needed):
-                self._send_away()
+            elif not (self._drop_prefix(needed, unused=True) or self._send_away()):
+                self._drop_prefix(needed)
         page = self._free.pop()
         self._users[page] = 1
         return page
@@ -220,18 +225,21 @@ class PagedCaches:
             self.pool = programs_of.lengthen(self._model.kernels, self.pool, pages=pages)
         self._free += range(pages - 1, before - 1, -1)
 
-    def _drop_prefix(self, needed: Iterable[tuple[int, ...]] = ()) -> bool:
-        """Drops the prompt that was read longest ago and is not `needed`; whether there is one."""
-        oldest = next((prompt for prompt in self.prefixes if prompt not in needed), None)
+    def _drop_prefix(self, needed: Iterable[tuple[int, ...]] = (), *, unused: bool = False) -> bool:
+        """Drops the prompt that was read longest ago and is not `needed`, nor in use if `unused`; whether there is one."""
+        oldest = next((prompt for prompt, pages in self.prefixes.items()
+                       if prompt not in needed and not (unused and (self._users[pages] > 1).any())), None)
         if oldest is not None:
             self._release(self.prefixes.pop(oldest))
         return oldest is not None
 
-    def _send_away(self) -> None:
-        """Copies the cache of a row without a slot, of those the first to have got pages, to the host."""
-        row = next(row for row in self._held if row.slot is None and row.pages)
-        row.cache = jax.device_get(self._taken(row.pages[:pages_of(row.cached)]))
-        self.forget(row)
+    def _send_away(self) -> bool:
+        """Copies the cache of a row without a slot, of those the first to have got pages, to the host; whether there is one."""
+        row = next((row for row in self._held if row.slot is None and row.pages), None)
+        if row is not None:
+            row.cache = jax.device_get(self._taken(row.pages[:pages_of(row.cached)]))
+            self.forget(row)
+        return row is not None
 
     def _taken(self, pages: Sequence[int]) -> Pool:
         """Copies of some pages, padded to the width of a table."""

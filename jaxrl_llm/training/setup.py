@@ -22,6 +22,7 @@ from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
 from jaxrl_llm.generation import by_engine, external
 from jaxrl_llm.generation.engine import Engine
+from jaxrl_llm.generation.paged_caches import check_model
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.models import lora as lora_lib
@@ -170,9 +171,7 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
     draw: Any = Guarded("rollout", compiled, kinds * len(prompt_buckets(prompt_tokens)))
     slotted = server is None and parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops)
-    if s.paged_cache and not slotted:
-        raise ValueError("sampling.paged_cache=True is about the slot engine, which does not sample here; set "
-                         "sampling.engine='slots' (without a server), or sampling.paged_cache=False")
+    check_paged(config, model, slotted)
     if server is not None:
         draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
     elif slotted:
@@ -182,6 +181,15 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
         pieces = 1  # the engine processes that many rows at a time
     return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
                    model.dtype, tuple(s.stop_strings), pieces, streams=slotted or server is not None)
+
+
+def check_paged(config: ConfigDict, model: Transformer, by_engine: bool) -> None:
+    """Raises ValueError if paged caches are configured where this process's engine does not sample, or cannot have them."""
+    if config.sampling.paged_cache:
+        if not by_engine:
+            raise ValueError("sampling.paged_cache=True is about the slot engine, which does not sample here; set "
+                             "sampling.engine='slots' (without a server), or sampling.paged_cache=False")
+        check_model(model)
 
 
 def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
@@ -204,8 +212,7 @@ def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokeni
     if parallel.several():
         raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     s = config.sampling
-    if s.paged_cache and server is not None:
-        raise ValueError("sampling.paged_cache=True is about this process's engine, and a server samples; set it to False")
+    check_paged(config, model, server is None)
     make_engine = (functools.partial(external.ExternalEngine, server) if server is not None else
                    functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer,
                                      paged=s.paged_cache))

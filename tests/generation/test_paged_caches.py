@@ -57,6 +57,33 @@ def test_rows_of_a_prompt_share_its_pages_and_write_into_their_own():
     assert_counted(one)
 
 
+@pytest.mark.parametrize("slots", (4, 1))
+def test_prompts_that_begin_alike_are_read_in_turn_when_they_come_together(slots):
+    """One begins as another does, a third as both do, and with one slot they are read while they wait."""
+    asks = {0: LONG, 1: [*LONG[:2 * PAGE], 1, 2, 3], 2: [*LONG[:2 * PAGE], 1, 2, 3, *LONG[:10]], 3: LONG[:PAGE + 1], 4: [5, 6]}
+    one = pooled(slots=slots, slot_tokens=64)
+    one.submit(*(asked(uid, tokens=tokens, limit=2) for uid, tokens in asks.items()))
+    found = drain(one)
+    for uid, tokens in asks.items():
+        assert found[uid][0].tokens.tolist() == plain(tokens, uid, 0, 2)
+    if slots == 4:
+        assert one.prefilled == 36 + 2 + 12 + 1
+    assert_counted(one)
+
+
+def test_prompts_in_use_stay_where_others_can_go():
+    """Conversations that wait fill the pool; then rows of one prompt come, more than there are slots."""
+    one = pooled(slots=2, slot_tokens=64)
+    one.submit(*(asked(uid, tokens=[uid, *LONG], keep=True) for uid in range(6)))
+    drain(one)
+    before = one.prefilled
+    one.submit(*(asked(uid) for uid in range(10, 20)))
+    found = drain(one)
+    assert one.prefilled == before + 36
+    assert all(found[uid][0].tokens.tolist() == plain(LONG, uid, 0, 6) for uid in (10, 19))
+    assert_counted(one)
+
+
 def test_forks_and_paused_rows_move_nothing():
     one = pooled(slots=2, slot_tokens=64)
     one.submit(asked(0, limit=10, keep=True))
