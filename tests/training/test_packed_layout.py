@@ -138,7 +138,8 @@ def test_what_forked_trajectories_share_is_computed_once_and_learned_from_by_eac
     rollouts = forest.paths(sampled, 2, group=G, prompts=P, tokens=lambda n: n, prompt_tokens=lambda n: n, version=0)
     assert rollouts.present.sum() > sampled.length[sampled.role != Role.PROMPT].sum()
     monkeypatch.setattr(layouts, "pack", lambda *given: (made.append(pack(*given)), made[-1])[1])
-    assert_alike(learned(5, 8, [rollouts], {"learner.packed_rows": size}), learned(5, 8, [rollouts], {}))
+    wide = 6, 9  # limits at which a row has 42 slots, two trees
+    assert_alike(learned(*wide, [rollouts], {"learner.packed_rows": size}), learned(*wide, [rollouts], {}))
     (packed,) = made
     assert (packed.node >= 0).sum() == len(sampled.tokens) == 21 * P and (packed.index >= 0).sum() == rollouts.mask.sum()
 
