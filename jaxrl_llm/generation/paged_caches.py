@@ -209,8 +209,8 @@ class PagedCaches:
         while not self._free:
             if self._size < self._sizes[-1]:
                 self._grow()
-            elif not (self._drop_prefix(needed, unused=True) or self._send_away()):
-                self._drop_prefix(needed)
+            elif not (self._drop_prefix(needed, unused=True) or self._send_away() or self._drop_prefix(needed)):
+                raise RuntimeError(f"the rows in slots use all {self._size} pages, which is more than they can hold")
         page = self._free.pop()
         self._users[page] = 1
         return page
