@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.generation.slots import Drawn, Lanes, Weights, drawn_by
+from jaxrl_llm.generation.slots import Drawn, Lanes, Weights, drawn_by, through_layers
 from jaxrl_llm.kernels import paged
-from jaxrl_llm.models.attention import Rotations, grouped_attention, rotations
+from jaxrl_llm.models.attention import grouped_attention, rotations
 from jaxrl_llm.models.transformer import Block, Transformer, heads_first
 
 PAGE = 16  # places; the kernels are tested with pages of this size
@@ -35,7 +35,7 @@ def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table
     Each step writes a token into its page and reads the row's pages by the platform's kernel. Pages of all places that the
     chunk writes are in the table, and belong to one row alone.
     """
-    c = model.config
+    c, block = model.config, Block(model.config, model.dtype, transposed, model.kernels)
     tables = rotations(c, jnp.asarray(lanes.length)[:, None] + jnp.arange(steps))
 
     def states(tokens, i, alive, pool):
@@ -44,13 +44,13 @@ def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table
         seen = jnp.where(alive, place + 1, 1)
         rotation = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis=1), tables)
 
-        def attend(layer, q, k, v):
-            own = paged.written(model.kernels, layer, k[:, 0], v[:, 0], page, place % PAGE)
+        def attend(i, q, k, v):
+            own = paged.written(model.kernels, pool[i], k[:, 0], v[:, 0], page, place % PAGE)
             out = paged.paged_attention(model.kernels, c.attention_softcap, q[:, 0] * c.attention_scale, own, table, seen)
             return out[:, None], own
 
-        x, pool = _through_layers(model, weights, tokens[:, None], rotation, pool, attend, transposed)
-        return model.normed(weights.params, x[:, 0]), pool
+        x, kept = through_layers(model, block, weights, tokens[:, None], rotation, attend)
+        return model.normed(weights.params, x[:, 0]), tuple(kept)
 
     return drawn_by(model, weights, lanes, key, patience, states, pool, steps)
 
@@ -70,26 +70,15 @@ def extend(model: Transformer, weights: Weights, pool: Pool, table, length, coun
     page, inside = jnp.where(order < count[:, None], page, 0).reshape(-1), (places % PAGE).reshape(-1)
     causal, before = (order[:, None] >= order)[None, None], jnp.arange(table.shape[1] * PAGE) < length[:, None, None, None]
 
-    def attend(layer, q, k, v):
-        own = paged.written(model.kernels, layer, *(x.reshape(-1, *x.shape[2:]) for x in (k, v)), page, inside)
+    def attend(i, q, k, v):
+        own = paged.written(model.kernels, pool[i], *(x.reshape(-1, *x.shape[2:]) for x in (k, v)), page, inside)
         shared = *paged.read(model.kernels, own, table), before
         out = grouped_attention(q[:, None], heads_first(k)[:, :, None], heads_first(v)[:, :, None], causal, shared,
                                 scale=c.attention_scale, softcap=c.attention_softcap)
         return out[:, 0], own
 
-    return _through_layers(model, weights, tokens, rotations(c, places), pool, attend, transposed)[1]
-
-
-def _through_layers(model: Transformer, weights: Weights, tokens, tables: Rotations, pool: Pool, attend, transposed: bool):
-    """Residual streams `[m, W, D]` of `tokens i32[m, W]` behind all layers, and the pool; `attend(layer's pool, q, k, v)`."""
-    c, x, kept = model.config, model.embed(weights.params, tokens), []
-    for i, (kernels, adapters) in enumerate(weights.layers):
-        variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
-        rotation = tables.of_layer(False, None if c.rotary_layers[i] else False)
-        x, layer = Block(c, model.dtype, transposed, model.kernels).apply(variables, x, rotation,
-                                                                          functools.partial(attend, pool[i]))
-        kept.append(layer)
-    return x, tuple(kept)
+    block = Block(c, model.dtype, transposed, model.kernels)
+    return tuple(through_layers(model, block, weights, tokens, rotations(c, places), attend)[1])
 
 
 @functools.partial(jax.jit, static_argnames=("kernels",), donate_argnames=("pool",))

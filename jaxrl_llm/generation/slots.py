@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxrl_llm.generation.sampler import fold_in_halves
 from jaxrl_llm.generation.sampling import Sampling, draw
-from jaxrl_llm.models.attention import grouped_attention, held, in_window, rotations
+from jaxrl_llm.models.attention import Rotations, grouped_attention, held, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import row_matmul
 from jaxrl_llm.models.transformer import (
@@ -230,25 +230,31 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
     own = jax.tree.map(lambda x: jnp.take(x, slot, axis=0, mode="clip"), slots)
     order = jnp.arange(tokens.shape[1])
     positions = length[:, None] + order
-    tables = rotations(c, positions)
-    x, kept = model.embed(weights.params, tokens), []
-    for i, (kernels, adapters) in enumerate(weights.layers):
-        local, rotated = c.local_layers[i], None if c.rotary_layers[i] else False
 
-        def attend(q, k, v):
-            k, v = heads_first(k), heads_first(v)
-            causal = (order[:, None] >= order) & in_window(positions, positions, c.window, local)
-            there = held(length, own.values[i].shape[2])
-            seen = (there >= 0)[:, None] & in_window(positions, there, c.window, local)
-            before = swap_last(own.keys[i]), own.values[i], seen[:, None]
-            out = grouped_attention(q[:, None], k[:, :, None], v[:, :, None], causal[:, None], before,
-                                    scale=c.attention_scale, softcap=c.attention_softcap)
-            return out[:, 0], (swap_last(k), v)
+    def attend(i, q, k, v):
+        k, v, local = heads_first(k), heads_first(v), c.local_layers[i]
+        causal = (order[:, None] >= order) & in_window(positions, positions, c.window, local)
+        there = held(length, own.values[i].shape[2])
+        seen = (there >= 0)[:, None] & in_window(positions, there, c.window, local)
+        before = swap_last(own.keys[i]), own.values[i], seen[:, None]
+        out = grouped_attention(q[:, None], k[:, :, None], v[:, :, None], causal[:, None], before,
+                                scale=c.attention_scale, softcap=c.attention_softcap)
+        return out[:, 0], (swap_last(k), v)
 
-        variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
-        x, pair = Block(c, model.dtype, transposed).apply(variables, x, tables.of_layer(local, rotated), attend)
-        kept.append(pair)
+    _, kept = through_layers(model, Block(c, model.dtype, transposed), weights, tokens, rotations(c, positions), attend)
     return _appended(c, slots, Slots(*model.cached(*zip(*kept))), slot, length, near)
+
+
+def through_layers(model: Transformer, block: Block, weights: Weights, tokens, tables: Rotations, attend: Callable
+                   ) -> tuple[jax.Array, list]:
+    """Residual streams `[m, W, D]` of `tokens i32[m, W]` behind all layers, and what `attend(i, q, k, v)` keeps of layer i."""
+    c, x, kept = model.config, model.embed(weights.params, tokens), []
+    for i, (kernels, adapters) in enumerate(weights.layers):
+        variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
+        rotation = tables.of_layer(c.local_layers[i], None if c.rotary_layers[i] else False)
+        x, one = block.apply(variables, x, rotation, functools.partial(attend, i))
+        kept.append(one)
+    return x, kept
 
 
 @functools.partial(jax.jit, static_argnames=("model", "room", "near"))

@@ -67,6 +67,37 @@ def drain(one):
     return found
 
 
+def drain_through_losses(one, arrays):
+    """All nodes, `uid -> node`, while `arrays(one)` are deleted behind the engine's back, three times where there are some."""
+    found, failures = {}, 0
+    while len(found) < P * G:
+        found |= {node.uid: node for node in one.finished()}
+        if failures < 3 and (lost := arrays(one)):
+            for array in jax.tree.leaves(lost):
+                array.delete()
+            failures += 1
+        try:
+            one.step()
+        except (RuntimeError, ValueError):
+            one.recover()
+    assert failures == 3
+    return found
+
+
+def compilations():
+    """The seconds of each program that is compiled from now on; known ones are forgotten."""
+    compiled = []
+
+    def listen(event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(duration)
+
+    params(), params("dense", 0)  # made before anything is counted
+    jax.clear_caches()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return compiled
+
+
 def agrees(node, expected, start=0):
     """The node is what the scan sampler made from token `start` on."""
     tokens, logprobs, entropies, stopped = expected

@@ -1,10 +1,9 @@
 """What the engine refuses, forgets and loses: a clear error, and the other rows go on as if nothing had been."""
 import re
 
-import jax
 import numpy as np
 import pytest
-from engines import STOPS, G, P, T, V, agrees, busy, drain, engine, params, request, scanned
+from engines import STOPS, G, P, T, V, agrees, busy, drain, drain_through_losses, engine, params, request, scanned
 
 from jaxrl_llm.generation import Sampling
 
@@ -117,18 +116,9 @@ def test_paused_and_ended_rows_say_what_they_are():
 @pytest.mark.parametrize("lost, slots", [("cache", 4), ("flight", 16)])
 def test_an_engine_recovers_from_what_the_device_loses(lost, slots):
     """Arrays are deleted behind its back; tokens are those of an engine that lost nothing."""
-    one, found, failures = engine(slots=slots), {}, 0
+    one = engine(slots=slots)
     one.submit(*(request(uid) for uid in range(P * G)))
-    while len(found) < P * G:
-        found |= {node.uid: node for node in one.finished()}
-        if failures < 3 and (one._caches.slots is not None if lost == "cache" else one._flights):
-            for array in jax.tree.leaves(one._caches.slots if lost == "cache" else one._flights[0].drawn):
-                array.delete()
-            failures += 1
-        try:
-            one.step()
-        except (RuntimeError, ValueError):
-            one.recover()
-    assert failures == 3
+    found = drain_through_losses(one, lambda one: one._caches.slots if lost == "cache" else
+                                 one._flights and one._flights[0].drawn)
     for uid, expected in scanned().items():
         agrees(found[uid], expected)

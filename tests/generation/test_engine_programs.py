@@ -1,8 +1,7 @@
 """Which programs the engine compiles, and what a caller reads of rows."""
-import jax
 import numpy as np
 import pytest
-from engines import G, P, S, T, V, agrees, drain, engine, params, prompts, request, scanned
+from engines import G, P, S, T, V, agrees, compilations, drain, engine, params, prompts, request, scanned
 
 from jaxrl_llm.generation import slots
 from jaxrl_llm.generation.caches import rooms, together
@@ -11,15 +10,7 @@ from jaxrl_llm.generation.lanes import lane_counts
 
 @pytest.mark.slow
 def test_programs_are_counted_and_few():
-    compiled = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(duration)
-
-    params(), params("dense", 0)  # made before anything is counted
-    jax.clear_caches()
-    jax.monitoring.register_event_duration_secs_listener(listen)
+    compiled = compilations()
     one = engine(slots=16, slot_tokens=60, chunks=(2, 4))
     one.submit(*(request(uid, keep=uid == 8) for uid in range(P * G)))
     one.step()

@@ -4,11 +4,29 @@
 """
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import KEY, MODELS, STOPS, G, P, S, T, V, agrees, drain, engine, params, plain, prompts, request, scanned
+from engines import (
+    KEY,
+    MODELS,
+    STOPS,
+    G,
+    P,
+    S,
+    T,
+    V,
+    agrees,
+    compilations,
+    drain,
+    drain_through_losses,
+    engine,
+    params,
+    plain,
+    prompts,
+    request,
+    scanned,
+)
 
 from jaxrl_llm.generation import paged_caches, pages
 from jaxrl_llm.generation.engine import Engine
@@ -155,19 +173,9 @@ def test_no_schedule_loses_a_page(seed):
 
 
 def test_a_lost_pool_is_read_again():
-    one, found, failures = pooled(slots=4), {}, 0
+    one = pooled(slots=4)
     one.submit(*(request(uid) for uid in range(P * G)))
-    while len(found) < P * G:
-        found |= {node.uid: node for node in one.finished()}
-        if failures < 3 and one._caches.pool is not None:
-            for array in jax.tree.leaves(one._caches.pool):
-                array.delete()
-            failures += 1
-        try:
-            one.step()
-        except (RuntimeError, ValueError):
-            one.recover()
-    assert failures == 3
+    found = drain_through_losses(one, lambda one: one._caches.pool)
     for uid, expected in scanned().items():
         agrees(found[uid], expected)
 
@@ -183,15 +191,7 @@ def test_models_whose_caches_are_not_paged_are_refused():
 
 @pytest.mark.slow
 def test_programs_are_counted():
-    compiled = []
-
-    def listen(event, duration, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(duration)
-
-    params()  # made before anything is counted
-    jax.clear_caches()
-    jax.monitoring.register_event_duration_secs_listener(listen)
+    compiled = compilations()
     one = pooled(slots=4, slot_tokens=60)
     one.submit(*(request(uid, keep=True) for uid in range(P * G)))
     one.step()
