@@ -3,6 +3,7 @@
   :mixed    (default) the policy solves a third of the problems from the start, learns a third and cannot learn a third
   :lengths  completions with heavy-tailed lengths, and a cost of length
   :tools    products by a calculator, in two turns
+  :reach    as mixed, earlier in training and with two thirds of the problems out of reach (of the suite `regimes`)
 
   bash scripts/setup.sh && source .venv/bin/activate
   python experiments/compare.py --suite=embedded --parallel=2 --out=runs/suite
@@ -12,7 +13,7 @@ from jaxrl_llm.configs import tools
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training.config import default_config
 
-VARIANTS = ("mixed", "lengths", "tools")
+VARIANTS = ("mixed", "lengths", "tools", "reach")
 
 
 def get_config(variant: str = "mixed"):
@@ -31,7 +32,7 @@ def get_config(variant: str = "mixed"):
     c.eval.problems = 192
     c.eval.every = 20
     c.samples_every = 0
-    return {"mixed": _mixed, "lengths": _lengths}[variant](c)
+    return {"mixed": _mixed, "lengths": _lengths, "reach": _reach}[variant](c)
 
 
 def _mixed(c):
@@ -42,6 +43,15 @@ def _mixed(c):
     c.prompts.per_step = 24
     c.sampling.group = 8
     c.sampling.max_tokens = 6
+    return c
+
+
+def _reach(c):
+    c = _mixed(c)
+    c.task = ("arithmetic(level=nocarry2, label=easy), arithmetic(level=nocarry3, label=middle), "
+              "arithmetic(level=mul2, label=hard, weight=4)")
+    c.warmup.loss = 1.15
+    c.eval.problems = 768
     return c
 
 

@@ -41,6 +41,10 @@ SUITES = {
                 "completions of heavy-tailed lengths, and a cost of length"),
         Contest("tools", "suite:tools", "tokens=5e5", "eval/score", "products by a calculator, in two turns"),
     ),
+    "regimes": (
+        Contest("reach", "suite:reach", "tokens=1.2e5", "eval/score",
+                "a sixth of the drawn problems is easy, a sixth is learned, and the others are out of reach"),
+    ),
 }
 SEEDS = tuple(map(str, range(10)))  # p is at least 1/512: after correction one method alone can differ among 25
 GRID = "optimizer.learning_rate=1e-4|3e-4|1e-3"
