@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl_llm.generation.compaction import half, holds
 from jaxrl_llm.generation.sampling import Draw, Sampling, draw, instead, spread_out
 from jaxrl_llm.kernels.products import reads_transposed, row_matmul
+from jaxrl_llm.models import views
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.mesh import batch_sharding
 
@@ -72,7 +73,6 @@ def fold_in_halves(key, high, low):
     return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *,
              max_tokens: int, stop_ids: tuple[int, ...], chunk: int = 16, lora=None, mesh: Mesh | None = None,
              forced: Forced | None = None, limits=None) -> Completions:
@@ -97,11 +97,19 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
       limits: `i32[P]`, maximum tokens of each prompt's completions beside those of `sampling`; None: no others.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
+    return _generate(model, params, views.of_layers(params["layers"], model.dtype), prompt_tokens, prompt_mask, keys, sampling,
+                     max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, lora=lora, mesh=mesh, forced=forced, limits=limits)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))
+def _generate(model: Transformer, params, layers, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
+              stop_ids: tuple[int, ...], chunk: int, lora, mesh: Mesh | None, forced: Forced | None, limits) -> Completions:
+    """As `generate`, in one program; `layers`: see `views.of_layers`."""
     pieces = 1 if mesh is None or model.config.num_kv_heads % mesh.shape["tensor"] else mesh.shape["tensor"]
     sample = functools.partial(_sample, model, max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, pieces=pieces)
     each = Rows(keys, forced, None if limits is None else jnp.broadcast_to(limits[:, None], keys.shape))
     if mesh is None or mesh.size == 1:
-        return sample(params, lora, prompt_tokens, prompt_mask, each, sampling)
+        return sample(params, lora, prompt_tokens, prompt_mask, each, sampling, layers=layers)
 
     def shard(*arguments):
         # Not summed here: shards that are done would wait for the others, which CPUs take for a hang after 40 seconds.
@@ -173,7 +181,7 @@ class Decoder(NamedTuple):
 
 
 def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, rows: Rows, sampling: Sampling, *, max_tokens: int,
-            stop_ids: tuple[int, ...], chunk: int, pieces: int) -> Completions:
+            stop_ids: tuple[int, ...], chunk: int, pieces: int, layers=None) -> Completions:
     """As `generate`, for rows that stop together; the compiler shards matrices and heads over `pieces` devices, `tensor`."""
     P, G = rows.keys.shape
     # The first token comes from the prefill; the others in chunks of equal size.
@@ -181,7 +189,7 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, rows: 
     chunk = chunk_of(last, chunk)
     slots = max(-(-last // chunk), 1) * chunk
     transposed = pieces == 1 and reads_transposed(P * G, last)
-    layers = model.unstack_layers(params, lora, transposed=transposed)
+    layers = model.unstack_layers(params, lora, transposed=transposed, layers=layers)
     prompt, before = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
     decoder = Decoder(model, params, layers, model.unembedding(params).astype(model.dtype), jnp.asarray(stop_ids, jnp.int32),
                       sampling, pieces, transposed, chunk, last)

@@ -536,22 +536,28 @@ class Transformer:
         keys, values = zip(*kept)
         return self.normed(params, x[:, :, 0]), CompletionCache(keys, values, cache.rotations)
 
-    def unstack_layers(self, params, lora=None, *, transposed: bool = True):
+    def unstack_layers(self, params, lora=None, *, transposed: bool = True, layers=None):
         """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once.
 
-        Matrices that are sharded over a mesh must not be `transposed`: it pins their layout, which no partitioner cuts.
+        Matrices that are sharded over a mesh must not be `transposed`: it pins their layout, which no partitioner cuts. The
+        weights of layers that are given as arrays of their own, see `views.of_layers`, are not sliced from `params` again.
         """
         turn = transpose if transposed else (lambda kernel: kernel)
 
-        def of_layer(path, w, i):
-            if w.ndim == 2 or path[0].key == "router":  # a router stays in float32
-                return w[i]
-            return turn(w[i].astype(self.dtype)) if w.ndim == 3 else w[i].astype(self.dtype)  # experts' have an axis more
+        def ready(path, w):
+            if w.ndim == 1 or path[0].key == "router":  # a router stays in float32
+                return w
+            return turn(w.astype(self.dtype)) if w.ndim == 2 else w.astype(self.dtype)  # experts' have an axis more
 
-        def cast(tree, i):
-            return jax.tree.map_with_path(lambda path, w: of_layer(path, w, i), tree)
-        return [(cast(params["layers"], i), None if lora is None else cast(lora, i))
-                for i in range(self.config.num_layers)]
+        def sliced(tree, i):
+            return jax.tree.map(lambda w: w[i], tree)
+
+        def of_layer(i):
+            weights = sliced(params["layers"], i) if layers is None else layers[i]
+            return tuple(None if tree is None else jax.tree.map_with_path(ready, tree)
+                         for tree in (weights, None if lora is None else sliced(lora, i)))
+
+        return [of_layer(i) for i in range(self.config.num_layers)]
 
 
 def heads_first(y: jax.Array) -> jax.Array:

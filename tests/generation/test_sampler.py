@@ -192,8 +192,8 @@ def test_lengths_of_any_size_are_decoded_in_chunks(length, stop_ids):
 @pytest.mark.slow
 @pytest.mark.parametrize("length", (128, 2048, 8192))
 def test_chunks_have_the_size_that_is_asked_for(length):
-    program = generate.trace(MODEL, params(), *prompts(), row_keys(SEED, np.arange(P * G).reshape(P, G)), Sampling(),
-                             max_tokens=length, stop_ids=(STOP,)).jaxpr
+    sample = jax.jit(functools.partial(generate, MODEL, max_tokens=length, stop_ids=(STOP,)))
+    program = sample.trace(params(), *prompts(), row_keys(SEED, np.arange(P * G).reshape(P, G)), Sampling()).jaxpr
     lengths = set(map(int, re.findall(r"\blength=(\d+)", str(program))))
     assert 16 in lengths and not lengths & set(range(3, 16)) and 1 not in lengths  # 2: the layers of the prefill
 

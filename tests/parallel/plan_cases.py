@@ -1,4 +1,5 @@
 """Runs in a process of its own with eight virtual devices: the memory of compiled updates and samplers, and the plan's."""
+import functools
 import json
 import sys
 
@@ -42,8 +43,9 @@ def measured(c: ModelConfig, w: plan.Work, mesh, sampler: bool) -> dict[str, flo
         return jax.ShapeDtypeStruct(shape, dtype, sharding=parallel.batch_sharding(mesh))
     params = model.abstract_params()
     params = parallel.with_shardings(params, parallel.rollout_shardings(params, mesh))
-    sample = generate.lower(model, params, array(np.int32, P, S), array(bool, P, S), array(keys.dtype, P, G), mesh=mesh,
-                            sampling=Sampling(np.float32(1.0)), max_tokens=T, stop_ids=(1,)).compile().memory_analysis()
+    generated = jax.jit(functools.partial(generate, model, mesh=mesh, max_tokens=T, stop_ids=(1,)))
+    sample = generated.lower(params, array(np.int32, P, S), array(bool, P, S), array(keys.dtype, P, G),
+                             Sampling(np.float32(1.0))).compile().memory_analysis()
     gathered = sample.argument_size_in_bytes if mesh.shape["fsdp"] > 1 else 0  # else they are the weights that are kept
     return result | {"sampler": sample.temp_size_in_bytes + gathered}
 

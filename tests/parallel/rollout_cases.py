@@ -78,7 +78,8 @@ def sampled(params, *sizes, work=(P, G, T)):
     mesh = mesh_of(*sizes)
     lain = parallel.reshard(parallel.put(params, parallel.tree_shardings(params, mesh)), mesh, MODEL.dtype)
     arguments = (lain, *inputs(mesh, prompts, group), Sampling(np.float32(0.8)))
-    program = generate.lower(MODEL, *arguments, max_tokens=length, stop_ids=(7, 9, 20, 33), chunk=1, mesh=mesh).compile()
+    sample = functools.partial(generate, MODEL, max_tokens=length, stop_ids=(7, 9, 20, 33), chunk=1, mesh=mesh)
+    program = jax.jit(sample).lower(*arguments).compile()
     return parallel.fetch(program(*arguments)), traffic(program.as_text(), unknown_trips=1)
 
 
