@@ -4,7 +4,7 @@ import itertools
 import json
 import pprint
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,19 +64,19 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, with differences from `base` in brackets.
 
     `all` means the methods that run by name, GRPO first, which suites compare the others with. A contestant is labelled by its
-    method alone if no other has the same method. `settings` are further differences from `base` by method; what is in brackets
+    method, and by the settings in brackets that distinguish it from others with the same method. `settings` are further differences from `base` by method; what is in brackets
     replaces them.
 
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice, other held-out problems.
     """
-    entries, suites = [], []
+    entries, brackets = [], []
     for part in _everyone() if text.strip() == "all" else config_lib.parts(text):
         method, given = _read_entry(part)
         methods.get(method)
         own = {key: value for key, value in settings.get(method, {}).items() if key not in given}
         entries.append(Entry(method, changed(base, {"method": method} | own | given), part, own | given))
-        suites.append(own)
+        brackets.append(given)
     names = [entry.name for entry in entries]
     twice = sorted({entry.text for entry in entries if names.count(entry.name) > 1})
     if twice:
@@ -87,9 +87,24 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     if len(set(problems.values())) > 1:
         raise ValueError("eval.problems differs (" + ", ".join(f"{count} of {text}" for text, count in problems.items())
                          + "), so scores would be of other held-out problems; give all methods the same number")
-    methods_of = [entry.label for entry in entries]
-    return [entry if methods_of.count(entry.label) == 1 else dataclasses.replace(entry, label=entry.text, settings=own)
-            for entry, own in zip(entries, suites)]
+    return _labelled(entries, brackets)
+
+
+def _labelled(entries: Sequence[Entry], brackets: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    """The contestants, labelled by their methods and by those of the settings in their brackets that distinguish them."""
+    def labelled(entry, label, own):
+        rest = {key: value for key, value in entry.settings.items() if key not in own}
+        return dataclasses.replace(entry, label=label, settings=rest)
+
+    made = []
+    for entry, given in zip(entries, brackets):
+        rivals = [other for one, other in zip(entries, brackets) if one.label == entry.label]
+        own = {key: value for key, value in given.items() if any(key not in other or other[key] != value for other in rivals)}
+        text = ", ".join(f"{key}={value!r}" for key, value in own.items())
+        made.append(labelled(entry, f"{entry.label}({text})" if own else entry.label, own))
+    if len({entry.label for entry in made}) < len(made):  # of 1 and 1.0
+        return [labelled(entry, entry.text, given) for entry, given in zip(entries, brackets)]
+    return made
 
 
 def _read_entry(text: str) -> tuple[str, dict[str, Any]]:

@@ -260,7 +260,7 @@ def _differences(axes, part: Mapping[str, Any]) -> None:
         axes.plot([one["low"], one["high"]], [place, place], color=colors[one["verdict"]], linewidth=2)
         axes.plot([one["mean"]], [place], "o", color=colors[one["verdict"]])
     axes.axvline(0, color="0.3", linewidth=1)
-    axes.set_yticks(range(len(shown)), [shortened(label, 32) for label in shown])
+    axes.set_yticks(range(len(shown)), [shortened(label, 48) for label in shown])
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlabel(f"{part['contest']['metric']} minus {first}'s (grey: a tie)")
     axes.set_title(part["contest"]["name"])
