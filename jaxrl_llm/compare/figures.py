@@ -1,5 +1,5 @@
 """The pictures of a comparison: curves with bands, finals with intervals, probabilities of improvement, time."""
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ _PHASES = ("rollout", "reward", "record", "update")
 
 def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], folder: Path) -> list[Path]:
     """Writes curves, axes, final, improvement, diagnostics, tuning and time as PNG files into `folder`."""
-    budget = Budget(**report["budget"])
+    budget, names = Budget(**report["budget"]), names_width(report["order"])
     ordered = {label: results[label] for label in report["shown"]}
     style = {label: {"color": COLORS[i % len(COLORS)], "linestyle": _DASHES[i // len(COLORS) % len(_DASHES)]}
              for i, label in enumerate(report["order"])}
@@ -25,11 +25,11 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
         "curves": ((10, 4.4), 1, 2, lambda axes: _curves(axes, ordered, budget, style)),
         "axes": ((10, 7.4), 2, 2, lambda axes: _axes(axes, ordered, report, style)),
         "diagnostics": ((12, 4), 1, 3, lambda axes: _diagnostics(axes, ordered, budget, style)),
-        "final": ((7, 1.2 + rows_height(len(style))), 1, 1, lambda axes: _final(axes[0], report, style)),
-        "time": ((8, 1.4 + rows_height(len(style))), 1, 1, lambda axes: _time(axes[0], report)),
+        "final": ((6 + names, 1.2 + rows_height(len(style))), 1, 1, lambda axes: _final(axes[0], report, style)),
+        "time": ((7 + names, 1.4 + rows_height(len(style))), 1, 1, lambda axes: _time(axes[0], report)),
     }
     if len(ordered) > 1:
-        side = 1.2 + 0.8 * len(ordered) + 0.07 * max(map(len, ordered))
+        side = 1.2 + 0.8 * len(ordered) + names
         chart["improvement"] = ((side, side), 1, 1, lambda axes: _improvement(axes[0], report))
     if report.get("tuning"):
         columns = min(len(report["tuning"]), 3)
@@ -40,9 +40,14 @@ def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], fol
     return [save_figure(folder / f"{name}.png", *parts) for name, parts in chart.items()]
 
 
-def shortened(label: str, most: int) -> str:
+def shortened(label: str, most: int = 64) -> str:
     """A label with long settings, without its middle."""
     return label if len(label) <= most else f"{label[:most - 20]} ... {label[-15:]}"
+
+
+def names_width(labels: Iterable[str]) -> float:
+    """Inches of these labels beside a picture."""
+    return 0.07 * max(len(shortened(label)) for label in labels)
 
 
 def rows_height(count: int) -> float:
@@ -99,7 +104,7 @@ def _learning(axes, results, unit, budget, style, since_start: bool = False) -> 
 
 def _legend(axes) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
-    labels = [shortened(label, 70) for label in labels]
+    labels = [shortened(label, 76) for label in labels]  # with their numbers of seeds
     columns = min(len(labels), max(1, 110 // max(map(len, labels))))
     axes[0].figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
@@ -160,7 +165,7 @@ def _final(axes, report, style) -> None:
         axes.plot([run["final"] for run in numbers["runs"]], [row] * len(numbers["runs"]), linestyle="", marker="|",
                   color=style[label]["color"], markersize=10)
         axes.plot(final["value"], row, marker="o", color=style[label]["color"], markeredgecolor="white", markersize=8)
-    axes.set_yticks(range(len(report["order"])), list(reversed(report["order"])))
+    axes.set_yticks(range(len(report["order"])), [shortened(label) for label in reversed(report["order"])])
     axes.grid(axis="y", visible=False)
     axes.set_ylim(-0.6, len(report["order"]) - 0.4)
     axes.xaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
@@ -177,8 +182,9 @@ def _improvement(axes, report) -> None:
             if a != b:
                 axes.text(j, i, f"{table[i, j]:.2f}", ha="center", va="center", fontsize=9,
                           color="white" if abs(table[i, j] - 0.5) > 0.35 else "black")
-    axes.set_xticks(range(len(order)), order, rotation=40, ha="right")
-    axes.set_yticks(range(len(order)), order)
+    names = [shortened(label) for label in order]
+    axes.set_xticks(range(len(order)), names, rotation=40, ha="right")
+    axes.set_yticks(range(len(order)), names)
     axes.grid(visible=False)
     axes.set_title("Row ends above column", fontsize=10)
 
@@ -192,7 +198,7 @@ def _time(axes, report) -> None:
         width = np.array([1000 * report["methods"][label]["phases"].get(name, 0.0) for label in labels])
         axes.barh(range(len(labels)), width, left=left, color=COLORS[i % len(COLORS)], label=name, height=0.6)
         left += width
-    axes.set_yticks(range(len(labels)), labels)
+    axes.set_yticks(range(len(labels)), [shortened(label) for label in labels])
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("milliseconds per step (median)")
     axes.set_title("Where the time went")

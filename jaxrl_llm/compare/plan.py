@@ -64,8 +64,8 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, with differences from `base` in brackets.
 
     `all` means the methods that run by name, GRPO first, which suites compare the others with. A contestant is labelled by its
-    method, and by the settings in brackets that distinguish it from others with the same method. `settings` are further differences from `base` by method; what is in brackets
-    replaces them.
+    method, and by the settings in brackets that distinguish it from others with the same method. `settings` are further
+    differences from `base` by method; what is in brackets replaces them.
 
     Raises:
       ValueError: an unknown method or key, a value of another type, the same contestant twice, other held-out problems.

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy import stats
 
-from jaxrl_llm.compare.figures import rows_height, save_figure, shortened
+from jaxrl_llm.compare.figures import names_width, rows_height, save_figure, shortened
 from jaxrl_llm.compare.page import table
 from jaxrl_llm.compare.plan import UNITS, Budget
 from jaxrl_llm.compare.report import Result, scores_of
@@ -247,7 +247,8 @@ def draw(parts: Sequence[Mapping[str, Any]], folder: Path) -> Path:
     def pictures(axes):
         for ax, part in zip(axes, parts):
             _differences(ax, part)
-    return save_figure(folder / "differences.png", (5.0 * len(parts), 1.4 + rows_height(most)), 1, len(parts), pictures)
+    width = 4.5 * len(parts) + sum(names_width(part["methods"]) for part in parts)
+    return save_figure(folder / "differences.png", (width, 1.4 + rows_height(most)), 1, len(parts), pictures)
 
 
 def _differences(axes, part: Mapping[str, Any]) -> None:
@@ -260,7 +261,7 @@ def _differences(axes, part: Mapping[str, Any]) -> None:
         axes.plot([one["low"], one["high"]], [place, place], color=colors[one["verdict"]], linewidth=2)
         axes.plot([one["mean"]], [place], "o", color=colors[one["verdict"]])
     axes.axvline(0, color="0.3", linewidth=1)
-    axes.set_yticks(range(len(shown)), [shortened(label, 48) for label in shown])
+    axes.set_yticks(range(len(shown)), [shortened(label) for label in shown])
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlabel(f"{part['contest']['metric']} minus {first}'s (grey: a tie)")
     axes.set_title(part["contest"]["name"])

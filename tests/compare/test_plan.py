@@ -22,7 +22,7 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
     assert rloo.label == "rloo" and rloo.text.startswith("rloo(sampling.group=8")
     same = plan.read_entries("grpo, grpo(sampling.group=8), rloo(sampling.group=8)", config)
     assert [entry.label for entry in same] == ["grpo", "grpo(sampling.group=8)", "rloo"]
-    alike = plan.read_entries("v0(sampling.group=8, prior.source='probe'), v0(sampling.group=8,prior.source=\"oracle\")", config)
+    alike = plan.read_entries("v0(sampling.group=8, prior.source='probe'), v0(sampling.group=8, prior.source='oracle')", config)
     assert [entry.label for entry in alike] == ["v0(prior.source='probe')", "v0(prior.source='oracle')"]
     assert [entry.settings for entry in alike] == [{"sampling.group": 8}] * 2  # what the labels do not say
     same_values = plan.read_entries("grpo(optimizer.clip_norm=1), grpo(optimizer.clip_norm=1.0)", config)

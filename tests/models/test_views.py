@@ -9,7 +9,8 @@ import pytest
 from jaxrl_llm.generation import Sampling, generate, row_keys
 from jaxrl_llm.models import ModelConfig, Transformer, views
 
-MODEL = Transformer(ModelConfig(vocab_size=32, hidden_size=16, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8, mlp_size=32))
+MODEL = Transformer(ModelConfig(vocab_size=32, hidden_size=16, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8,
+                                mlp_size=32))
 
 
 @pytest.fixture(autouse=True)
