@@ -97,8 +97,10 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
       limits: `i32[P]`, maximum tokens of each prompt's completions beside those of `sampling`; None: no others.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
-    return _generate(model, params, views.of_layers(params["layers"], model.dtype), prompt_tokens, prompt_mask, keys, sampling,
-                     max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, lora=lora, mesh=mesh, forced=forced, limits=limits)
+    copied = reads_transposed(keys.size, max_tokens - 1)  # whether or not layers are arrays of their own
+    layers = None if copied else views.of_layers(params["layers"], model.dtype)
+    return _generate(model, params, layers, prompt_tokens, prompt_mask, keys, sampling, max_tokens=max_tokens,
+                     stop_ids=stop_ids, chunk=chunk, lora=lora, mesh=mesh, forced=forced, limits=limits)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))

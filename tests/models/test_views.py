@@ -18,10 +18,10 @@ def of_any_size(monkeypatch):
     monkeypatch.setattr(views, "LEAST_BYTES", 0)
 
 
-def stack(value: float = 0.0):
+def stack():
     """Two leaves of three layers, which are multiples of 64 bytes, as shared memory must be aligned."""
     numbers = jnp.arange(3 * 64 * 16, dtype=jnp.float32).reshape(3, 64, 16)
-    return jax.block_until_ready({"a": numbers + value, "b": 2 * numbers[:, 0] + value})
+    return jax.block_until_ready({"a": numbers, "b": 2 * numbers[:, 0]})
 
 
 def pointer(x) -> int:
