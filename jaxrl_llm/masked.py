@@ -18,7 +18,7 @@ def sum(x: Array, mask: Array, axis: Axis = None, keepdims: bool = False) -> Arr
 
 def count(mask: Array, axis: Axis = None, keepdims: bool = False, dtype=float) -> Array:
     """Number of True entries as a float."""
-    return jnp.sum(mask.astype(dtype), axis=axis, keepdims=keepdims)
+    return jnp.sum(jnp.asarray(mask).astype(dtype), axis=axis, keepdims=keepdims)
 
 
 def _real(x: Array) -> Array:
