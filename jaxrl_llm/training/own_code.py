@@ -13,6 +13,7 @@ from ml_collections import ConfigDict, config_flags
 from jaxrl_llm import advantages, control, objectives, recorders, registry, replay, rewards, tasks, topologies
 
 _PACKAGE = __name__.partition(".")[0]
+_FILE = "own_code_"  # begins the names of modules that are files imported from here, which no other process can import by name
 _TABLES: tuple[Mapping[str, Any], ...] = (
     advantages.base.ESTIMATORS, objectives.base.OBJECTIVES, control.base.CONTROLLERS, control.base.FILTERS, rewards.FACTORIES,
     tasks.FACTORIES, recorders.RECORDERS, replay.base.RULES, topologies.TOPOLOGIES, topologies.RULES, topologies.GUIDES)
@@ -21,7 +22,8 @@ _TABLES: tuple[Mapping[str, Any], ...] = (
 def origins() -> list[str | dict[str, str]]:
     """The configuration files of the command line, as absolute paths, and this run's modules, each by `module` and `file`.
 
-    These are modules that registered parts, and modules of functions that a configuration names, as "module:function".
+    These are modules that registered parts, and modules of functions that a configuration names, as "module:function". Files
+    that `load` imported and that registered parts are absolute paths again.
     """
     files = []
     if flags.FLAGS.is_parsed():
@@ -31,8 +33,8 @@ def origins() -> list[str | dict[str, str]]:
         files = [str(Path(name + ".py" * bool(colon)).expanduser().absolute()) for name, colon, _ in names]
     modules = {registry.module_of(entry) for table in _TABLES for entry in table.values()} | registry.NAMED
     others = {name: _file(name) for name in sorted(modules - {"__main__"}) if name.partition(".")[0] != _PACKAGE}
-    return [*files, *({"module": name, "file": str(file)} for name, file in others.items()
-                      if file is not None and file not in map(Path, files))]
+    return [*files, *(str(file) if name.startswith(_FILE) else {"module": name, "file": str(file)}
+                      for name, file in others.items() if file is not None and file not in map(Path, files))]
 
 
 def load(places: Iterable[str | dict[str, str]], run: Path | None = None) -> None:
@@ -88,7 +90,7 @@ def _import_module(name: str, file: Path) -> None:
 
 
 def _import_file(path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(f"own_code_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"{_FILE}{path.stem}", path)
     assert spec is not None and spec.loader is not None  # for every name that ends with .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -75,7 +75,9 @@ def test_a_method_of_a_configuration_file_by_the_commands_of_the_page(mine, tmp_
     assert json.loads((workdir / "environment.json").read_text())["starts"][0]["code"] == [str(mine), *modules]
     done = script(evaluate, *measured, "--problems=2", cwd=tmp_path)
     assert "rare_success" not in methods.METHODS and "UserWarning" not in done.stderr and "WARNING" not in done.stderr
-    script(compare[0], *compare[1])
+    assert "cannot be imported" not in script(compare[0], *compare[1]).stderr
+    run = tmp_path / "compared/runs/rare_success/seed0"
+    assert "cannot be imported" not in script(evaluate, f"--workdir={run}", "--problems=2", cwd=tmp_path).stderr
     report = json.loads((tmp_path / "compared/report.json").read_text())
     assert list(report["methods"]) == ["grpo", "rare_success"]
     script(export, *written, cwd=tmp_path)

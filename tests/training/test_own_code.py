@@ -112,6 +112,21 @@ def test_a_file_is_imported_once_and_a_missing_one_is_a_warning(place):
         own_code.load(["no_such_module_anywhere"], place)
 
 
+def test_a_file_that_was_imported_as_such_is_named_as_a_file(place):
+    """A run of a comparison imports the configuration file of the comparison; its code comes back in any other process."""
+    file = place / "my_config.py"
+    file.write_text(MODULE.format(name="config"))
+    before = own_code.origins()
+    own_code.load([str(file)])
+    added = [place for place in own_code.origins() if place not in before]
+    assert added == [str(file)]
+    for module in [name for name in sys.modules if name.endswith("my_config")]:
+        del sys.modules[module]
+    del advantages.base.ESTIMATORS["of_config"]
+    own_code.load(added)
+    assert "of_config" in advantages.base.ESTIMATORS
+
+
 @pytest.mark.parametrize("where", ("run", "."))
 def test_the_file_of_a_run_that_moved_is_found_with_the_run(place, where):
     run = place / "moved" / "run"
