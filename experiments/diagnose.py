@@ -24,10 +24,10 @@ def main(words):
     if not text:
         print(f"usage: python experiments/diagnose.py NAME RUN_FOLDER [...] [--out=FOLDER]\n\n{listed}")
         return
-    named = calls(text)
+    named = [] if "/" in text.partition("(")[0] or Path(text).is_dir() else calls(text)
     if len(named) != 1 or not folders:
-        raise ValueError(f"give one diagnostic and a run folder at least, this is {text!r} and {len(folders)} folders; there "
-                         f"are\n{listed}")
+        raise ValueError(f"give the name of one diagnostic, then run folders; given: {' '.join(words)}; "
+                         f"diagnostics are\n{listed}")
     name, options = named[0]
     chosen = diagnostics.make(name, **options)
     paths = [Path(folder).expanduser() for folder in folders]

@@ -147,5 +147,7 @@ def test_the_command_writes_numbers_and_a_figure(run, tmp_path):
     assert (tmp_path / "open_rl_benchmark.png").read_bytes()[:8] == PNG
     failed = command("alp", str(run), str(run / "absent"))
     assert failed.returncode == 1 and "no folder" in failed.stderr and "Traceback" not in failed.stderr, failed.stderr
+    unnamed = command(str(run))
+    assert unnamed.returncode == 1 and f"given: {run}; diagnostics are" in unnamed.stderr and "policy_cliff" in unnamed.stderr
     with pytest.raises(ValueError, match="measures one run; 2 folders"):
         diagnostics.make("alp").measure([run, run])
