@@ -497,11 +497,12 @@ def policy_lengths(forest: Forest) -> np.ndarray:
 def metrics(forest: Forest) -> dict[str, float]:
     """Metrics of a batch: rewards, lengths, truncation, groups without a learning signal.
 
-    `completion/tokens` counts all policy tokens that were drawn, `completion/length` is their mean number per trajectory,
-    `completion/present` the mean number of all tokens, if not only the policy wrote. `completion/computed` is the number of
-    tokens that an engine computed per existing token: above 1 if prefixes were computed twice. `environment/seconds` is the
-    mean duration of a call of an environment, `environment/slowest` the longest. Every prompt has the same weight in means of
-    rewards: prompts that are drawn most often are not a fair sample.
+    `prompt/length` is the mean number of tokens of a prompt. `completion/tokens` counts all policy tokens that were drawn,
+    `completion/length` is their mean number per trajectory, `completion/present` the mean number of all tokens, if not only
+    the policy wrote. `completion/computed` is the number of tokens that an engine computed per existing token: above 1 if
+    prefixes were computed twice. `environment/seconds` is the mean duration of a call of an environment,
+    `environment/slowest` the longest. Every prompt has the same weight in means of rewards: prompts that are drawn most often
+    are not a fair sample.
     """
     ends, lengths = forest.ends, policy_lengths(forest)
     owner, rewards = forest.prompt[ends], forest.rewards[ends]
@@ -515,6 +516,7 @@ def metrics(forest: Forest) -> dict[str, float]:
     written = forest.role == Role.POLICY
     by_name = {
         "reward/mean": float(np.average(rewards, weights=weights)), "reward/std": float(rewards.std()),
+        "prompt/length": float(forest.length[forest.role == Role.PROMPT].mean()),
         "completion/length": float(lengths.mean()), "completion/tokens": float(forest.length[written].sum()),
         "completion/truncated": float(1 - forest.stopped[ends].mean()),
         "groups/all_equal": float((lowest[size > 0] == highest[size > 0]).mean()), "groups/largest": float(size.max()),

@@ -172,6 +172,7 @@ def test_metrics_by_hand():
     """Prompts count the same however often they were sampled; only the policy's tokens count as its own."""
     result = forests.metrics(conversation())
     assert result["reward/mean"] == result["reward/exact"] == pytest.approx((0.5 + 0.25) / 2)
+    assert result["prompt/length"] == 1.5
     assert result["completion/tokens"] == 6  # each once, though the first turn is part of two trajectories
     assert result["completion/length"] == pytest.approx((3 + 4 + 1) / 3)
     assert result["completion/present"] == pytest.approx((6 + 7 + 1) / 3)

@@ -12,6 +12,8 @@ from jaxrl_llm.evaluation import flops
 from jaxrl_llm.generation.prompts import encode_problem
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.forecast import recorders_of
 from jaxrl_llm.training.metrics import read_metrics
@@ -80,15 +82,15 @@ class Costs:
         return operations
 
 
-def costs_of(config: ConfigDict) -> Costs:
-    """The costs of a run's stored configuration."""
+def costs_of(config: ConfigDict, prompt: float) -> Costs:
+    """The costs of a run by its stored configuration, with prompts of `prompt` tokens on average."""
     method = methods.get(config.method)
     estimator, objective = method_parts(config, feature_size(config.model.hidden_size))  # their needs do not depend on sizes
     needs = needs_of(method, estimator, objective)
-    model, prompt = _model_and_prompt(json.dumps(config.model.to_dict(), sort_keys=True), config.task)
     if config.learner.micro_batches == 1:  # the update's own forward pass gives the features
         needs -= {"features"}
     passes = sum(one.passes for one in recorders_of(config, needs))
+    model = _opened(_text(config.model))[1].config
     costs = Costs(model, prompt, config.prompts.per_step, config.sampling.group, config.learner.epochs, passes)
     if estimator.value_targets is None:
         return costs
@@ -96,13 +98,22 @@ def costs_of(config: ConfigDict) -> Costs:
     return dataclasses.replace(costs, critic=1 + fit * config.learner.epochs, pretrain_steps=config.critic.pretrain_steps)
 
 
+def _text(model: ConfigDict) -> str:
+    return json.dumps(model.to_dict(), sort_keys=True)
+
+
 @functools.cache
-def _model_and_prompt(model_json: str, task_text: str) -> tuple[ModelConfig, float]:
-    """The architecture, and the mean length in tokens of 256 training prompts drawn with a fixed seed."""
-    tokenizer, model, _ = open_model(ConfigDict(json.loads(model_json)))
+def _opened(model: str) -> tuple[Tokenizer, Transformer]:
+    return open_model(ConfigDict(json.loads(model)))[:2]
+
+
+@functools.cache
+def _drawn_prompt(model: str, task_text: str) -> float:
+    """Mean length in tokens of 256 training prompts drawn with a fixed seed."""
+    tokenizer, _ = _opened(model)
     problems = setup.make_task(task_text).train
     drawn = np.random.default_rng(0).permutation(len(problems))[:256]
-    return model.config, float(np.mean([len(encode_problem(problems[int(i)], tokenizer)) for i in drawn]))
+    return float(np.mean([len(encode_problem(problems[int(i)], tokenizer)) for i in drawn]))
 
 
 def without_compiling(seconds: np.ndarray) -> np.ndarray:
@@ -131,10 +142,15 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     if "completion/tokens" in metrics:  # newer runs count them
         tokens = measured("completion/tokens")
         draws = tokens / np.maximum(length * batch, 1)
+    def costs():
+        lengths = metrics.get("prompt/length", np.full(len(steps), np.nan))
+        if len(lengths := lengths[np.isfinite(lengths)]):
+            return costs_of(config, float(lengths.mean()))
+        return costs_of(config, _drawn_prompt(_text(config.model), config.task))  # earlier runs did not measure it
     per_step = {
         "steps": lambda: np.ones(trained.sum()),
         "tokens": lambda: tokens,
-        "flops": lambda: costs_of(config).step_flops(there, draws, measured("trained/rollouts") / batch),
+        "flops": lambda: costs().step_flops(there, draws, measured("trained/rollouts") / batch),
         "seconds": lambda: without_compiling(measured("time/step")),
     }
     spent = {}

@@ -83,7 +83,8 @@ def _read(path: Path, name: str) -> RunFolder:
     if ledger is None:
         raise FileNotFoundError(f"{path} holds no metrics yet; wait for its first step")
     metrics = {visible(name): values for name, values in ledger.metrics.items()}  # rewards, which anyone may write, name them
-    facts = {"method": config.method, "task": config.task, **_facts(metrics, ledger.spent, config.steps)}
+    work = "environment" if config.environment else "task"  # an environment brings its own task
+    facts = {"method": config.method, work: config[work], **_facts(metrics, ledger.spent, config.steps)}
     return RunFolder(path, name, flat(config.to_dict()), metrics, facts, findings(metrics), starts_of(path))
 
 

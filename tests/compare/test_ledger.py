@@ -16,9 +16,9 @@ def job_of(tmp_path, text, **changes):
     return plan.jobs_of(plan.read_entries(text, base(**changes)), [0], BUDGET, tmp_path)[0]
 
 
-def costs(text, **changes):
+def costs(text, prompt=5.0, **changes):  # digit + digit = takes five tokens
     config = plan.read_entries(text, base(**changes))[0].config
-    return ledger.costs_of(config_lib.resolve(config, plan.methods.get(config.method).defaults))
+    return ledger.costs_of(config_lib.resolve(config, plan.methods.get(config.method).defaults), prompt)
 
 
 def test_tokens_seconds_and_steps(tmp_path):
@@ -50,6 +50,20 @@ def test_tokens_of_others_cost_operations_and_are_not_sampled(tmp_path):
     np.testing.assert_array_equal(run.spent["tokens"], [0, 40, 80])
     step = costs("grpo").step_flops(np.array([9.0]), np.ones(1), np.ones(1))[0]
     np.testing.assert_allclose(run.spent["flops"], [0, step, 2 * step], rtol=1e-12)
+
+
+def test_prompts_cost_what_they_were_measured_to_have(tmp_path):
+    """An environment's prompts are not those of `config.task`; a run that did not measure any has those of its task."""
+    job = job_of(tmp_path, "grpo")
+    write_run(job, BUDGET, [0.1, 0.2])
+    def step(prompt):
+        return costs("grpo", prompt).step_flops(np.array([5.0]), np.ones(1), np.ones(1))[0]
+    np.testing.assert_allclose(ledger.read_run(job.folder).spent["flops"], [0, step(5), 2 * step(5)], rtol=1e-12)
+    path, lengths = job.folder / "metrics.jsonl", {1: {"prompt/length": 39.0}, 2: {"prompt/length": 41.0}}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line | lengths.get(line["step"], {})) + "\n" for line in lines))
+    np.testing.assert_allclose(ledger.read_run(job.folder).spent["flops"], [0, step(40), 2 * step(40)], rtol=1e-12)
+    assert step(40) > 2 * step(5)
 
 
 def test_filtered_rollouts_count_as_cost(tmp_path):

@@ -23,6 +23,11 @@ def test_facts_of_a_run(tmp_path):
     assert run.facts["training reward"] == "0.033 → 1.000"
 
 
+def test_a_run_in_an_environment_names_it_and_no_task(tmp_path):
+    run, = read_runs([make_run(tmp_path / "one", environment="treasure(size=4)")])
+    assert run.facts["environment"] == "treasure(size=4)" and "task" not in run.facts
+
+
 def test_names_tell_runs_apart():
     assert short_names([Path("/a/grpo/0"), Path("/a/rloo/0")]) == ["grpo/0", "rloo/0"]
     assert short_names([Path("/a/x"), Path("/b/y")]) == ["x", "y"]
