@@ -143,7 +143,7 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
         tokens = measured("completion/tokens")
         draws = tokens / np.maximum(length * batch, 1)
     def costs():
-        lengths = metrics.get("prompt/length", np.full(len(steps), np.nan))
+        lengths = metrics.get("prompt/length", np.zeros(0))
         if len(lengths := lengths[np.isfinite(lengths)]):
             return costs_of(config, float(lengths.mean()))
         return costs_of(config, _drawn_prompt(_text(config.model), config.task))  # earlier runs did not measure it
