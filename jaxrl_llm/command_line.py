@@ -24,6 +24,12 @@ _CONFIGS = Path(__file__).parent / "configs"  # those that are installed with th
 _ALLOCATOR_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"  # keep freed memory, in large pages
 
 
+def jemalloc() -> str:
+    """The library jemalloc of the system, or else that of the Python environment; '' where neither has one."""
+    environment = Path(sys.prefix, "lib", "libjemalloc.so.2")  # scripts/get_jemalloc.sh, or conda
+    return ctypes.util.find_library("jemalloc") or (str(environment) if environment.exists() else "")
+
+
 def use_jemalloc() -> None:
     """Restarts this program with jemalloc as its allocator, if that is installed and jax has no accelerator.
 
@@ -36,7 +42,7 @@ def use_jemalloc() -> None:
         return
     if sys.platform != "linux" or any(map(importlib.util.find_spec, ("jax_plugins", "libtpu"))):
         return
-    library = ctypes.util.find_library("jemalloc")
+    library = jemalloc()
     if library:
         settings = {"LD_PRELOAD": library, "MALLOC_CONF": _ALLOCATOR_SETTINGS}
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | settings)

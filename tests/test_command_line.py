@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,12 +29,13 @@ class Started(Exception):
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, tmp_path):
     """A Linux machine with jemalloc and no accelerator; what is started is raised."""
     def start(path, arguments, environment):
         raise Started(path, arguments, environment)
 
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setattr(os, "execve", start)
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: f"lib{name}.so.2")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -53,6 +55,16 @@ def test_the_same_program_starts_again_with_jemalloc_once(machine):
         machine.setenv(name, value)
     command_line.use_jemalloc()
     assert not added.keys() & os.environ.keys()
+
+
+def test_jemalloc_of_the_environment_is_used_where_the_system_has_none(machine, tmp_path):
+    machine.setattr(ctypes.util, "find_library", lambda name: None)
+    library = tmp_path / "lib" / "libjemalloc.so.2"
+    library.parent.mkdir()
+    library.touch()
+    with pytest.raises(Started) as started:
+        command_line.use_jemalloc()
+    assert started.value.args[2]["LD_PRELOAD"] == str(library)
 
 
 def test_settings_without_the_library_are_not_taken_for_a_second_start(machine):
@@ -79,7 +91,15 @@ def test_programs_are_left_alone(machine, reason):
     assert dict(os.environ) == before
 
 
-@pytest.mark.skipif(not ctypes.util.find_library("jemalloc") or importlib.util.find_spec("jax_plugins") is not None,
+def test_jemalloc_is_fetched_into_virtual_environments_only(tmp_path):
+    (tmp_path / "python").symlink_to(f"{sys.base_prefix}/bin/python3")
+    script = Path(__file__).parent.parent / "scripts" / "get_jemalloc.sh"
+    done = subprocess.run(["bash", str(script)], env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "belongs to no virtual environment; activate one" in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(not command_line.jemalloc() or importlib.util.find_spec("jax_plugins") is not None,
                     reason="needs jemalloc and no accelerator")
 def test_a_script_runs_under_jemalloc(tmp_path):
     script = tmp_path / "script.py"
