@@ -10,7 +10,9 @@ after one that compiles, and how many programs each compiled that no case above 
 import statistics
 import time
 
-from absl import app, flags
+from absl import flags
+
+from jaxrl_llm import command_line
 
 _HIDDEN = flags.DEFINE_integer("hidden", 384, "Width of the model.", lower_bound=64)
 _LAYERS = flags.DEFINE_integer("layers", 4, "Its layers.", lower_bound=1)
@@ -99,8 +101,7 @@ def by_engine(engine, prompts, uids, stops: int):
     return completions
 
 
-def main(argv):
-    del argv
+def main():
     import jax
     import numpy as np
 
@@ -141,4 +142,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    command_line.run(main)
