@@ -25,9 +25,11 @@ _ALLOCATOR_SETTINGS = "dirty_decay_ms:-1,muzzy_decay_ms:-1,thp:always"  # keep f
 
 
 def jemalloc() -> str:
-    """The library jemalloc of the system, or else that of the Python environment; '' where neither has one."""
+    """The library jemalloc of the Python environment, or else that of the system; '' where neither has one."""
     environment = Path(sys.prefix, "lib", "libjemalloc.so.2")  # scripts/get_jemalloc.sh, or conda
-    return ctypes.util.find_library("jemalloc") or (str(environment) if environment.exists() else "")
+    if environment.exists():
+        return str(environment)
+    return ctypes.util.find_library("jemalloc") or ""  # starts up to four programs, so it comes last
 
 
 def use_jemalloc() -> None:

