@@ -7,9 +7,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.generation import reserve as programs_of_reserve
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.lanes import FEWEST, Common, common_places
 from jaxrl_llm.generation.requests import Row
+from jaxrl_llm.generation.reserve import Entries, Reserve
 from jaxrl_llm.generation.slots import Drawn, Lanes, Slots, Weights
 from jaxrl_llm.models.transformer import Transformer
 
@@ -23,6 +25,13 @@ class Prefix(NamedTuple):
 
     block: Slots
     row: int
+
+
+class Prompts(NamedTuple):
+    """Caches of the prompts of several rows: for each of them, which of the rows of a `block` is its prompt's."""
+
+    block: Slots
+    rows: list[int]
 
 
 class RowCaches:
@@ -40,7 +49,7 @@ class RowCaches:
                  programs: set[tuple]):
         """Caches of rows of up to `tokens` tokens that decode up to `chunk` at a time; `transposed`: weights may be that."""
         self._model, self._device, self._rows, self._transposed = model, device, rows, transposed
-        most, local = tokens + max(chunk, WIDTHS[-1]), model.config.local_layers
+        most, local = max(tokens, chunk), model.config.local_layers
         self.near = near_places(model.config.window, chunk) if any(local) else None
         self._rooms = rooms(most if self.near is None or not all(local) else min(most, self.near))
         self.slots: Slots | None = None
@@ -89,17 +98,56 @@ class RowCaches:
         """What the caches of the lanes of these rows share."""
         return Common(0, ()) if all(self._model.config.local_layers) else common_places(owners)
 
-    def decode(self, weights: Weights, owners: Sequence[Row | None], lanes: Lanes, key, patience: int, common: Common, *,
-               steps: int, ahead: int) -> tuple[Lanes, Drawn]:
-        """Decodes a chunk for the rows of these lanes, `ahead` steps of which are in flight; see `slots.decode`."""
-        self.make_room(max(row.cached + min(ahead, row.left) for row in owners if row and row.decodes) + steps)
+    def reserve(self, weights: Weights, queue: Sequence[Row]) -> Prompts | None:
+        """The prompts of the first waiting rows, at most eight different ones, computed if need be; None for none.
+
+        Rows that have read more than a prompt are not among them. Sliding-window layers do not support it.
+        """
+        own = [*itertools.takewhile(bool, (prompt_of(row) if row.new else () for row in itertools.islice(queue, self._rows)))]
+        prompts = [*dict.fromkeys(own)][:_LANES[-1]]
+        if not prompts or self.near is not None:
+            return None
+        self._compute(weights, prompts, queue)
+        for prompt in prompts:
+            self.prefixes.move_to_end(prompt)
+        block, rows = self._together(prompts)
+        self._forget_oldest()
+        return Prompts(block, [rows[prompt] for prompt in itertools.takewhile(rows.__contains__, own)])
+
+    def _together(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Slots, dict[tuple[int, ...], int]]:
+        """A block with known prompts, and their rows; blocks have one size, as each is one more program for a chunk."""
+        (first, which, where), *others = _by_block([(len(prompt), self.prefixes[prompt]) for prompt in prompts])
+        if not others and first.rows == _LANES[-1]:
+            return first, dict(zip(prompts, which))
+        block = self._picked(first, which, where, _LANES[-1])
+        for source, which, where in others:
+            block = self._copied(self._lengthened(block, source.room), source, which, where)
+        return block, {prompt: i for i, prompt in enumerate(prompts)}
+
+    def decode(self, weights: Weights, owners: Sequence[Row | None], lanes: Lanes, key, patience: int, common: Common,
+               reserve: Reserve | None, *, steps: int, ahead: int) -> tuple[Lanes, Drawn, Entries | None]:
+        """Decodes a chunk for the rows of these lanes, `ahead` steps of which are in flight; see `slots.decode`.
+
+        With a `reserve`, all slots decode and nothing is in flight; see `reserve.decode`.
+        """
+        most = max(row.cached + min(ahead + steps, row.left) for row in owners if row and row.decodes)
+        if reserve is not None:
+            most = max(most, *(reserve.lanes.length + np.minimum(steps, reserve.lanes.left)))
+        self.make_room(max(most, steps))
         restricted = lanes.sampling.top_k is not None
+        if reserve is not None:
+            self.programs.add(("decode_with_reserve", len(owners), steps, self.slots.room, restricted, lanes.stops.shape[1],
+                               reserve.block.room))
+            self.slots, drawn, entries = programs_of_reserve.decode(
+                self._model, weights, self.slots, lanes, key, np.int32(patience), reserve, steps=steps,
+                transposed=self._transposed)
+            return lanes, drawn, entries
         self.programs.add(("decode", len(owners), steps, self.slots.room, restricted, lanes.stops.shape[1], common.places,
                            len(common.leaders)))
         self.slots, lanes, drawn = programs_of.decode(
             self._model, weights, self.slots, lanes, key, np.int32(patience), np.asarray(common.leaders, np.int32), steps=steps,
             common=common.places, near=self.near, transposed=self._transposed)
-        return lanes, drawn
+        return lanes, drawn, None
 
     def make_room(self, length: int) -> None:
         """Makes or lengthens the caches so that each has at least `length` places."""
@@ -155,12 +203,16 @@ class RowCaches:
             blocks.setdefault(id(block), (block, []))[1].append((i, row))
         for block, entries in blocks.values():
             self._put(block, entries)
-        while len(self.prefixes) > self._rows:  # evicted only now, since one of the oldest may just have been read again
-            self.prefixes.popitem(last=False)
+        self._forget_oldest()
         for row in placed:
             if row.source is not None:
                 row.source.forks.remove(row)
             row.source, row.cache, row.cached = None, None, len(row.tokens) - 1
+
+    def _forget_oldest(self) -> None:
+        """Drops prompts that are too many, once those that are needed have been read again."""
+        while len(self.prefixes) > self._rows:
+            self.prefixes.popitem(last=False)
 
     def _compute(self, weights: Weights, prompts: Iterable[tuple[int, ...]], waiting: Iterable[Row]) -> None:
         """Computes the missing prefixes of these prompts, a few at a time, together with some prompts of waiting rows."""
@@ -214,7 +266,7 @@ class RowCaches:
         while entries := [entry for entry in entries if len(entry[1])]:
             count, lanes, width = together([len(tokens) for _, tokens, _ in entries], slots.rows)
             part, entries = entries[:count], entries[count:]
-            slots = self._lengthened(slots, max(before for _, _, before in part) + width)
+            slots = self._lengthened(slots, max(width, *(before + len(tokens[:width]) for _, tokens, before in part)))
             slot = _padded([slot for slot, _, _ in part], slots.rows, lanes)
             length = _padded([before for _, _, before in part], 0, lanes)
             self.programs.add(("extend", lanes, width, slots.rows, slots.room))

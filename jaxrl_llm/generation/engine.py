@@ -1,17 +1,20 @@
 """Generation that can continue, stop, fork and change weights between chunks: a host loop over the programs of `slots`."""
 import dataclasses
 import functools
+import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.caches import RowCaches
-from jaxrl_llm.generation.lanes import Common, lane_counts, lanes_of
+from jaxrl_llm.generation.lanes import Common, lane_counts, lanes_of, restricts, rows_of
 from jaxrl_llm.generation.paged_caches import PagedCaches
 from jaxrl_llm.generation.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
+from jaxrl_llm.generation.reserve import Entries, Reserve
 from jaxrl_llm.generation.slots import Drawn, Lanes
 from jaxrl_llm.generation.stopping import StopSearch, context
 from jaxrl_llm.kernels.products import reads_transposed
@@ -23,16 +26,29 @@ _LOOK = 1  # cost of a look at the rows, in decode steps: while others wait, fin
 _NEVER = np.iinfo(np.int32).max
 
 
-@dataclasses.dataclass
-class _Flight:
-    """A dispatched chunk: its rows (None: an idle lane), steps and version, what they share, and its results."""
+class _Chunk(NamedTuple):
+    """Which rows a chunk decodes.
+
+    rows: that of each lane, None for an inert one.  lanes: what the device knows about them.  common: what they share.
+    waiting: rows that may follow those that end in it.  reserve: what the device knows about these, None if there are none.
+    """
 
     rows: list[Row | None]
+    lanes: Lanes
+    common: Common
+    waiting: list[Row]
+    reserve: Reserve | None
+
+
+class _Flight(NamedTuple):
+    """A dispatched chunk, its number of steps and the version of its weights; the lanes after it, and its results."""
+
+    chunk: _Chunk
     steps: int
     version: int
     lanes: Lanes
-    common: Common
     drawn: Drawn
+    entries: Entries | None
 
 
 class Engine:
@@ -79,6 +95,7 @@ class Engine:
         self._slots: list[Row | None] = [None] * slots
         self._flights: deque[_Flight] = deque()
         self._changed = False  # whether a row ended that the device still decodes
+        self._ended = 0  # rows that ended in the last chunk
         self._done: list[Node] = []
         self._stop_width = 4
         self._weights: programs_of.Weights | None = None
@@ -253,7 +270,7 @@ class Engine:
         """Decodes one chunk; returns whether there was one to decode.
 
         The next chunk is dispatched before this one is fetched unless a row waits for a slot or has to be changed, or fewer
-        lanes would suffice.
+        lanes may soon suffice.
         """
         if not self._flights:
             self._admit()
@@ -353,9 +370,12 @@ class Engine:
         return max((row.left for row in self._decoding()), default=0) - self._ahead()
 
     def _runs_ahead(self) -> bool:
-        """Whether another chunk may follow those in flight before it is known how they end."""
-        lanes = self._lanes_for(len(self._decoding()))
-        return (not self._queue and not self._changed and self._most_left() > 0 and len(self._flights[-1].rows) == lanes)
+        """Whether another chunk may follow those in flight before it is known how they end.
+
+        Not so if fewer lanes suffice, or will if as many rows end as in the last chunk.
+        """
+        lanes = self._lanes_for(max(len(self._decoding()) - self._ended, 1))
+        return not self._queue and not self._changed and self._most_left() > 0 and len(self._flights[-1].chunk.rows) == lanes
 
     def _lanes_for(self, rows: int) -> int:
         return min(n for n in self._lane_counts if n >= rows)
@@ -364,34 +384,64 @@ class Engine:
         """Dispatches one more chunk after those in flight."""
         ahead, left = self._ahead(), self._most_left()
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
-        if self._flights:
-            owners, lanes, common = self._flights[-1].rows, self._flights[-1].lanes, self._flights[-1].common
-        else:
-            owners, lanes = self._lanes(self._decoding())
-            common = self._caches.common(owners)
-            self._changed = False
-        patience = int(len(owners) * _LOOK) if self._queue else _NEVER
-        lanes, drawn = self._caches.decode(self._weights, owners, lanes, self._key, patience, common, steps=steps, ahead=ahead)
-        self._flights.append(_Flight(owners, steps, self.version, lanes, common, drawn))
+        chunk = self._flights[-1].chunk._replace(lanes=self._flights[-1].lanes) if self._flights else self._chunk()
+        patience = int(len(chunk.rows) * _LOOK) if self._queue else _NEVER
+        lanes, drawn, entries = self._caches.decode(self._weights, chunk.rows, chunk.lanes, self._key, patience, chunk.common,
+                                                    chunk.reserve, steps=steps, ahead=ahead)
+        self._flights.append(_Flight(chunk, steps, self.version, lanes, drawn, entries))
 
-    def _lanes(self, rows: list[Row]) -> tuple[list[Row | None], Lanes]:
-        """The running rows in the smallest number of lanes that holds them."""
-        while self._stop_width < max(len(row.request.stop_tokens) for row in rows):
+    def _chunk(self) -> _Chunk:
+        """The running rows in the smallest number of lanes that holds them, and the waiting ones that may follow them."""
+        places, rows = rows_of(self._slots, self._lanes_for(len(self._decoding())))
+        common = self._caches.common(rows)
+        yields = np.array([row is not None and not row.request.keep and not row.forks for row in rows])
+        prompts = self._caches.reserve(self._weights, self._queue) if yields.any() and not common.places else None
+        waiting = [*itertools.islice(self._queue, len(prompts.rows))] if prompts else []
+        requests = [row.request for row in (*rows, *waiting) if row]
+        while self._stop_width < max(len(request.stop_tokens) for request in requests):
             self._stop_width *= 2
-        owners, lanes = lanes_of(self._slots, self._lanes_for(len(rows)), self._stop_width)
-        return owners, jax.device_put(lanes, self._device)
+        described = functools.partial(lanes_of, stop_width=self._stop_width,
+                                      restricted=any(restricts(request.sampling) for request in requests))
+        # A chunk writes behind what an idle row has cached.
+        lengths = [0 if self._slots[slot] is None else self._slots[slot].cached for slot in places]
+        lanes = jax.device_put(described(rows, places, lengths), self._device)
+        if not prompts:
+            return _Chunk(rows, lanes, common, [], None)
+        none = len(self._slots) - len(waiting)
+        queued = described(waiting + [None] * none, prompts.rows + [0] * none,
+                           [len(row.tokens) - 1 for row in waiting] + [0] * none)
+        return _Chunk(rows, lanes, common, waiting, Reserve(prompts.block, queued, yields))
 
     def _harvest(self) -> None:
-        """Fetches the oldest chunk and ends the rows that ended in it."""
+        """Fetches the oldest chunk, ends the rows that ended in it, and begins those that took their lanes."""
         flight = self._flights.popleft()
-        drawn = jax.device_get(flight.drawn)
-        for lane, row in enumerate(flight.rows):
-            if row is not None and row.slot is not None and not row.idle:  # or it ended at a stop string during this chunk
-                count = int(drawn.mask[:, lane].sum())
-                self._append(row, [x[:count, lane].tolist() for x in (drawn.tokens, drawn.logprobs, drawn.entropies)],
-                             flight.version)
+        drawn, entries = jax.device_get((flight.drawn, flight.entries))
+        self._ended = 0
+        rows = list(flight.chunk.rows)
+        begun = [0] * len(rows)
+        for row, lane, step in zip(flight.chunk.waiting[:entries.taken], entries.lane, entries.step) if entries else ():
+            self._read(flight, drawn, lane, rows[lane], begun[lane], step)
+            self._enter(row, int(lane), flight.version)
+            rows[lane], begun[lane] = row, step
+        for lane, row in enumerate(rows):
+            self._read(flight, drawn, lane, row, begun[lane], flight.steps)
         if not self._decoding():
             self._flights.clear()  # chunks of inert rows
+
+    def _read(self, flight: _Flight, drawn: Drawn, lane: int, row: Row | None, begin: int, end: int) -> None:
+        """Appends what a row drew in a lane in the steps `begin` to `end` of a chunk."""
+        if row is None or row.slot is None or row.idle:  # it ended at a stop string during this chunk
+            return
+        if count := int(drawn.mask[begin:end, lane].sum()):
+            part = slice(begin, begin + count)
+            self._append(row, [x[part, lane].tolist() for x in (drawn.tokens, drawn.logprobs, drawn.entropies)], flight.version)
+
+    def _enter(self, row: Row, slot: int, version: int) -> None:
+        """Begins the first waiting row, whose prompt a chunk has copied into a slot."""
+        self._queue.remove(row)
+        self._slots[slot], row.slot = row, slot
+        row.cached = len(row.tokens) - 1
+        row.begun = version, row.cached
 
     def _append(self, row: Row, drawn: list[list], version: int) -> None:
         """Appends new tokens to a row; ends it at a stop token, stop string or its limit."""
@@ -417,6 +467,7 @@ class Engine:
     def _finish(self, row: Row, finish: str) -> None:
         self._done.append(row.node(finish))
         row.finish = finish
+        self._ended += 1
         if not row.request.keep:
             del self._rows[row.request.uid]
             self._free(row)

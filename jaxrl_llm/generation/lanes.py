@@ -25,33 +25,37 @@ def lane_counts(rows: int) -> tuple[int, ...]:
     return tuple(n for n in dict.fromkeys((rows, -(-rows // 2), -(-rows // 4))) if n == rows or n >= FEWEST)
 
 
-def lanes_of(slots: Sequence[Row | None], count: int, stop_width: int) -> tuple[list[Row | None], Lanes]:
-    """The rows of `slots` that are not idle in `count` lanes, filled up with other slots, which stay inert.
-
-    Returns the rows, None for inert lanes, and what the device reads.
-    """
+def rows_of(slots: Sequence[Row | None], count: int) -> tuple[list[int], list[Row | None]]:
+    """The slots of `count` lanes and their rows: those of `slots` that are not idle, filled up with others, None, as inert."""
     decoding = [None if row is None or row.idle else row for row in slots]
     idle = [slot for slot, row in enumerate(decoding) if row is None]
     running = [slot for slot, row in enumerate(decoding) if row]
     places = sorted(running + idle[:count - len(running)])
-    owners = [decoding[slot] for slot in places]
-    stops = np.full((count, stop_width), -1, np.int32)
-    numbers = np.zeros((count, 5), np.int64)
-    for i, row in enumerate(owners):
+    return places, [decoding[slot] for slot in places]
+
+
+def lanes_of(rows: Sequence[Row | None], slots: Sequence[int], lengths: Sequence[int], stop_width: int, restricted: bool
+             ) -> Lanes:
+    """What the device needs to know about rows in these slots, with these numbers of filled places; None is an inert lane.
+
+    `stop_width`: room for stop tokens.  `restricted`: whether some row of the chunk restricts the vocabulary, see `restricts`.
+    """
+    stops = np.full((len(rows), stop_width), -1, np.int32)
+    numbers = np.zeros((len(rows), 4), np.int64)
+    for i, row in enumerate(rows):
         if row is not None:
             stops[i, :len(row.request.stop_tokens)] = row.request.stop_tokens
-            numbers[i] = row.request.stream, row.cached, row.tokens[-1], row.drawn, row.left
-        elif slots[places[i]] is not None:
-            numbers[i, 1] = slots[places[i]].cached  # a chunk writes behind what an idle row has cached
-    uid, length, pending, drawn, left = numbers.T
+            numbers[i] = row.request.stream, row.tokens[-1], row.drawn, row.left
+    uid, pending, drawn, left = numbers.T
     halves = np.stack([uid >> 32, uid & 0xFFFFFFFF], axis=1).astype(np.uint32)
-    keyed = np.array([row is not None and row.request.key is not None for row in owners])
-    for i in np.flatnonzero(keyed):
-        halves[i] = owners[i].request.key
-    length, pending, drawn, left = (x.astype(np.int32) for x in (length, pending, drawn, left))
-    alive = np.array([row is not None for row in owners])
-    sampling = stacked([Sampling() if row is None else row.request.sampling for row in owners])
-    return owners, Lanes(np.asarray(places, np.int32), halves, keyed, length, pending, drawn, left, alive, stops, sampling)
+    keyed = np.zeros(len(rows), bool)
+    for i, row in enumerate(rows):
+        if row is not None and row.request.key is not None:
+            halves[i], keyed[i] = row.request.key, True
+    slot, length, pending, drawn, left = (np.asarray(x, np.int32) for x in (slots, lengths, pending, drawn, left))
+    alive = np.array([row is not None for row in rows])
+    sampling = stacked([Sampling() if row is None else row.request.sampling for row in rows], restricted)
+    return Lanes(slot, halves, keyed, length, pending, drawn, left, alive, stops, sampling)
 
 
 def common_places(owners: Sequence[Row | None]) -> Common:
@@ -82,13 +86,18 @@ def _alike(owners: Sequence[Row | None]) -> list[tuple[int, int]]:
     return alike
 
 
-def stacked(samplings: Sequence[Sampling]) -> Sampling:
-    """One distribution for each row, arrays `[m]`. If no row restricts the vocabulary, nothing is sorted."""
+def restricts(sampling: Sampling) -> bool:
+    """Whether it drops tokens of the vocabulary."""
+    return not (sampling.top_k is None and sampling.top_p is None and sampling.min_p is None)
+
+
+def stacked(samplings: Sequence[Sampling], restricted: bool) -> Sampling:
+    """One distribution for each row, arrays `[m]`. If no row is `restricted`, nothing is sorted."""
     def column(name, off, dtype):
         values = [getattr(s, name) for s in samplings]
         return np.asarray([off if value is None else value for value in values], dtype)
     temperature = column("temperature", 1.0, np.float32)
-    if all(s.top_k is None and s.top_p is None and s.min_p is None for s in samplings):
+    if not restricted:
         return Sampling(temperature)
     return Sampling(temperature, column("top_k", np.iinfo(np.int32).max, np.int32), column("top_p", np.inf, np.float32),
                     column("min_p", 0.0, np.float32))

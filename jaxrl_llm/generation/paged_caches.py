@@ -10,10 +10,11 @@ import jax
 import numpy as np
 
 from jaxrl_llm.generation import pages as programs_of
-from jaxrl_llm.generation.caches import lines, prompt_of, shared_beginning, together, with_waiting
+from jaxrl_llm.generation.caches import Prompts, lines, prompt_of, shared_beginning, together, with_waiting
 from jaxrl_llm.generation.lanes import Common
 from jaxrl_llm.generation.pages import PAGE, Pool
 from jaxrl_llm.generation.requests import Row
+from jaxrl_llm.generation.reserve import Entries, Reserve
 from jaxrl_llm.generation.slots import Drawn, Lanes, Weights
 from jaxrl_llm.kernels.choice import chosen
 from jaxrl_llm.kernels.paged import page_axis
@@ -98,8 +99,12 @@ class PagedCaches:
             row.cached = len(row.tokens) - 1
             self._held[row] = None
 
-    def decode(self, weights: Weights, owners: Sequence[Row | None], lanes: Lanes, key, patience: int, common: Common, *,
-               steps: int, ahead: int) -> tuple[Lanes, Drawn]:
+    def reserve(self, weights: Weights, queue: Sequence[Row]) -> Prompts | None:
+        """None: a chunk has its pages from the beginning."""
+        return None
+
+    def decode(self, weights: Weights, owners: Sequence[Row | None], lanes: Lanes, key, patience: int, common: Common,
+               reserve: Reserve | None, *, steps: int, ahead: int) -> tuple[Lanes, Drawn, Entries | None]:
         """Decodes a chunk for the rows of these lanes, `ahead` steps of which are in flight; see `pages.decode`."""
         rows = [row if row and row.decodes else None for row in owners]
         self._reserve([(row.pages, row.cached + min(ahead, row.left), row.cached + min(ahead + steps, row.left))
@@ -108,7 +113,7 @@ class PagedCaches:
         self.programs.add(("decode", len(owners), steps, table.shape[1], self._size, restricted, lanes.stops.shape[1]))
         self.pool, lanes, drawn = programs_of.decode(self._model, weights, self.pool, lanes, table, key, np.int32(patience),
                                                      steps=steps, transposed=self._transposed)
-        return lanes, drawn
+        return lanes, drawn, None
 
     # --- what rows read -----------------------------------------------------------------------------------------------------
 

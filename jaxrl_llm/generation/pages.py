@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.generation.slots import Drawn, Lanes, Weights, drawn_by, through_layers
+from jaxrl_llm.generation.slots import Drawn, Lanes, Weights, drawn_by, longer, through_layers
 from jaxrl_llm.kernels import paged
 from jaxrl_llm.models.attention import grouped_attention, rotations
 from jaxrl_llm.models.transformer import Block, Transformer, heads_first
@@ -38,10 +38,10 @@ def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table
     c, block = model.config, Block(model.config, model.dtype, transposed, model.kernels)
     tables = rotations(c, jnp.asarray(lanes.length)[:, None] + jnp.arange(steps))
 
-    def states(tokens, i, alive, pool):
+    def states(lanes, i, pool):
         place = lanes.length + i
-        page = jnp.where(alive, table[jnp.arange(len(table)), jnp.minimum(place // PAGE, table.shape[1] - 1)], 0)
-        seen = jnp.where(alive, place + 1, 1)
+        page = jnp.where(lanes.alive, table[jnp.arange(len(table)), jnp.minimum(place // PAGE, table.shape[1] - 1)], 0)
+        seen = jnp.where(lanes.alive, place + 1, 1)
         rotation = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis=1), tables)
 
         def attend(i, q, k, v):
@@ -49,10 +49,11 @@ def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table
             out = paged.paged_attention(model.kernels, c.attention_softcap, q[:, 0] * c.attention_scale, own, table, seen)
             return out[:, None], own
 
-        x, kept = through_layers(model, block, weights, tokens[:, None], rotation, attend)
+        x, kept = through_layers(model, block, weights, lanes.pending[:, None], rotation, attend)
         return model.normed(weights.params, x[:, 0]), tuple(kept)
 
-    return drawn_by(model, weights, lanes, key, patience, states, pool, steps)
+    pool, after, results = drawn_by(model, weights, lanes, key, patience, states, pool, steps)
+    return pool, longer(lanes, after), results
 
 
 @functools.partial(jax.jit, static_argnames=("model", "transposed"), donate_argnames=("pool",))

@@ -124,6 +124,11 @@ class Row:
         return self.ended or self.paused
 
     @property
+    def new(self) -> bool:
+        """Whether it has read nothing yet, and no other row has for it."""
+        return not self.cached and self.source is None
+
+    @property
     def decodes(self) -> bool:
         """Whether it is in a slot and goes on."""
         return self.slot is not None and not self.idle

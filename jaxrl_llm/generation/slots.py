@@ -130,7 +130,7 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
 
     Within the chunk the rows' caches are only read; what it adds goes into a small separate cache, which is appended to them at
     the end. A row that ends is inert from then on. The chunk ends with its last row, or once the steps that inert rows took
-    part in, summed over these rows, exceed `patience i32[]`. The slots need room for `steps` more tokens in each lane.
+    part in, summed over these rows, exceed `patience i32[]`. The slots need room for what rows may still draw.
 
     Each of B runs of consecutive lanes shares its first `common` places, except those of sliding-window layers; they are read
     from the slot `leaders i32[B]`.
@@ -141,41 +141,53 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     seen = jnp.arange(common, slots.room) < lanes.length[:, None]
     prompt = PromptCache(own.keys, own.values, seen, jnp.asarray(lanes.length))
 
-    def states(tokens, i, alive, cache):
-        normed, cache = model.decode_step(weights.params, weights.layers, tokens[:, None], i, prompt, cache, common=first,
-                                          transposed=transposed)
+    def states(lanes, i, cache):
+        normed, cache = model.decode_step(weights.params, weights.layers, lanes.pending[:, None], i, prompt, cache,
+                                          common=first, transposed=transposed)
         return normed[:, 0], cache
 
-    added, after, results = drawn_by(model, weights, lanes, key, patience, states, _chunk(model, lanes.length, steps), steps)
-    block = Slots(*jax.tree.map(lambda x: x[:, :, 0], added[:2]))
-    return _appended(model.config, slots, block, lanes.slot, lanes.length, near), after, results
+    added, after, results = drawn_by(model, weights, lanes, key, patience, states, chunk_cache(model, lanes.length, steps),
+                                     steps)
+    slots = appended(model.config, slots, block_of(added), lanes.slot, lanes.length, near)
+    return slots, longer(lanes, after), results
 
 
-def drawn_by(model: Transformer, weights: Weights, lanes: Lanes, key, patience, states: Callable, cache, steps: int
-             ) -> tuple[Any, Lanes, Drawn]:
-    """The loop of a chunk, see `decode`: the cache and the lanes after it, and what it drew.
+def drawn_by(model: Transformer, weights: Weights, lanes: Lanes, key, patience, states: Callable, cache, steps: int,
+             enter: Callable | None = None) -> tuple[Any, Lanes, Drawn]:
+    """The loop of a chunk, see `decode`: the cache and the lanes after it, still with the `length` they had, and what it drew.
 
-    `states(tokens i32[m], i, alive bool[m], cache) -> (normed [m, D], cache)` reads a token in each lane in step i.
+    `states(lanes, i, cache) -> (normed [m, D], cache)` reads a token in each lane in step i; `enter(i, lanes, keys, cache)`
+    returns the last three with other rows in some lanes from step i on.
     """
-    given = jax.random.wrap_key_data(jnp.asarray(lanes.uid), impl=jax.random.key_impl(key))
-    keys = jnp.where(lanes.keyed, given, fold_in_halves(key, *lanes.uid.T))
-    step = functools.partial(_step, model, weights, lanes, states, keys)
+    step = functools.partial(_step, model, weights, states)
 
     def go_on(state):
-        i, inert, (_, _, _, alive, _), _ = state
-        return (i < steps) & (inert <= patience) & alive.any()
+        i, inert, now, *_ = state
+        return (i < steps) & (inert <= patience) & now.alive.any()
 
     def body(state):
-        i, inert, carry, drawn = state
-        carry, new = step(carry, i)
+        i, inert, now, keys, cache, drawn = state
+        now, cache, new = step(i, now, keys, cache)
         drawn = jax.tree.map(lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), drawn, new)
-        return i + 1, inert + (lanes.alive & ~carry[3]).sum(dtype=jnp.int32), carry, drawn
+        if enter is not None:
+            now, keys, cache = enter(i + 1, now, keys, cache)
+        return i + 1, inert + (lanes.alive & ~now.alive).sum(dtype=jnp.int32), now, keys, cache, drawn
 
-    carry = lanes.pending, lanes.drawn, lanes.left, lanes.alive, cache
-    buffers = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), jax.eval_shape(step, carry, 0)[1])
-    _, _, (pending, drawn, left, alive, cache), results = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), carry, buffers))
-    after = lanes.replace(pending=pending, length=lanes.length + drawn - lanes.drawn, drawn=drawn, left=left, alive=alive)
-    return cache, after, results
+    now, keys = jax.tree.map(jnp.asarray, lanes), keys_of(lanes, key)
+    buffers = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), jax.eval_shape(step, 0, now, keys, cache)[2])
+    _, _, now, _, cache, results = jax.lax.while_loop(go_on, body, (0, jnp.int32(0), now, keys, cache, buffers))
+    return cache, now, results
+
+
+def keys_of(lanes: Lanes, key) -> jax.Array:
+    """The keys `[m]` of the rows of lanes."""
+    given = jax.random.wrap_key_data(jnp.asarray(lanes.uid), impl=jax.random.key_impl(key))
+    return jnp.where(lanes.keyed, given, fold_in_halves(key, *lanes.uid.T))
+
+
+def longer(before: Lanes, after: Lanes) -> Lanes:
+    """The lanes after a chunk, whose `length` counts what it drew."""
+    return after.replace(length=before.length + after.drawn - before.drawn)
 
 
 def _parted(c: ModelConfig, slots: Slots, own: Slots, leaders, common: int) -> tuple[Any, Slots]:
@@ -197,22 +209,28 @@ def _parted(c: ModelConfig, slots: Slots, own: Slots, leaders, common: int) -> t
     return (keys, values), Slots(*own)
 
 
-def _chunk(model: Transformer, length, steps: int) -> CompletionCache:
+def chunk_cache(model: Transformer, length, steps: int) -> CompletionCache:
     """The small cache of a chunk of steps, each row being a group of one."""
     c = model.config
     keys, values = model.zeros((len(length), c.num_kv_heads, 1), (steps,) * c.num_layers)
     return CompletionCache(keys, values, rotations(c, length[:, None] + jnp.arange(steps)))
 
 
-def _step(model: Transformer, weights: Weights, lanes: Lanes, states: Callable, keys, carry, i):
+def block_of(chunk: CompletionCache) -> Slots:
+    """What a chunk adds to the slots, m rows."""
+    return Slots(*jax.tree.map(lambda x: x[:, :, 0], (chunk.keys, chunk.values)))
+
+
+def _step(model: Transformer, weights: Weights, states: Callable, i, lanes: Lanes, keys, cache) -> tuple[Lanes, Any, Drawn]:
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
-    pending, drawn, left, alive, cache = carry
-    normed, cache = states(pending, i, alive, cache)
+    normed, cache = states(lanes, i, cache)
     logits = model.finished(row_matmul(normed, weights.unembedding, jnp.float32))
-    token, logprob, entropy = draw(jax.vmap(jax.random.fold_in)(keys, drawn), logits, lanes.sampling)
-    ended = (token[:, None] == lanes.stops).any(-1) | (left <= 1)
-    carry = jnp.where(alive, token, pending), drawn + alive, left - alive, alive & ~ended, cache
-    return carry, Drawn(token, alive, logprob, entropy)
+    token, logprob, entropy = draw(jax.vmap(jax.random.fold_in)(keys, lanes.drawn), logits, lanes.sampling)
+    alive = jnp.asarray(lanes.alive)
+    ended = (token[:, None] == lanes.stops).any(-1) | (lanes.left <= 1)
+    after = lanes.replace(pending=jnp.where(alive, token, lanes.pending), drawn=lanes.drawn + alive, left=lanes.left - alive,
+                          alive=alive & ~ended)
+    return after, cache, Drawn(token, alive, logprob, entropy)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "near", "transposed"), donate_argnames=("slots",))
@@ -224,7 +242,7 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
       slot: `i32[m]`, the rows; R means no row.
       length: `i32[m]`, number of filled places.
       tokens: `i32[m, W]`; the caller keeps count of those that are real, the rest is overwritten later. All rows need room
-        for W.
+        for the real ones, and slots have W places at least.
     """
     c = model.config
     own = jax.tree.map(lambda x: jnp.take(x, slot, axis=0, mode="clip"), slots)
@@ -242,7 +260,7 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
         return out[:, 0], (swap_last(k), v)
 
     _, kept = through_layers(model, Block(c, model.dtype, transposed), weights, tokens, rotations(c, positions), attend)
-    return _appended(c, slots, Slots(*model.cached(*zip(*kept))), slot, length, near)
+    return appended(c, slots, Slots(*model.cached(*zip(*kept))), slot, length, near)
 
 
 def through_layers(model: Transformer, block: Block, weights: Weights, tokens, tables: Rotations, attend: Callable
@@ -298,15 +316,14 @@ def lengthen(model: Transformer, slots: Slots, *, room: int, near: int | None) -
     return Slots(*with_places(*slots, model.config.places(room, near)))
 
 
-def _appended(c: ModelConfig, slots: Slots, block: Slots, slot, length, near: int | None) -> Slots:
+def appended(c: ModelConfig, slots: Slots, block: Slots, slot, length, near: int | None) -> Slots:
     """The slots with `block` (m rows of W places) behind the first `length i32[m]` tokens of the rows `slot i32[m]`.
 
-    Rows that do not exist are skipped, and in layers without windows those that have no room for W more places.
+    Rows that do not exist are skipped, and places for which a row has no room.
     """
     def append(keys, values, new_keys, new_values, local):
-        if local:
-            return _around(keys, new_keys, 3, slot, length, near), _around(values, new_values, 2, slot, length, near)
-        return _written(keys, new_keys, 3, slot, length), _written(values, new_values, 2, slot, length)
+        write = functools.partial(_around, near=near) if local else _behind
+        return write(keys, new_keys, 3, slot, length), write(values, new_values, 2, slot, length)
 
     return Slots(*zip(*map(append, *slots, *block, c.local_layers)))
 
@@ -318,10 +335,32 @@ def _around(old, new, axis: int, slot, length, near: int | None):
     return jax.tree.map(lambda x, y: x.at[where].set(jnp.moveaxis(y, axis, 1), mode="drop"), old, new)
 
 
+def _behind(old, new, axis: int, slot, length):
+    """`old [R, ...]` with as many of the W places of `new [m, ...]` as fit, from place `length i32[m]` of `axis` on."""
+    width = jax.tree.leaves(new)[0].shape[axis]
+    start = jnp.minimum(length, jax.tree.leaves(old)[0].shape[axis] - width)
+    before = (length - start)[:, None, None, None]  # places of the last W that are filled already
+
+    def fitting(old, new):
+        def window(slot, start):
+            return jax.lax.dynamic_slice_in_dim(old[slot], start, width, axis - 1)
+        there, moved = jax.vmap(window)(slot, start), turned(new, width - (length - start), axis)
+        return jnp.where(jax.lax.broadcasted_iota(jnp.int32, new.shape, axis) < before, there, moved)
+
+    new = jax.lax.cond((length > start).any(), functools.partial(jax.tree.map, fitting), lambda _, new: new, old, new)
+    return _written(old, new, axis, slot, start)
+
+
+def turned(x, first, axis: int):
+    """`x [m, ...]` whose places along an axis begin at `first i32[m]` and go round."""
+    turn = jax.vmap(lambda y, n: jax.lax.dynamic_slice_in_dim(y, n, x.shape[axis], axis - 1))
+    return turn(jnp.concatenate([x, x], axis), first)
+
+
 def _written(old, new, axis: int, slot, offset):
     """`old [R, ...]` with the W places of `new [m, ...]` in the rows `slot i32[m]` from place `offset i32[m]` of `axis` on.
 
-    A row that does not exist, or has no room for W places from there on, is skipped.
+    A row that does not exist is skipped.
     """
     axes = jax.lax.ScatterDimensionNumbers(update_window_dims=(1, 2, 3), inserted_window_dims=(0,),
                                            scatter_dims_to_operand_dims=(0, axis))

@@ -479,7 +479,7 @@ class Transformer:
         return CompletionCache(*self.zeros(heads, places), tables)
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, common=None,
-                    transposed: bool = True):
+                    begun=None, transposed: bool = True):
         """Decodes one token for every row.
 
         Args:
@@ -491,6 +491,8 @@ class Transformer:
           common: None, or keys `[P/n, K, d, C]` and values `[P/n, K, C, d]` of the first C tokens of n consecutive prompts, L
             arrays each, None for sliding-window layers; in the other layers `prompt` then has only the tokens behind them,
             except that its length counts them.
+          begun: `i32[P]`, where each prompt's completions begin in the cache: earlier tokens are of others, which are not read.
+            None: all at the first. Models with sliding windows do not support it.
           transposed: whether `layers` were made transposed.
         Returns:
           `(normed [P, G, D], cache)` with token `t`: the state that predicts token `t + 1`.
@@ -518,6 +520,7 @@ class Transformer:
                 own_k, own_v = written(cache.keys[i], k, t % places, 4), written(cache.values[i], v, t % places, 3)
                 which = held(jnp.asarray(t + 1), places)
                 own = (which >= 0) & in_window(positions, prompt.length[:, None, None] + which, c.window, local)
+                own = own if begun is None else own & (which >= begun[:, None, None, None])
                 there, real = prompt_positions, prompt.mask
                 if local:
                     there = held(prompt.length, prompt.values[i].shape[2])

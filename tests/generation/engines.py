@@ -115,7 +115,7 @@ def all_logits(weights, row, length, name="dense"):
 
 def logits_before(tokens, start, weights, name="dense"):
     """f64[n, V], the logits before each of `tokens[start:]` in a plain forward pass over the whole sequence."""
-    row = np.zeros((1, 48), np.int32)
+    row = np.zeros((1, 64), np.int32)
     row[0, :len(tokens)] = tokens
     return np.asarray(all_logits(weights, row, len(tokens), name)[start - 1:len(tokens) - 1], np.float64)
 

@@ -90,7 +90,7 @@ def test_window_layers_have_the_places_of_their_window():
     assert near_places(WINDOW, 16) == near_places(32, 16) == near_places(WINDOW, 40) == NEAR < near_places(33, 16)
     caches = {name: RowCaches(MODELS[name], jax.devices()[0], 4, 1000, 16, transposed=False, programs=set())
               for name in ENGINES}
-    for length, some, whole in ((30, [96, 288], 32), (90, [96, 288], 96), (300, [96, 544], 96), (1064, [96, 1088], 96)):
+    for length, some, whole in ((30, [96, 256], 32), (90, [96, 256], 96), (300, [96, 512], 96), (1000, [96, 1024], 96)):
         for one in caches.values():
             one.make_room(length)
         assert places(caches["some"].slots.keys, 3) == places(caches["some"].slots.values, 2) == some

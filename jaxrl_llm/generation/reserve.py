@@ -1,0 +1,109 @@
+"""Chunks in which waiting rows take the lanes of rows that end: no lane idles until the host looks at it again."""
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.generation.slots import Drawn, Lanes, Slots, Weights, appended, block_of, chunk_cache, drawn_by, keys_of, turned
+from jaxrl_llm.models.attention import rotations
+from jaxrl_llm.models.transformer import CompletionCache, PromptCache, Transformer
+
+
+class Reserve(NamedTuple):
+    """Rows that wait for a lane, the first to get one first.
+
+    block: the caches of their prompts.
+    lanes: what a lane needs to know about each of N rows; `slot` is its row of the block, `alive` is False behind the last one.
+    yields: `bool[R]`, the lanes that they may take once these have no living row.
+    """
+
+    block: Slots
+    lanes: Lanes
+    yields: jax.Array | np.ndarray
+
+
+class Entries(NamedTuple):
+    """The lanes `i32[N]` that the first `taken i32[]` rows of a reserve got, and before which steps `i32[N]` of the chunk."""
+
+    lane: jax.Array
+    step: jax.Array
+    taken: jax.Array
+
+
+class _Caches(NamedTuple):
+    """What a chunk reads: the slots, its own small cache, where each lane's row begins there `i32[R]`; the entries."""
+
+    slots: Slots
+    chunk: CompletionCache
+    begun: jax.Array
+    entries: Entries
+
+
+@functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("slots",))
+def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, reserve: Reserve, *, steps: int,
+           transposed: bool) -> tuple[Slots, Drawn, Entries]:
+    """Decodes a chunk as `slots.decode` does, for all slots of a model without sliding windows.
+
+    Before each step rows of the reserve take the lanes that yield and whose rows have ended; their prompts are copied into the
+    slots, which need room for what these rows may draw too.
+    """
+    def states(lanes, i, caches):
+        prompt = PromptCache(*caches.slots, jnp.arange(slots.room) < lanes.length[:, None], lanes.length)
+        normed, chunk = model.decode_step(weights.params, weights.layers, lanes.pending[:, None], i, prompt, caches.chunk,
+                                          begun=caches.begun, transposed=transposed)
+        return normed[:, 0], caches._replace(chunk=chunk)
+
+    enter = functools.partial(_enter, model, reserve._replace(lanes=jax.tree.map(jnp.asarray, reserve.lanes)),
+                              keys_of(reserve.lanes, key))
+    nobody = jnp.zeros(reserve.lanes.slot.shape, jnp.int32)
+    caches = _Caches(slots, chunk_cache(model, lanes.length, steps), jnp.zeros_like(lanes.length),
+                     Entries(nobody, nobody, jnp.int32(0)))
+    caches, after, drawn = drawn_by(model, weights, lanes, key, patience, states, caches, steps, enter)
+    keys, values = block_of(caches.chunk)
+    block = Slots(jax.tree.map(lambda x: turned(x, caches.begun, 3), keys),
+                  jax.tree.map(lambda x: turned(x, caches.begun, 2), values))
+    return appended(model.config, caches.slots, block, lanes.slot, after.length, None), drawn, caches.entries
+
+
+def _enter(model: Transformer, reserve: Reserve, reserve_keys, i, lanes: Lanes, keys, caches: _Caches):
+    """The lanes, their keys and the caches with rows of the reserve in lanes that yield, from step i on.
+
+    Nobody enters once all rows have ended: the next chunk then begins with short caches.
+    """
+    rows = jnp.where(lanes.alive.any(), reserve.lanes.alive.sum(), 0)
+
+    def more(state):
+        lanes, _, caches = state
+        return (caches.entries.taken < rows) & (reserve.yields & ~lanes.alive).any()
+
+    def one(state):
+        lanes, keys, caches = state
+        lane, n = jnp.argmax(reserve.yields & ~lanes.alive), caches.entries.taken
+        new = jax.tree.map(lambda x: x[n], reserve.lanes)
+        lanes = jax.tree.map(lambda x, y: x.at[lane].set(y), lanes, new.replace(slot=lane))
+        return lanes, keys.at[lane].set(reserve_keys[n]), _Caches(
+            _with_prompt(caches.slots, lane, reserve.block, new.slot),
+            _rotating_from(model, caches.chunk, lane, new.length - i), caches.begun.at[lane].set(i),
+            Entries(caches.entries.lane.at[n].set(lane), caches.entries.step.at[n].set(i), n + 1))
+
+    return jax.lax.while_loop(more, one, (lanes, keys, caches))
+
+
+def _with_prompt(slots: Slots, slot, block: Slots, row) -> Slots:
+    """The slots with a row of the block in one of them."""
+    def copied(old, new, axis):
+        places = min(old.shape[axis], new.shape[axis])
+        one = jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(new, row, 1), 0, places, axis=axis)
+        return jax.lax.dynamic_update_slice_in_dim(old, one, slot, 0)
+    keys = jax.tree.map(functools.partial(copied, axis=3), slots.keys, block.keys)
+    return Slots(keys, jax.tree.map(functools.partial(copied, axis=2), slots.values, block.values))
+
+
+def _rotating_from(model: Transformer, chunk: CompletionCache, lane, first) -> CompletionCache:
+    """The chunk's cache with the rotations of a lane whose first place is position `first`."""
+    steps = chunk.rotations.full[0].shape[1]
+    own = rotations(model.config, (first + jnp.arange(steps))[None])
+    return chunk._replace(rotations=jax.tree.map(
+        lambda old, new: jax.lax.dynamic_update_slice_in_dim(old, new, lane, 0), chunk.rotations, own))

@@ -1,0 +1,153 @@
+"""Rows that take the lanes of others within a chunk: they are those of the scan sampler, and nobody loses anything."""
+import functools
+
+import jax
+import numpy as np
+import pytest
+from engines import DENSE, KEY, G, P, agrees, drain, engine, plain, prompts, request, scanned
+
+from jaxrl_llm.generation import Sampling, reserve, slots
+from jaxrl_llm.generation.slots import Slots
+
+LONG = np.random.default_rng(8).integers(0, 64, 37).tolist()
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """What each chunk with a reserve drew, and who entered in it."""
+    seen, decode = [], reserve.decode
+
+    def watched(*given, **named):
+        after = decode(*given, **named)
+        seen.append(jax.device_get(after[1:]))
+        return after
+
+    monkeypatch.setattr(reserve, "decode", watched)
+    return seen
+
+
+def entered(chunks):
+    return sum(int(entries.taken) for _, entries in chunks)
+
+
+@pytest.mark.parametrize("name", ("dense", "experts"))
+def test_no_lane_idles_while_rows_wait(name, chunks):
+    one = engine(name, slots=4, chunks=(20,))
+    one.submit(*(request(uid) for uid in range(P * G)))
+    found = drain(one)
+    for uid, expected in scanned(name).items():
+        agrees(*found[uid], expected)
+    assert entered(chunks) >= 4 and any(0 < step < 20 for _, entries in chunks for step in entries.step)
+    for drawn, entries in chunks:
+        last = int(entries.step[entries.taken - 1])  # until then there was somebody for every lane
+        assert drawn.mask[:last].all()
+
+
+def test_a_short_prompt_may_begin_late_in_a_chunk(chunks):
+    """Its first position lies in front of the chunk's."""
+    one = engine(slots=2, chunks=(20,), slot_tokens=32)
+    one.submit(request(0, tokens=LONG[:2], limit=15, stop_tokens=()), request(1, tokens=LONG[:9], limit=20, stop_tokens=()),
+               request(2, tokens=LONG[3:5], limit=12, stop_tokens=()))
+    found = drain(one)
+    assert entered(chunks) == 1 and int(chunks[0][1].step[0]) == 15
+    assert found[2][0].tokens.tolist() == plain(LONG[3:5], 2, 0, 12)
+
+
+def test_rows_that_end_together_are_followed_by_the_next_chunk_with_short_caches(chunks):
+    one = engine(slots=4, chunks=(16,), slot_tokens=64)
+    one.submit(*(request(uid, tokens=LONG[:9], limit=40, stop_tokens=()) for uid in range(8)))
+    rooms = []
+    while one.step():
+        rooms.append(one._caches.slots.room)
+    assert rooms == [32, 64, 64] * 2 and len(chunks) == 3 and not entered(chunks)
+
+
+def test_rows_that_are_kept_and_parents_of_waiting_forks_keep_their_lanes(chunks):
+    one = engine(slots=2, slot_tokens=40)
+    one.submit(request(8, limit=18, stop_tokens=(), keep=True), request(4, limit=12, stop_tokens=()))
+    one.step()
+    one.submit(request(9, limit=9, stop_tokens=()))
+    one.fork(4, [40])
+    before = [*one._rows[4].tokens]
+    assert one.running == (8, 4) and [row.request.uid for row in one._queue] == [9, 40]
+    found = drain(one)
+    assert found[4][0].tokens.tolist() == plain(prompts()[1], 4, 0, 12)
+    assert found[9][0].tokens.tolist() == plain(prompts()[2], 9, 0, 9)
+    assert found[40][0].tokens.tolist() == plain(before, 40, len(before) - 4, 16 - len(before))
+    one.extend(8, [1, 2, 3], limit=24)
+    start = prompts()[2] + found[8][0].tokens.tolist() + [1, 2, 3]
+    assert drain(one)[8][0].tokens.tolist() == plain(start, 8, 18, 6)
+    assert not any(entries.taken for _, entries in chunks)
+
+
+def test_rows_that_enter_have_their_own_sampling_limits_keys_and_stop_strings(chunks):
+    one = engine(slots=2, chunks=(16,), slot_tokens=48)
+    text = scanned(stop_tokens=())[5][0]
+    asked = {4: {}, 8: {"limit": 5}, 9: {"sampling": Sampling(0.8, top_k=3)}, 10: {"sampling": Sampling(0.0)},
+             5: {"stop_sequences": [text[3:5]]}, 11: {"seed": 7, "stop_tokens": (7, 9, 11, 13, 15)}}
+    alone = engine(slots=2, chunks=(16,), slot_tokens=48)
+    expected = {}
+    for uid, changes in asked.items():
+        alone.submit(request(uid, **{"stop_tokens": ()} | changes))
+        expected |= drain(alone)
+    chunks.clear()
+    one.submit(*(request(uid, **{"stop_tokens": ()} | changes) for uid, changes in asked.items()))
+    found = drain(one)
+    assert entered(chunks) > 2
+    for uid, (node,) in expected.items():
+        assert found[uid][0].tokens.tolist() == node.tokens.tolist() and found[uid][0].finish == node.finish
+        np.testing.assert_allclose(found[uid][0].logprobs, node.logprobs, atol=1e-5)
+
+
+def test_prompts_of_several_blocks_and_lengths_wait_together(chunks):
+    own = {uid: LONG[uid % 7:][:2 + 5 * (uid % 6)] for uid in range(24)}
+    one = engine(slots=4, chunks=(16,), slot_tokens=64)
+    one.submit(*(request(uid, tokens=own[uid], limit=2 + uid % 7, stop_tokens=()) for uid in own))
+    found = drain(one)
+    assert entered(chunks) >= 8 and one.prefilled == sum(len(tokens) - 1 for tokens in {tuple(x) for x in own.values()})
+    for uid, tokens in own.items():
+        assert found[uid][0].tokens.tolist() == plain(tokens, uid, 0, 2 + uid % 7)
+    assert len(one._caches.prefixes) <= 4
+
+
+def test_slots_stay_where_they_are():
+    """A chunk's program needs no second copy of them."""
+    one = engine(slots=16, slot_tokens=64)
+    one.submit(*(request(uid, tokens=prompts()[2]) for uid in range(20)))
+    one._admit()
+    chunk, empty = one._chunk(), slots.empty(DENSE, 16, 2048, None)
+    program = reserve.decode.lower(DENSE, one._weights, empty, chunk.lanes, KEY, np.int32(16), chunk.reserve, steps=4,
+                                   transposed=one._transposed)
+    assert program.compile().memory_analysis().temp_size_in_bytes < sum(x.nbytes for x in jax.tree.leaves(empty)) / 4
+
+
+@pytest.mark.parametrize("width", (4, 16))
+def test_what_does_not_fit_behind_a_row_is_dropped(width):
+    random = np.random.default_rng(0)
+    old = Slots(*jax.tree.map(lambda x: random.normal(size=x.shape).astype(np.float32), slots.empty(DENSE, 6, 32, None)))
+    new = Slots(*jax.tree.map(lambda x: random.normal(size=x.shape).astype(np.float32), slots.empty(DENSE, 5, width, None)))
+    slot, length = np.array([4, 0, 6, 5, 2], np.int32), np.array([0, 32, 3, 31, 32 - width // 2], np.int32)
+    made = jax.jit(functools.partial(slots.appended, DENSE.config, near=None))(old, new, slot, length)
+    expected = jax.tree.map(np.copy, old)
+    for i, (row, begin) in enumerate(zip(slot, length)):
+        for n in range(width):
+            if row < 6 and begin + n < 32:
+                for x, y in zip(expected.keys, new.keys):
+                    x[row, :, :, begin + n] = y[i, :, :, n]
+                for x, y in zip(expected.values, new.values):
+                    x[row, :, begin + n] = y[i, :, n]
+    for x, y in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_a_slot_may_be_filled_to_its_last_place():
+    """By chunks, of which some end early within the last places, and by what others write."""
+    one = engine(slots=2, chunks=(16,), slot_tokens=64)
+    one.submit(request(0, tokens=LONG, limit=27, stop_tokens=(), keep=True),
+               request(1, tokens=LONG[1:], limit=14, stop_tokens=(), keep=True),
+               *(request(uid, tokens=LONG[:4], limit=3, stop_tokens=(), keep=True) for uid in range(2, 9)))
+    found = drain(one)
+    assert found[0][0].tokens.tolist() == plain(LONG, 0, 0, 27) and one._caches.slots.room == 64
+    one.extend(1, LONG[:12], limit=16)
+    written = [*LONG[1:], *found[1][0].tokens.tolist(), *LONG[:12]]
+    assert len(written) == 62 and drain(one)[1][0].tokens.tolist() == plain(written, 1, 14, 2)
