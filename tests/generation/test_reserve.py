@@ -55,11 +55,11 @@ def test_a_short_prompt_may_begin_late_in_a_chunk(chunks):
 
 def test_rows_that_end_together_are_followed_by_the_next_chunk_with_short_caches(chunks):
     one = engine(slots=4, chunks=(16,), slot_tokens=64)
-    one.submit(*(request(uid, tokens=LONG[:9], limit=40, stop_tokens=()) for uid in range(8)))
+    one.submit(*(request(uid, tokens=LONG[:9], limit=40, stop_tokens=()) for uid in range(12)))
     rooms = []
     while one.step():
         rooms.append(one._caches.slots.room)
-    assert rooms == [32, 64, 64] * 2 and len(chunks) == 3 and not entered(chunks)
+    assert rooms[:6] == [32, 64, 64] * 2 and len(chunks) == 6 and not entered(chunks)
 
 
 def test_rows_that_are_kept_and_parents_of_waiting_forks_keep_their_lanes(chunks):
