@@ -11,7 +11,7 @@ from jaxrl_llm.generation import reserve as programs_of_reserve
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.lanes import FEWEST, Common, common_places
 from jaxrl_llm.generation.requests import Row
-from jaxrl_llm.generation.reserve import Entries, Reserve
+from jaxrl_llm.generation.reserve import Entries, Following
 from jaxrl_llm.generation.slots import Drawn, Lanes, Slots, Weights
 from jaxrl_llm.models.transformer import Transformer
 
@@ -125,22 +125,20 @@ class RowCaches:
         return block, {prompt: i for i, prompt in enumerate(prompts)}
 
     def decode(self, weights: Weights, owners: Sequence[Row | None], lanes: Lanes, key, patience: int, common: Common,
-               reserve: Reserve | None, *, steps: int, ahead: int) -> tuple[Lanes, Drawn, Entries | None]:
+               following: Following | None, *, steps: int, ahead: int) -> tuple[Lanes, Drawn, Entries | None]:
         """Decodes a chunk for the rows of these lanes, `ahead` steps of which are in flight; see `slots.decode`.
 
-        With a `reserve`, all slots decode and nothing is in flight; see `reserve.decode`.
+        With rows that follow others in it all slots decode; see `reserve.decode`.
         """
-        most = max(row.cached + min(ahead + steps, row.left) for row in owners if row and row.decodes)
-        if reserve is not None:
-            most = max(most, *(reserve.lanes.length + np.minimum(steps, reserve.lanes.left)))
-        self.make_room(max(most, steps))
+        rows = [row for row in owners if row and row.decodes] + (following.rows if following else [])
+        self.make_room(max(steps, *(len(row.tokens) - 1 + min(ahead + steps, row.left) for row in rows)))
         restricted = lanes.sampling.top_k is not None
-        if reserve is not None:
+        if following is not None:
             self.programs.add(("decode_with_reserve", len(owners), steps, self.slots.room, restricted, lanes.stops.shape[1],
-                               reserve.block.room))
-            self.slots, drawn, entries = programs_of_reserve.decode(
-                self._model, weights, self.slots, lanes, key, np.int32(patience), reserve, steps=steps,
-                transposed=self._transposed)
+                               following.reserve.block.room))
+            self.slots, lanes, drawn, entries = programs_of_reserve.decode(
+                self._model, weights, self.slots, lanes, key, np.int32(patience), following.reserve, following.entered,
+                steps=steps, transposed=self._transposed)
             return lanes, drawn, entries
         self.programs.add(("decode", len(owners), steps, self.slots.room, restricted, lanes.stops.shape[1], common.places,
                            len(common.leaders)))

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
-from jaxrl_llm.generation.caches import RowCaches
+from jaxrl_llm.generation.caches import Prompts, RowCaches
 from jaxrl_llm.generation.lanes import Common, lane_counts, lanes_of, restricts, rows_of
 from jaxrl_llm.generation.paged_caches import PagedCaches
 from jaxrl_llm.generation.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
-from jaxrl_llm.generation.reserve import Entries, Reserve
+from jaxrl_llm.generation.reserve import Entries, Following, Reserve
 from jaxrl_llm.generation.slots import Drawn, Lanes
 from jaxrl_llm.generation.stopping import StopSearch, context
 from jaxrl_llm.kernels.products import reads_transposed
@@ -27,17 +27,16 @@ _NEVER = np.iinfo(np.int32).max
 
 
 class _Chunk(NamedTuple):
-    """Which rows a chunk decodes.
+    """What a chunk decodes.
 
-    rows: that of each lane, None for an inert one.  lanes: what the device knows about them.  common: what they share.
-    waiting: rows that may follow those that end in it.  reserve: what the device knows about these, None if there are none.
+    places: the slot of each lane.  lanes: what the device knows about the rows there.  common: what these share.
+    following: waiting rows that may follow those that end in it; None for none.
     """
 
-    rows: list[Row | None]
+    places: list[int]
     lanes: Lanes
     common: Common
-    waiting: list[Row]
-    reserve: Reserve | None
+    following: Following | None
 
 
 class _Flight(NamedTuple):
@@ -96,6 +95,7 @@ class Engine:
         self._flights: deque[_Flight] = deque()
         self._changed = False  # whether a row ended that the device still decodes
         self._ended = 0  # rows that ended in the last chunk
+        self._entered = 0  # rows that have entered in chunks that follow each other
         self._done: list[Node] = []
         self._stop_width = 4
         self._weights: programs_of.Weights | None = None
@@ -269,16 +269,16 @@ class Engine:
     def step(self) -> bool:
         """Decodes one chunk; returns whether there was one to decode.
 
-        The next chunk is dispatched before this one is fetched unless a row waits for a slot or has to be changed, or fewer
-        lanes may soon suffice.
+        The next chunk is dispatched before this one is fetched unless a row has to be changed, a row waits that cannot follow
+        others within a chunk, or fewer lanes may soon suffice.
         """
         if not self._flights:
             self._admit()
             if not self._decoding():
                 return False
-            self._dispatch()
-        if self._runs_ahead():
-            self._dispatch()
+            self._dispatch(self._chunk())
+        if (chunk := self._next(self._flights[-1])) is not None:
+            self._dispatch(chunk)
         self._harvest()
         return True
 
@@ -369,79 +369,104 @@ class Engine:
         """The largest number of tokens that a row may still get after the chunks in flight."""
         return max((row.left for row in self._decoding()), default=0) - self._ahead()
 
-    def _runs_ahead(self) -> bool:
-        """Whether another chunk may follow those in flight before it is known how they end.
-
-        Not so if fewer lanes suffice, or will if as many rows end as in the last chunk.
-        """
-        lanes = self._lanes_for(max(len(self._decoding()) - self._ended, 1))
-        return not self._queue and not self._changed and self._most_left() > 0 and len(self._flights[-1].chunk.rows) == lanes
-
     def _lanes_for(self, rows: int) -> int:
         return min(n for n in self._lane_counts if n >= rows)
 
-    def _dispatch(self) -> None:
-        """Dispatches one more chunk after those in flight."""
+    def _dispatch(self, chunk: _Chunk) -> None:
+        """Dispatches a chunk after those in flight."""
         ahead, left = self._ahead(), self._most_left()
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
-        chunk = self._flights[-1].chunk._replace(lanes=self._flights[-1].lanes) if self._flights else self._chunk()
-        patience = int(len(chunk.rows) * _LOOK) if self._queue else _NEVER
-        lanes, drawn, entries = self._caches.decode(self._weights, chunk.rows, chunk.lanes, self._key, patience, chunk.common,
-                                                    chunk.reserve, steps=steps, ahead=ahead)
+        patience = int(len(chunk.places) * _LOOK) if self._queue else _NEVER
+        rows = [None if row is None or row.idle else row for row in map(self._slots.__getitem__, chunk.places)]
+        lanes, drawn, entries = self._caches.decode(self._weights, rows, chunk.lanes, self._key, patience, chunk.common,
+                                                    chunk.following, steps=steps, ahead=ahead)
         self._flights.append(_Flight(chunk, steps, self.version, lanes, drawn, entries))
 
     def _chunk(self) -> _Chunk:
         """The running rows in the smallest number of lanes that holds them, and the waiting ones that may follow them."""
+        self._changed, self._entered = False, 0
         places, rows = rows_of(self._slots, self._lanes_for(len(self._decoding())))
         common = self._caches.common(rows)
-        yields = np.array([row is not None and not row.request.keep and not row.forks for row in rows])
-        prompts = self._caches.reserve(self._weights, self._queue) if yields.any() and not common.places else None
-        waiting = [*itertools.islice(self._queue, len(prompts.rows))] if prompts else []
+        follow = not common.places and any(row.yields for row in rows if row)
+        prompts = self._caches.reserve(self._weights, self._queue) if follow else None
+        waiting = self._waiting(prompts)
         requests = [row.request for row in (*rows, *waiting) if row]
         while self._stop_width < max(len(request.stop_tokens) for request in requests):
             self._stop_width *= 2
-        described = functools.partial(lanes_of, stop_width=self._stop_width,
-                                      restricted=any(restricts(request.sampling) for request in requests))
+        restricted = any(restricts(request.sampling) for request in requests)
         # A chunk writes behind what an idle row has cached.
         lengths = [0 if self._slots[slot] is None else self._slots[slot].cached for slot in places]
-        lanes = jax.device_put(described(rows, places, lengths), self._device)
-        if not prompts:
-            return _Chunk(rows, lanes, common, [], None)
+        lanes = jax.device_put(lanes_of(rows, places, lengths, self._stop_width, restricted), self._device)
+        return _Chunk(places, lanes, common, prompts and self._following(prompts, waiting, lanes, np.int32(0)))
+
+    def _next(self, flight: _Flight) -> _Chunk | None:
+        """The chunk after those in flight, the last of which is given; None if it depends on how they end."""
+        if self._changed or self._most_left() <= 0:
+            return None
+        chunk = flight.chunk._replace(lanes=flight.lanes, following=None)
+        if not self._queue:  # not so if fewer lanes suffice, or will if as many rows end as in the last chunk
+            return chunk if len(chunk.places) == self._lanes_for(max(len(self._decoding()) - self._ended, 1)) else None
+        if flight.chunk.following is None:
+            return None
+        last = flight.chunk.following
+        prompts = self._caches.reserve(self._weights, self._queue)
+        waiting, rest = self._waiting(prompts), last.rows[self._entered - last.reserve.first:]
+        known = waiting[:len(rest)] == rest and all(self._fits(row.request, flight.lanes) for row in waiting)
+        if not prompts or not known or len(waiting) < min(2 * self._ended, len(self._queue)):
+            return None
+        return chunk._replace(following=self._following(prompts, waiting, flight.lanes, flight.entries.end))
+
+    def _waiting(self, prompts: Prompts | None) -> list[Row]:
+        """The first waiting rows, whose prompts are given."""
+        return [*itertools.islice(self._queue, len(prompts.rows))] if prompts else []
+
+    def _fits(self, request: Request, lanes: Lanes) -> bool:
+        """Whether the arrays of these lanes can describe a row."""
+        return len(request.stop_tokens) <= lanes.stops.shape[1] and (lanes.sampling.top_k is not None
+                                                                     or not restricts(request.sampling))
+
+    def _following(self, prompts: Prompts, waiting: list[Row], lanes: Lanes, entered) -> Following:
+        """The waiting rows with these prompts, as the device knows them; `entered` as in `reserve.decode`."""
         none = len(self._slots) - len(waiting)
-        queued = described(waiting + [None] * none, prompts.rows + [0] * none,
-                           [len(row.tokens) - 1 for row in waiting] + [0] * none)
-        return _Chunk(rows, lanes, common, waiting, Reserve(prompts.block, queued, yields))
+        lengths = [len(row.tokens) - 1 for row in waiting] + [0] * none
+        described = lanes_of(waiting + [None] * none, prompts.rows + [0] * none, lengths, lanes.stops.shape[1],
+                             lanes.sampling.top_k is not None)
+        return Following(waiting, Reserve(prompts.block, described, np.int32(self._entered)), entered)
 
     def _harvest(self) -> None:
         """Fetches the oldest chunk, ends the rows that ended in it, and begins those that took their lanes."""
         flight = self._flights.popleft()
         drawn, entries = jax.device_get((flight.drawn, flight.entries))
+        begun = [0] * len(flight.chunk.places)
         self._ended = 0
-        rows = list(flight.chunk.rows)
-        begun = [0] * len(rows)
-        for row, lane, step in zip(flight.chunk.waiting[:entries.taken], entries.lane, entries.step) if entries else ():
-            self._read(flight, drawn, lane, rows[lane], begun[lane], step)
-            self._enter(row, int(lane), flight.version)
-            rows[lane], begun[lane] = row, step
-        for lane, row in enumerate(rows):
-            self._read(flight, drawn, lane, row, begun[lane], flight.steps)
+        if entries is not None:
+            first = flight.chunk.following.reserve.first
+            for n in range(entries.begin - first, entries.end - first):
+                lane, step = int(entries.lane[n]), int(entries.step[n])
+                self._read(flight, drawn, lane, begun[lane], step)
+                self._enter(flight.chunk.following.rows[n], lane, flight.version)
+                begun[lane] = step
+        for lane, begin in enumerate(begun):
+            self._read(flight, drawn, lane, begin, flight.steps)
         if not self._decoding():
             self._flights.clear()  # chunks of inert rows
 
-    def _read(self, flight: _Flight, drawn: Drawn, lane: int, row: Row | None, begin: int, end: int) -> None:
-        """Appends what a row drew in a lane in the steps `begin` to `end` of a chunk."""
-        if row is None or row.slot is None or row.idle:  # it ended at a stop string during this chunk
+    def _read(self, flight: _Flight, drawn: Drawn, lane: int, begin: int, end: int) -> None:
+        """Appends what the row of a lane drew in the steps `begin` to `end` of a chunk."""
+        row = self._slots[flight.chunk.places[lane]]
+        if row is None or row.idle:  # or it ended at a stop string during this chunk
             return
         if count := int(drawn.mask[begin:end, lane].sum()):
             part = slice(begin, begin + count)
             self._append(row, [x[part, lane].tolist() for x in (drawn.tokens, drawn.logprobs, drawn.entropies)], flight.version)
 
     def _enter(self, row: Row, slot: int, version: int) -> None:
-        """Begins the first waiting row, whose prompt a chunk has copied into a slot."""
+        """Begins a waiting row, whose prompt a chunk has copied into a slot."""
         self._queue.remove(row)
         self._slots[slot], row.slot = row, slot
         row.cached = len(row.tokens) - 1
         row.begun = version, row.cached
+        self._entered += 1
 
     def _append(self, row: Row, drawn: list[list], version: int) -> None:
         """Appends new tokens to a row; ends it at a stop token, stop string or its limit."""

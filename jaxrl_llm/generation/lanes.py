@@ -54,8 +54,9 @@ def lanes_of(rows: Sequence[Row | None], slots: Sequence[int], lengths: Sequence
             halves[i], keyed[i] = row.request.key, True
     slot, length, pending, drawn, left = (np.asarray(x, np.int32) for x in (slots, lengths, pending, drawn, left))
     alive = np.array([row is not None for row in rows])
+    yields = np.array([row is not None and row.yields for row in rows])
     sampling = stacked([Sampling() if row is None else row.request.sampling for row in rows], restricted)
-    return Lanes(slot, halves, keyed, length, pending, drawn, left, alive, stops, sampling)
+    return Lanes(slot, halves, keyed, length, pending, drawn, left, alive, yields, stops, sampling)
 
 
 def common_places(owners: Sequence[Row | None]) -> Common:

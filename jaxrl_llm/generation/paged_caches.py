@@ -14,7 +14,7 @@ from jaxrl_llm.generation.caches import Prompts, lines, prompt_of, shared_beginn
 from jaxrl_llm.generation.lanes import Common
 from jaxrl_llm.generation.pages import PAGE, Pool
 from jaxrl_llm.generation.requests import Row
-from jaxrl_llm.generation.reserve import Entries, Reserve
+from jaxrl_llm.generation.reserve import Entries, Following
 from jaxrl_llm.generation.slots import Drawn, Lanes, Weights
 from jaxrl_llm.kernels.choice import chosen
 from jaxrl_llm.kernels.paged import page_axis
@@ -104,7 +104,7 @@ class PagedCaches:
         return None
 
     def decode(self, weights: Weights, owners: Sequence[Row | None], lanes: Lanes, key, patience: int, common: Common,
-               reserve: Reserve | None, *, steps: int, ahead: int) -> tuple[Lanes, Drawn, Entries | None]:
+               following: Following | None, *, steps: int, ahead: int) -> tuple[Lanes, Drawn, Entries | None]:
         """Decodes a chunk for the rows of these lanes, `ahead` steps of which are in flight; see `pages.decode`."""
         rows = [row if row and row.decodes else None for row in owners]
         self._reserve([(row.pages, row.cached + min(ahead, row.left), row.cached + min(ahead + steps, row.left))

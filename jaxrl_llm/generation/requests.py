@@ -129,6 +129,11 @@ class Row:
         return not self.cached and self.source is None
 
     @property
+    def yields(self) -> bool:
+        """Whether nobody needs its cache any more once it has ended."""
+        return not self.request.keep and not self.forks
+
+    @property
     def decodes(self) -> bool:
         """Whether it is in a slot and goes on."""
         return self.slot is not None and not self.idle

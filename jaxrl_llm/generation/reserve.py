@@ -6,7 +6,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.generation.slots import Drawn, Lanes, Slots, Weights, appended, block_of, chunk_cache, drawn_by, keys_of, turned
+from jaxrl_llm.generation.requests import Row
+from jaxrl_llm.generation.slots import (
+    Drawn,
+    Lanes,
+    Slots,
+    Weights,
+    appended,
+    block_of,
+    chunk_cache,
+    drawn_by,
+    keys_of,
+    longer,
+    turned,
+)
 from jaxrl_llm.models.attention import rotations
 from jaxrl_llm.models.transformer import CompletionCache, PromptCache, Transformer
 
@@ -16,38 +29,54 @@ class Reserve(NamedTuple):
 
     block: the caches of their prompts.
     lanes: what a lane needs to know about each of N rows; `slot` is its row of the block, `alive` is False behind the last one.
-    yields: `bool[R]`, the lanes that they may take once these have no living row.
+    first: `i32[]`, number of the first row, counted through the chunks that follow each other.
     """
 
     block: Slots
     lanes: Lanes
-    yields: jax.Array | np.ndarray
+    first: np.int32
+
+
+class Following(NamedTuple):
+    """The rows of a reserve, and how many rows have entered before the chunk, `i32[]`, in those that it follows."""
+
+    rows: list[Row]
+    reserve: Reserve
+    entered: jax.Array | np.int32
 
 
 class Entries(NamedTuple):
-    """The lanes `i32[N]` that the first `taken i32[]` rows of a reserve got, and before which steps `i32[N]` of the chunk."""
+    """The lanes `i32[N]` that rows of a reserve got in a chunk, and before which of its steps `i32[N]`.
+
+    They are those with the numbers `begin i32[]` to `end i32[]`, the latter not included.
+    """
 
     lane: jax.Array
     step: jax.Array
-    taken: jax.Array
+    begin: jax.Array
+    end: jax.Array
 
 
 class _Caches(NamedTuple):
-    """What a chunk reads: the slots, its own small cache, where each lane's row begins there `i32[R]`; the entries."""
+    """What a chunk reads: the slots and its own small cache; the entries.
+
+    begun, drawn: `i32[R]`, where each lane's row begins in the small cache, and how many tokens it had drawn there.
+    """
 
     slots: Slots
     chunk: CompletionCache
     begun: jax.Array
+    drawn: jax.Array
     entries: Entries
 
 
 @functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("slots",))
-def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, reserve: Reserve, *, steps: int,
-           transposed: bool) -> tuple[Slots, Drawn, Entries]:
+def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, reserve: Reserve, entered, *,
+           steps: int, transposed: bool) -> tuple[Slots, Lanes, Drawn, Entries]:
     """Decodes a chunk as `slots.decode` does, for all slots of a model without sliding windows.
 
-    Before each step rows of the reserve take the lanes that yield and whose rows have ended; their prompts are copied into the
-    slots, which need room for what these rows may draw too.
+    Before each step rows of the reserve take the lanes that yield and whose rows have ended, from the row with the number
+    `entered i32[]` on; their prompts are copied into the slots, which need room for what these rows may draw too.
     """
     def states(lanes, i, caches):
         prompt = PromptCache(*caches.slots, jnp.arange(slots.room) < lanes.length[:, None], lanes.length)
@@ -58,13 +87,14 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     enter = functools.partial(_enter, model, reserve._replace(lanes=jax.tree.map(jnp.asarray, reserve.lanes)),
                               keys_of(reserve.lanes, key))
     nobody = jnp.zeros(reserve.lanes.slot.shape, jnp.int32)
-    caches = _Caches(slots, chunk_cache(model, lanes.length, steps), jnp.zeros_like(lanes.length),
-                     Entries(nobody, nobody, jnp.int32(0)))
+    caches = _Caches(slots, chunk_cache(model, lanes.length, steps), jnp.zeros_like(lanes.length), jnp.asarray(lanes.drawn),
+                     Entries(nobody, nobody, jnp.asarray(entered), jnp.asarray(entered)))
     caches, after, drawn = drawn_by(model, weights, lanes, key, patience, states, caches, steps, enter)
     keys, values = block_of(caches.chunk)
     block = Slots(jax.tree.map(lambda x: turned(x, caches.begun, 3), keys),
                   jax.tree.map(lambda x: turned(x, caches.begun, 2), values))
-    return appended(model.config, caches.slots, block, lanes.slot, after.length, None), drawn, caches.entries
+    slots = appended(model.config, caches.slots, block, lanes.slot, after.length, None)
+    return slots, longer(after.replace(drawn=caches.drawn), after), drawn, caches.entries
 
 
 def _enter(model: Transformer, reserve: Reserve, reserve_keys, i, lanes: Lanes, keys, caches: _Caches):
@@ -76,17 +106,17 @@ def _enter(model: Transformer, reserve: Reserve, reserve_keys, i, lanes: Lanes, 
 
     def more(state):
         lanes, _, caches = state
-        return (caches.entries.taken < rows) & (reserve.yields & ~lanes.alive).any()
+        return (caches.entries.end - reserve.first < rows) & (lanes.yields & ~lanes.alive).any()
 
     def one(state):
-        lanes, keys, caches = state
-        lane, n = jnp.argmax(reserve.yields & ~lanes.alive), caches.entries.taken
+        lanes, keys, (slots, chunk, begun, drawn, entries) = state
+        lane, n = jnp.argmax(lanes.yields & ~lanes.alive), entries.end - reserve.first
         new = jax.tree.map(lambda x: x[n], reserve.lanes)
         lanes = jax.tree.map(lambda x, y: x.at[lane].set(y), lanes, new.replace(slot=lane))
+        entries = Entries(entries.lane.at[n].set(lane), entries.step.at[n].set(i), entries.begin, entries.end + 1)
         return lanes, keys.at[lane].set(reserve_keys[n]), _Caches(
-            _with_prompt(caches.slots, lane, reserve.block, new.slot),
-            _rotating_from(model, caches.chunk, lane, new.length - i), caches.begun.at[lane].set(i),
-            Entries(caches.entries.lane.at[n].set(lane), caches.entries.step.at[n].set(i), n + 1))
+            _with_prompt(slots, lane, reserve.block, new.slot), _rotating_from(model, chunk, lane, new.length - i),
+            begun.at[lane].set(i), drawn.at[lane].set(new.drawn), entries)
 
     return jax.lax.while_loop(more, one, (lanes, keys, caches))
 

@@ -73,6 +73,7 @@ class Lanes(flax.struct.PyTreeNode):
       pending: `i32[m]`, the token after them.
       drawn, left: `i32[m]`, how many tokens the policy wrote in the trajectory, and how many it may still write.
       alive: `bool[m]`; others are inert.
+      yields: `bool[m]`, whether another row may take the lane within a chunk once this one has ended.
       stops: `i32[m, N]`, tokens that end a row, filled up with -1.
       sampling: the distribution of each, arrays `[m]`.
     """
@@ -85,6 +86,7 @@ class Lanes(flax.struct.PyTreeNode):
     drawn: jax.Array | np.ndarray
     left: jax.Array | np.ndarray
     alive: jax.Array | np.ndarray
+    yields: jax.Array | np.ndarray
     stops: jax.Array | np.ndarray
     sampling: Sampling
 

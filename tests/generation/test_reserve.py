@@ -4,7 +4,7 @@ import functools
 import jax
 import numpy as np
 import pytest
-from engines import DENSE, KEY, G, P, agrees, drain, engine, plain, prompts, request, scanned
+from engines import DENSE, KEY, G, P, agrees, drain, engine, params, plain, prompts, request, scanned
 
 from jaxrl_llm.generation import Sampling, reserve, slots
 from jaxrl_llm.generation.slots import Slots
@@ -14,12 +14,12 @@ LONG = np.random.default_rng(8).integers(0, 64, 37).tolist()
 
 @pytest.fixture
 def chunks(monkeypatch):
-    """What each chunk with a reserve drew, and who entered in it."""
+    """What each chunk with a reserve drew, who entered in it, and the places of its slots."""
     seen, decode = [], reserve.decode
 
     def watched(*given, **named):
         after = decode(*given, **named)
-        seen.append(jax.device_get(after[1:]))
+        seen.append((*jax.device_get(after[2:]), after[0].room))
         return after
 
     monkeypatch.setattr(reserve, "decode", watched)
@@ -27,7 +27,7 @@ def chunks(monkeypatch):
 
 
 def entered(chunks):
-    return sum(int(entries.taken) for _, entries in chunks)
+    return sum(int(entries.end - entries.begin) for _, entries, _ in chunks)
 
 
 @pytest.mark.parametrize("name", ("dense", "experts"))
@@ -37,10 +37,54 @@ def test_no_lane_idles_while_rows_wait(name, chunks):
     found = drain(one)
     for uid, expected in scanned(name).items():
         agrees(*found[uid], expected)
-    assert entered(chunks) >= 4 and any(0 < step < 20 for _, entries in chunks for step in entries.step)
-    for drawn, entries in chunks:
-        last = int(entries.step[entries.taken - 1])  # until then there was somebody for every lane
-        assert drawn.mask[:last].all()
+    assert entered(chunks) >= 4 and any(0 < step < 20 for _, entries, _ in chunks for step in entries.step)
+    assert max(int(drawn.mask.sum()) for drawn, *_ in chunks) == 4 * 20
+
+
+def test_chunks_follow_each_other_while_rows_wait(chunks):
+    """The next one is dispatched before it is known who entered in the last one; and other weights are used from it on."""
+    one, ahead, found = engine(slots=4, chunks=(4,), slot_tokens=32), 0, {}
+    one.submit(*(request(uid, tokens=LONG[uid % 3:][:9], limit=3 + 2 * uid % 7, stop_tokens=()) for uid in range(40)))
+    while one.step():
+        ahead += bool(one._flights) and bool(one._queue)
+        found |= {node.uid: node.tokens.tolist() for node in one.finished()}
+        one.publish(one.version + 1, params())
+    assert ahead >= 4 and entered(chunks) > 20
+    for uid in range(40):
+        assert found[uid] == plain(LONG[uid % 3:][:9], uid, 0, 3 + 2 * uid % 7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_schedule_changes_a_row_or_loses_one(seed):
+    """Requests that are kept, forked, paused, extended and released while chunks follow each other."""
+    random = np.random.default_rng(seed)
+    one, tokens, texts = engine(slots=4, chunks=(4, 8), slot_tokens=64), {}, {}
+    waiting, live = list(range(30)), []
+    while waiting or one.step():
+        for uid in waiting[:random.integers(0, 9)]:
+            prompt = LONG[uid % 5:][:2 + uid % 9]
+            one.submit(request(uid, tokens=prompt, limit=int(random.integers(2, 20)), stop_tokens=(), keep=uid % 4 == 0))
+            tokens[uid], live = [*prompt], live + [uid]
+            waiting.remove(uid)
+        one.step()
+        for node in one.finished():
+            tokens[node.uid] += node.tokens.tolist()
+            texts.setdefault(node.uid, []).extend(node.tokens.tolist())
+        if (running := [row for row in one._decoding() if row.request.uid < 30]) and random.random() < 0.4:
+            row = running[random.integers(len(running))]
+            try:
+                one.pause(row.request.uid)
+                one.resume(row.request.uid)
+            except (KeyError, ValueError):
+                pass  # it ended in a chunk in flight
+    assert sorted(texts) == list(range(30))
+    for uid, text in texts.items():
+        assert text == plain(LONG[uid % 5:][:2 + uid % 9], uid, 0, len(text))
+    for uid in range(0, 30, 4):  # those that were kept go on with all that they have read
+        one.extend(uid, [1, 2], limit=len(texts[uid]) + 3)
+    found = drain(one)
+    for uid in range(0, 30, 4):
+        assert found[uid][0].tokens.tolist() == plain([*tokens[uid], 1, 2], uid, len(texts[uid]), 3)
 
 
 def test_a_short_prompt_may_begin_late_in_a_chunk(chunks):
@@ -49,17 +93,15 @@ def test_a_short_prompt_may_begin_late_in_a_chunk(chunks):
     one.submit(request(0, tokens=LONG[:2], limit=15, stop_tokens=()), request(1, tokens=LONG[:9], limit=20, stop_tokens=()),
                request(2, tokens=LONG[3:5], limit=12, stop_tokens=()))
     found = drain(one)
-    assert entered(chunks) == 1 and int(chunks[0][1].step[0]) == 15
+    assert entered(chunks) == 1 and chunks[0][1].step[0] == 15
     assert found[2][0].tokens.tolist() == plain(LONG[3:5], 2, 0, 12)
 
 
 def test_rows_that_end_together_are_followed_by_the_next_chunk_with_short_caches(chunks):
     one = engine(slots=4, chunks=(16,), slot_tokens=64)
     one.submit(*(request(uid, tokens=LONG[:9], limit=40, stop_tokens=()) for uid in range(12)))
-    rooms = []
-    while one.step():
-        rooms.append(one._caches.slots.room)
-    assert rooms[:6] == [32, 64, 64] * 2 and len(chunks) == 6 and not entered(chunks)
+    drain(one)
+    assert [room for *_, room in chunks] == [32, 64, 64] * 2 and not entered(chunks)
 
 
 def test_rows_that_are_kept_and_parents_of_waiting_forks_keep_their_lanes(chunks):
@@ -77,7 +119,7 @@ def test_rows_that_are_kept_and_parents_of_waiting_forks_keep_their_lanes(chunks
     one.extend(8, [1, 2, 3], limit=24)
     start = prompts()[2] + found[8][0].tokens.tolist() + [1, 2, 3]
     assert drain(one)[8][0].tokens.tolist() == plain(start, 8, 18, 6)
-    assert not any(entries.taken for _, entries in chunks)
+    assert not entered(chunks)
 
 
 def test_rows_that_enter_have_their_own_sampling_limits_keys_and_stop_strings(chunks):
@@ -116,8 +158,8 @@ def test_slots_stay_where_they_are():
     one.submit(*(request(uid, tokens=prompts()[2]) for uid in range(20)))
     one._admit()
     chunk, empty = one._chunk(), slots.empty(DENSE, 16, 2048, None)
-    program = reserve.decode.lower(DENSE, one._weights, empty, chunk.lanes, KEY, np.int32(16), chunk.reserve, steps=4,
-                                   transposed=one._transposed)
+    program = reserve.decode.lower(DENSE, one._weights, empty, chunk.lanes, KEY, np.int32(16), chunk.following.reserve, 0,
+                                   steps=4, transposed=one._transposed)
     assert program.compile().memory_analysis().temp_size_in_bytes < sum(x.nbytes for x in jax.tree.leaves(empty)) / 4
 
 
