@@ -76,7 +76,8 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     """Decodes a chunk as `slots.decode` does, for all slots of a model without sliding windows.
 
     Before each step rows of the reserve take the lanes that yield and whose rows have ended, from the row with the number
-    `entered i32[]` on; their prompts are copied into the slots, which need room for what these rows may draw too.
+    `entered i32[]` on; their prompts are copied into the slots, which need room for what these rows may draw too. The chunk
+    ends when all rows have ended at once: the next one then begins with short caches.
     """
     def states(lanes, i, caches):
         prompt = PromptCache(*caches.slots, jnp.arange(slots.room) < lanes.length[:, None], lanes.length)
@@ -98,15 +99,12 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
 
 
 def _enter(model: Transformer, reserve: Reserve, reserve_keys, i, lanes: Lanes, keys, caches: _Caches):
-    """The lanes, their keys and the caches with rows of the reserve in lanes that yield, from step i on.
-
-    Nobody enters once all rows have ended: the next chunk then begins with short caches.
-    """
-    rows = jnp.where(lanes.alive.any(), reserve.lanes.alive.sum(), 0)
+    """The lanes, their keys and the caches with rows of the reserve in lanes that yield, from step i on."""
+    last = reserve.first + reserve.lanes.alive.sum(dtype=jnp.int32)
 
     def more(state):
         lanes, _, caches = state
-        return (caches.entries.end - reserve.first < rows) & (lanes.yields & ~lanes.alive).any()
+        return (caches.entries.end < last) & (lanes.yields & ~lanes.alive).any()
 
     def one(state):
         lanes, keys, (slots, chunk, begun, drawn, entries) = state

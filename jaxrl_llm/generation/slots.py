@@ -159,7 +159,7 @@ def drawn_by(model: Transformer, weights: Weights, lanes: Lanes, key, patience, 
     """The loop of a chunk, see `decode`: the cache and the lanes after it, still with the `length` they had, and what it drew.
 
     `states(lanes, i, cache) -> (normed [m, D], cache)` reads a token in each lane in step i; `enter(i, lanes, keys, cache)`
-    returns the last three with other rows in some lanes from step i on.
+    returns the last three with other rows in some lanes from step i on, which is then run: each draws a token at least.
     """
     step = functools.partial(_step, model, weights, states)
 
@@ -169,11 +169,12 @@ def drawn_by(model: Transformer, weights: Weights, lanes: Lanes, key, patience, 
 
     def body(state):
         i, inert, now, keys, cache, drawn = state
+        if enter is not None:
+            now, keys, cache = enter(i, now, keys, cache)
+        inert += (lanes.alive & ~now.alive).sum(dtype=jnp.int32)
         now, cache, new = step(i, now, keys, cache)
         drawn = jax.tree.map(lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0), drawn, new)
-        if enter is not None:
-            now, keys, cache = enter(i + 1, now, keys, cache)
-        return i + 1, inert + (lanes.alive & ~now.alive).sum(dtype=jnp.int32), now, keys, cache, drawn
+        return i + 1, inert, now, keys, cache, drawn
 
     now, keys = jax.tree.map(jnp.asarray, lanes), keys_of(lanes, key)
     buffers = jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), jax.eval_shape(step, 0, now, keys, cache)[2])
@@ -345,7 +346,8 @@ def _behind(old, new, axis: int, slot, length):
 
     def fitting(old, new):
         def window(slot, start):
-            return jax.lax.dynamic_slice_in_dim(old[slot], start, width, axis - 1)
+            first = [slot, *(start if i == axis else 0 for i in range(1, old.ndim))]
+            return jax.lax.dynamic_slice(old, first, (1, *new.shape[1:]))[0]
         there, moved = jax.vmap(window)(slot, start), turned(new, width - (length - start), axis)
         return jnp.where(jax.lax.broadcasted_iota(jnp.int32, new.shape, axis) < before, there, moved)
 

@@ -88,17 +88,14 @@ def test_no_schedule_changes_a_row(slots, seed):
         agrees(found[uid], expected)
 
 
-def test_a_slot_whose_row_ended_takes_the_next_request_at_the_next_chunk_or_before():
+def test_a_slot_whose_row_ended_takes_the_next_request_at_the_next_chunk():
     one, steps = engine(slots=4, chunks=(1,)), 0
     one.submit(*(request(uid) for uid in range(P * G)))
     while True:
         waiting, free = len(one._queue), one._slots.count(None)
         if not one.step():
             break
-        if OPTIONS["paged"]:
-            assert len(one._queue) == max(waiting - free, 0)
-        else:
-            assert not one._queue or None not in one._slots
+        assert len(one._queue) == max(waiting - free, 0)
         steps += 1
     lengths = [len(tokens) for tokens, *_ in scanned().values()]
     batches = sum(max(lengths[start:start + 4]) for start in range(0, P * G, 4))

@@ -101,7 +101,7 @@ def test_chunks_end_early_where_rows_wait_and_others_idle(monkeypatch):
         agrees(*found[uid], expected)
     for began, patience, mask, goes_on in seen:
         steps = int(mask.any(1).sum())
-        idle = sum(began - int(living) for living in mask[1:steps].sum(1))  # before the last step, which was still begun
+        idle = sum(began - int(living) for living in mask[:steps - 1].sum(1))  # before the last step, which was still begun
         assert idle <= patience and not mask[steps:].any() and (steps == 20 or patience == 4 or not goes_on)
     assert any(goes_on and mask[-1].sum() == 0 for _, _, mask, goes_on in seen)
     assert {patience for _, patience, _, _ in seen} == {4, 2**31 - 1}
