@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.caches import Prompts, RowCaches
-from jaxrl_llm.generation.lanes import Common, lane_counts, lanes_of, restricts, rows_of
+from jaxrl_llm.generation.lanes import Common, decoding, lane_counts, lanes_of, places_of, restricts
 from jaxrl_llm.generation.paged_caches import PagedCaches
 from jaxrl_llm.generation.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
 from jaxrl_llm.generation.reserve import Entries, Following, Reserve
@@ -316,8 +316,13 @@ class Engine:
         return StopSearch(request.stop_sequences, request.stop_texts, self._tokenizer, before)
 
     def _decoding(self) -> list[Row]:
-        """The rows in slots that are not idle, in slot order; idle ones stay in their slots until other rows need these."""
-        return [row for row in self._slots if row and not row.idle]
+        """The rows that decode, in slot order."""
+        return [row for row in decoding(self._slots) if row]
+
+    def _in(self, places: Iterable[int]) -> list[Row | None]:
+        """The rows that decode in these slots, None for none."""
+        rows = decoding(self._slots)
+        return [rows[slot] for slot in places]
 
     def _free(self, row: Row) -> None:
         """Takes a row out of its slot and out of the queue, and forgets its cache."""
@@ -377,15 +382,15 @@ class Engine:
         ahead, left = self._ahead(), self._most_left()
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
         patience = int(len(chunk.places) * _LOOK) if self._queue else _NEVER
-        rows = [None if row is None or row.idle else row for row in map(self._slots.__getitem__, chunk.places)]
-        lanes, drawn, entries = self._caches.decode(self._weights, rows, chunk.lanes, self._key, patience, chunk.common,
-                                                    chunk.following, steps=steps, ahead=ahead)
+        lanes, drawn, entries = self._caches.decode(self._weights, self._in(chunk.places), chunk.lanes, self._key, patience,
+                                                    chunk.common, chunk.following, steps=steps, ahead=ahead)
         self._flights.append(_Flight(chunk, steps, self.version, lanes, drawn, entries))
 
     def _chunk(self) -> _Chunk:
         """The running rows in the smallest number of lanes that holds them, and the waiting ones that may follow them."""
         self._changed, self._entered = False, 0
-        places, rows = rows_of(self._slots, self._lanes_for(len(self._decoding())))
+        places = places_of(self._slots, self._lanes_for(len(self._decoding())))
+        rows = self._in(places)
         common = self._caches.common(rows)
         follow = not common.places and any(row.yields for row in rows if row)
         prompts = self._caches.reserve(self._weights, self._queue) if follow else None

@@ -25,13 +25,17 @@ def lane_counts(rows: int) -> tuple[int, ...]:
     return tuple(n for n in dict.fromkeys((rows, -(-rows // 2), -(-rows // 4))) if n == rows or n >= FEWEST)
 
 
-def rows_of(slots: Sequence[Row | None], count: int) -> tuple[list[int], list[Row | None]]:
-    """The slots of `count` lanes and their rows: those of `slots` that are not idle, filled up with others, None, as inert."""
-    decoding = [None if row is None or row.idle else row for row in slots]
-    idle = [slot for slot, row in enumerate(decoding) if row is None]
-    running = [slot for slot, row in enumerate(decoding) if row]
-    places = sorted(running + idle[:count - len(running)])
-    return places, [decoding[slot] for slot in places]
+def decoding(slots: Sequence[Row | None]) -> list[Row | None]:
+    """The row of each slot, None where none decodes; idle ones stay in their slots until other rows need these."""
+    return [None if row is None or row.idle else row for row in slots]
+
+
+def places_of(slots: Sequence[Row | None], count: int) -> list[int]:
+    """The slots of `count` lanes: those whose rows decode, filled up with others, which are inert."""
+    rows = decoding(slots)
+    idle = [slot for slot, row in enumerate(rows) if row is None]
+    running = [slot for slot, row in enumerate(rows) if row]
+    return sorted(running + idle[:count - len(running)])
 
 
 def lanes_of(rows: Sequence[Row | None], slots: Sequence[int], lengths: Sequence[int], stop_width: int, restricted: bool
