@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.kernels.int8 import Int8
-from jaxrl_llm.kernels.products import summed
+from jaxrl_llm.kernels.products import batch_matmul, summed
 
 MASKED = -1e30  # added to the scores of keys that a query does not see; finite, or a query that sees none would get NaN
 BLOCK = 512  # queries of a row whose scores exist at the same time
@@ -71,10 +71,10 @@ def _backward(softcap, saved, d_out):
         for k, v, bias, own in zip(keys, values, biases, rows):
             scores = _scores(softcap, queries, k)
             weights = jnp.exp(_biased(scores, queries, k, bias, own) - _rows(top, k)) * _rows(inverse, k)
-            slopes = weights * (_product(_rows(d_out, v), v, 1) - _rows(lost, v))
+            slopes = weights * (batch_matmul(_rows(d_out, v), v, 1) - _rows(lost, v))
             if softcap is not None:
                 slopes *= 1 - (scores / softcap) ** 2
-            d_queries += _of_rows(_product(slopes.astype(k.dtype), k, 0), queries)
+            d_queries += _of_rows(batch_matmul(slopes.astype(k.dtype), k, 0), queries)
             sums.append((summed(slopes.astype(queries.dtype), _rows(queries, k), jnp.float32),
                          summed(weights.astype(d_out.dtype), _rows(d_out, v), jnp.float32)))
         return d_queries.astype(queries.dtype), sums
@@ -119,22 +119,22 @@ def score_products(queries, keys):
 
     The queries are the left operand in their memory order: an einsum may choose the other order, at several times the cost.
     """
-    return _of_rows(_product(_rows(queries, keys), keys, 1), queries)
+    return _of_rows(batch_matmul(_rows(queries, keys), keys, 1), queries)
 
 
 def _scores(softcap, queries, keys):
     """Scores in the shape of their product, one matrix for each of the keys: TPUs copy them for another one."""
     if isinstance(keys, Int8):
         numbers = keys.numbers.astype(queries.dtype)
-        return capped(_product(_rows(queries, keys), numbers, 1) * jnp.swapaxes(keys.scale, -1, -2), softcap)
-    return capped(_product(_rows(queries, keys), keys, 1), softcap)
+        return capped(batch_matmul(_rows(queries, keys), numbers, 1) * jnp.swapaxes(keys.scale, -1, -2), softcap)
+    return capped(batch_matmul(_rows(queries, keys), keys, 1), softcap)
 
 
 def _weighted(weights, values, dtype):
     """The product of weights, matrices as `_scores` gives them, with values, computed in `dtype`."""
     if isinstance(values, Int8):
         weights, values = weights * jnp.swapaxes(values.scale, -1, -2), values.numbers
-    return _product(weights.astype(dtype), values.astype(dtype), 0)
+    return batch_matmul(weights.astype(dtype), values.astype(dtype), 0)
 
 
 def _biased(scores, queries, keys, bias, rows):
@@ -148,7 +148,7 @@ def capped(scores, softcap):
 
 def weighted_sum(weights, values):
     """`weights [..., U]` times `values [..., U, d]`: `f32[..., d]`."""
-    return _of_rows(_product(_rows(weights, values).astype(values.dtype), values, 0), weights)
+    return _of_rows(batch_matmul(_rows(weights, values).astype(values.dtype), values, 0), weights)
 
 
 def summed_rows(weights, rows, keys):
@@ -169,10 +169,3 @@ def _of_rows(product, x):
         product = product.reshape(len(product), x.shape[1], -1, *x.shape[2:-1], product.shape[-1])
         product = jnp.moveaxis(product, 2, 1)
     return product.reshape(*x.shape[:-1], product.shape[-1])
-
-
-def _product(left, right, right_axis: int):
-    """Float32 product of matrices `[..., m, n]`, summed over the last axis of one and the given axis (0 or 1) of the other."""
-    batch = tuple(range(left.ndim - 2))
-    axes = ((len(batch) + 1,), (len(batch) + right_axis,))
-    return jax.lax.dot_general(left, right, (axes, (batch, batch)), preferred_element_type=jnp.float32)

@@ -1,4 +1,6 @@
-"""Matrix products of activations with weights, in the order that XLA computes fastest on CPUs."""
+"""Matrix products in the order that XLA computes fastest on CPUs."""
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
@@ -6,6 +8,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxrl_llm.kernels.choice import chosen
 
 _ROW_MAJOR = Layout(major_to_minor=(0, 1))
+_PARTS = 4  # of a sum, see `_by_parts`
 
 
 def plain_matmul(x, kernel):
@@ -53,6 +56,36 @@ def summed(x, y, dtype=None):
         return jax.lax.dot_general(x, y, axes, preferred_element_type=dtype)
     product = jax.lax.dot_general(y, x, axes, preferred_element_type=dtype)
     return jnp.swapaxes(jax.lax.optimization_barrier(product), -1, -2)  # or the compiler would transpose the product again
+
+
+def batch_matmul(left, right, axis: int):
+    """Float32 products of the matrices `left [..., m, k]` with those of `right`, summed over its `axis`.
+
+    right: `[..., k, n]` for axis 0, `[..., n, k]` for axis 1.
+    """
+    m, n = left.shape[-2], right.shape[-1 - axis]
+    at_once = functools.partial(_at_once, axis)
+    few = m <= 16 and m * n <= 2 ** 14  # or the parts of the products take longer to write than the matrices to read
+    if not few or right.size < 2 ** 18 or left.shape[-1] % _PARTS:
+        return at_once(left, right)
+    return jax.lax.platform_dependent(left, right, cpu=functools.partial(_by_parts, axis), default=at_once)
+
+
+def _at_once(axis: int, left, right):
+    batch = tuple(range(left.ndim - 2))
+    axes = ((len(batch) + 1,), (len(batch) + axis,))
+    return jax.lax.dot_general(left, right, (axes, (batch, batch)), preferred_element_type=jnp.float32)
+
+
+def _by_parts(axis: int, left, right):
+    """`_at_once` as a sum of products: its program for CPUs uses all cores, that of products alone one of them.
+
+    With two cores a decode step of 64 rows is a fifth quicker.
+    """
+    right = jnp.swapaxes(right, -1, -2) if axis else right
+    right = right.reshape(*right.shape[:-2], _PARTS, -1, right.shape[-1])
+    left = jnp.moveaxis(left.reshape(*left.shape[:-1], _PARTS, -1), -2, -3)
+    return _at_once(0, left, right).sum(-3)
 
 
 def row_matmul(x, kernel, dtype=None):

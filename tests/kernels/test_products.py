@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.kernels.products import matmul, plain_matmul, plain_summed, row_matmul, summed, transpose
+from jaxrl_llm.kernels.products import batch_matmul, matmul, plain_matmul, plain_summed, row_matmul, summed, transpose
 
 
 @pytest.mark.parametrize("shape", ((5,), (3, 5), (2, 3, 4, 5)))
@@ -35,3 +35,17 @@ def test_sums_over_rows_in_either_order(batch, m, n):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     half = jax.jit(summed, static_argnums=2)(jnp.asarray(x, jnp.bfloat16), jnp.asarray(y, jnp.bfloat16), jnp.float32)
     assert half.dtype == jnp.float32 and half.shape == (*batch, m, n)
+
+
+@pytest.mark.parametrize(("m", "k", "by_parts"), ((1, 64, True), (3, 64, True), (17, 64, False), (3, 62, False)))
+@pytest.mark.parametrize("axis", (0, 1))
+def test_products_with_many_matrices(m, k, by_parts, axis):
+    random = np.random.default_rng(3)
+    left, right = (random.normal(size=(16, 2, *shape)).astype(np.float32) for shape in ((m, k), (k, 160)))
+    wanted = left.astype(np.float64) @ right
+    right = jnp.asarray(np.swapaxes(right, -1, -2) if axis else right)
+    product = jax.jit(lambda left, right: batch_matmul(left, right, axis))
+    np.testing.assert_allclose(product(left, right), wanted, rtol=1e-4, atol=1e-4)
+    traced = product.trace(left, right)
+    for platform, parts in (("cpu", by_parts), ("tpu", False), ("cuda", False)):
+        assert ("stablehlo.reduce" in traced.lower(lowering_platforms=(platform,)).as_text()) == parts, platform
