@@ -80,7 +80,7 @@ def _at_once(axis: int, left, right):
 def _by_parts(axis: int, left, right):
     """`_at_once` as a sum of products: its program for CPUs uses all cores, that of products alone one of them.
 
-    With two cores a decode step of 64 rows is a fifth quicker.
+    With two cores a decode step of 64 rows with 160 places each is a tenth quicker.
     """
     right = jnp.swapaxes(right, -1, -2) if axis else right
     right = right.reshape(*right.shape[:-2], _PARTS, -1, right.shape[-1])
