@@ -109,8 +109,9 @@ def lower_pages(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     def given():
         params = _cast(model.init(jax.random.key(0)), model.dtype)
         numbers, sampling = np.zeros(R, np.int32), Sampling(np.ones(R, np.float32))
-        lanes = slots.Lanes(numbers, np.zeros((R, 2), np.uint32), numbers > 0, numbers, numbers, numbers, numbers, numbers == 0,
-                            np.zeros((R, 4), np.int32), sampling)
+        lanes = slots.Lanes(slot=numbers, uid=np.zeros((R, 2), np.uint32), keyed=numbers > 0, length=numbers, pending=numbers,
+                            drawn=numbers, left=numbers, alive=numbers == 0, yields=numbers > 0,
+                            stops=np.zeros((R, 4), np.int32), sampling=sampling)
         weights = slots.Weights(params, None, model.unstack_layers(params, transposed=transposed), model.unembedding(params))
         return (weights, pages.empty(model, pool), lanes, np.zeros((R, pages_of(S + T)), np.int32), jax.random.key(0),
                 np.int32(0))
