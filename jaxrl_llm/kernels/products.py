@@ -62,6 +62,8 @@ def batch_matmul(left, right, axis: int):
     """Float32 products of the matrices `left [..., m, k]` with those of `right`, summed over its `axis`.
 
     right: `[..., k, n]` for axis 0, `[..., n, k]` for axis 1.
+
+    On CPUs products of a few rows with large matrices, as in decoding, are sums; small ones would gain nothing by it.
     """
     m, n = left.shape[-2], right.shape[-1 - axis]
     at_once = functools.partial(_at_once, axis)
