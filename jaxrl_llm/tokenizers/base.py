@@ -15,7 +15,8 @@ from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from jaxrl_llm.tokenizers.chat import Messages, render, select
+from jaxrl_llm.tokenizers.chat import render, select
+from jaxrl_llm.tokenizers.messages import Messages
 
 # Spellings by which published chat formats end a turn; one counts as a stop token only where the tokenizer's own chat
 # template writes it and its vocabulary holds it.
@@ -127,10 +128,14 @@ class CodecTokenizer:
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         """Ids of `text`, with `bos_id` first if `add_bos`.
 
-        Raises ValueError if the vocabulary has no BOS, and for a token that the model does not embed (`limited_to`).
+        Raises ValueError if the vocabulary has no BOS, for half of a surrogate pair, and for a token that the model does not
+        embed (`limited_to`).
         """
         if add_bos and self.bos_id is None:
             raise ValueError("add_bos=True, but this tokenizer has no beginning-of-sequence token; use add_bos=False")
+        if half := re.search("[\ud800-\udfff]", text):
+            raise ValueError(f"the text {text[:80]!r} holds {half[0]!r}, half of a surrogate pair, which is no character; "
+                             "write the character or remove it")
         ids = [self.bos_id] * add_bos + self._codec.encode(text)
         beyond = [i for i in ids if i >= self.vocab_size]
         if beyond:
