@@ -1,4 +1,5 @@
 """From problems to a padded batch of prompt tokens."""
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,26 +53,28 @@ def truncated(ids: list[int], problem: Problem, max_tokens: int, tokenizer) -> l
     Where the chat template's markup alone has more tokens, and in environments, `ids` are cut as those of a text are.
     """
     if not isinstance(problem.prompt, str) and ids == encode_problem(problem, tokenizer):
-        shorter = _shortened(problem.prompt, max_tokens, tokenizer)
+        shorter = _shortened(ids, problem.prompt, max_tokens, tokenizer)
         if shorter is not None:
             return shorter
     first = ids[:1] if ids[0] == tokenizer.bos_id else []
     return first + ids[len(ids) - max_tokens + len(first):]
 
 
-def _shortened(messages: Messages, max_tokens: int, tokenizer) -> list[int] | None:
+def _shortened(ids: list[int], messages: Messages, max_tokens: int, tokenizer) -> list[int] | None:
     """Ids of the messages with the last tokens of each content, equally many of all that are cut; None if none are left."""
     words = [tokenizer.encode(message["content"]) for message in messages]
-    most = max(map(len, words))  # tokens of a content
-    while most > 0:
+    room = sum(map(len, words))  # for the words of all of them
+    while len(ids) > max_tokens:
+        room -= len(ids) - max_tokens
+        counts = range(1, max(map(len, words)) + 1)
+        most = bisect.bisect_right(counts, room, key=lambda count: sum(min(len(own), count) for own in words))
+        if not most:
+            return None
         ends = [tokenizer.decode(own[-most:], skip_special=False).lstrip("\ufffd") for own in words]
         contents = [end if len(own) > most else message["content"] for message, own, end in zip(messages, words, ends)]
         ids = tokenizer.encode_chat([{**message, "content": text} for message, text in zip(messages, contents)],
                                     **ending(messages))
-        if len(ids) <= max_tokens:
-            return ids
-        most -= max((len(ids) - max_tokens) // sum(len(own) >= most for own in words), 1)
-    return None
+    return ids
 
 
 def longest(problems: Sequence[Problem], tokenizer, multiple: int = 8, encode=encode_problems) -> int:

@@ -11,11 +11,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from jaxrl_llm.tokenizers.chat import render, select
+from jaxrl_llm.tokenizers.chat import preset, render, select
 from jaxrl_llm.tokenizers.messages import Messages
 
 # Spellings by which published chat formats end a turn; one counts as a stop token only where the tokenizer's own chat
@@ -65,6 +65,9 @@ class Tokenizer(Protocol):
         self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
     ) -> list[int]:
         """Ids of `render_chat(...)`. No BOS is prepended: if the model wants one, its template writes it."""
+
+    def with_variables(self, variables: Mapping[str, Any]) -> Self:
+        """The same tokenizer, whose chat templates have these variables unless a conversation gives other values."""
 
     def limited_to(self, rows: int) -> Self:
         """The same tokenizer for a model that embeds `rows` tokens: encoding text with a later one is an error."""
@@ -186,6 +189,12 @@ class CodecTokenizer:
     ) -> list[int]:
         """Ids of the rendered conversation, without an extra BOS."""
         return self.encode(self.render_chat(messages, add_generation_prompt, continue_final_message, **variables))
+
+    def with_variables(self, variables: Mapping[str, Any]) -> Self:
+        """A copy whose templates set these variables, see `chat.preset`. Raises ValueError for those that no template reads."""
+        made = copy.copy(self)
+        made.chat_templates = preset(self.chat_templates, variables)
+        return made
 
     def limited_to(self, rows: int) -> Self:
         """A copy whose texts hold ids below `rows` only: text models share the vocabulary of larger, multimodal ones.

@@ -1,6 +1,8 @@
 """Chat templates: which of a checkpoint's templates is used, and how it renders a conversation."""
 
 import difflib
+import json
+import re
 import reprlib
 from collections.abc import Mapping
 from os import getpid
@@ -9,6 +11,9 @@ from typing import Any
 from jaxrl_llm.tokenizers.messages import Messages, present, spelled, unused
 from jaxrl_llm.tokenizers.renderer import shared
 
+_GIVEN = (  # by a conversation or a tokenizer
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "pad_token"
+)
 _NULL_IS_A_VALUE = ("default", "const")  # of JSON Schema, in descriptions of tools
 
 
@@ -45,6 +50,34 @@ def select(templates: Mapping[str, str], tools: Any) -> str:
         "this tokenizer has no chat template; give one with load(path, chat_template='<jinja source>'), put a "
         "chat_template.jinja beside tokenizer.json, or encode plain text with encode()"
     )
+
+
+def preset(templates: Mapping[str, str], variables: Mapping[str, Any]) -> dict[str, str]:
+    """The templates, which have these variables wherever a conversation does not give them another value.
+
+    They are set at the beginning of each template, so that they hold wherever the template goes, as into an export. Raises
+    ValueError for a name that no template reads, and for a value that is no literal of jinja.
+    """
+    for name in variables:
+        if name in _GIVEN or not any(re.search(rf"\b{name}\b", text) for text in templates.values()):
+            raise ValueError(
+                f"{name!r} is no variable that the chat templates {sorted(templates)} leave to their users; give the name of "
+                "one that a template reads, for example enable_thinking"
+            )
+    literals = {name: _literal(value) for name, value in variables.items()}
+    head = "".join(f"{{% if {name} is not defined %}}{{% set {name} = {v} %}}{{% endif %}}" for name, v in literals.items())
+    return {kind: f"{head}\n{text}" if head else text for kind, text in templates.items()}  # jinja drops this line break
+
+
+def _literal(value: Any) -> str:
+    """A value as jinja writes it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(entry)}' for key, entry in value.items())}}}"
+    if value is None or not isinstance(value, str | int | float) or value in ("true", "false", "null", "none"):
+        raise ValueError(f"{value!r} is no value of a chat template; give a text, a number, True, False, or a list of them")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def render(
