@@ -1,6 +1,6 @@
 """Writes the model of a run folder for other programs: transformers, vLLM, PEFT.
 
-  python experiments/export.py --workdir=runs/first --out=models/first [--step=100]
+  python experiments/export.py --workdir=runs/first --out=models/first [--step=100] [--dtype=bfloat16]
   python experiments/export.py --workdir=runs/lora --out=models/adapter --adapter        # the adapter alone, as PEFT reads it
 """
 from pathlib import Path
@@ -15,12 +15,14 @@ _STEP = flags.DEFINE_integer("step", None, "The checkpoint of this step; default
 _BEST = flags.DEFINE_bool("best", False, "The weights that config.checkpoint.best kept, in the place of a checkpoint.")
 _AVERAGE = flags.DEFINE_bool("average", False, "The moving average that config.optimizer.ema kept, in the place of weights.")
 _ADAPTER = flags.DEFINE_bool("adapter", False, "Write the adapter of a run with lora.rank alone, not merged into the weights.")
+_DTYPE = flags.DEFINE_enum("dtype", None, ("float32", "bfloat16", "float16"), "Precision of the files; default: "
+                           "model.dtype of the run, and float32 with --adapter.")
 
 
 def main():
     from jaxrl_llm.training.trained import export
     workdir, out = (Path(folder).expanduser() for folder in (_WORKDIR.value, _OUT.value))
-    step = export(workdir, out, _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value)
+    step = export(workdir, out, _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value, _DTYPE.value or "")
     print(f"wrote step {step} to {out}")
 
 

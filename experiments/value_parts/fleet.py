@@ -6,13 +6,13 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from jaxrl_llm.tasks import text_of
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.source import held_out, sample_held_out
 from jaxrl_llm.training.start import is_run
+from jaxrl_llm.training.workdir import stored_config
 from jaxrl_llm.values import encoder
 
 
@@ -20,7 +20,7 @@ def checkpoints(folder: str | Path, *, newest: bool = False) -> Iterator[tuple[i
     """`(step, run, params, lora)` of every checkpoint of a run, or of the newest; FileNotFoundError if it is not a run."""
     if not is_run(Path(folder)):
         raise FileNotFoundError(f"{folder} is no run folder: its config.json is missing; give the --workdir of a training run")
-    run, params = setup.build(ConfigDict(json.loads((Path(folder) / "config.json").read_text())["config"]))
+    run, params = setup.build(stored_config(Path(folder)))
     target = setup.initial_state(run, params)
     with Checkpoints(Path(folder) / "checkpoints", read_only=True) as stored:
         steps = stored.steps()

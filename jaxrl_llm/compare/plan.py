@@ -1,7 +1,6 @@
 """The runs of a comparison: methods with their overrides, a grid, seeds and a budget, each written as one line of text."""
 import dataclasses
 import itertools
-import json
 import pprint
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
 from jaxrl_llm.training.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
-from jaxrl_llm.training.workdir import config_changes, resolve_config
+from jaxrl_llm.training.workdir import config_changes, read_config, resolve_config
 
 UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "seconds": "training seconds", "steps": "steps"}
 
@@ -268,7 +267,7 @@ def check_folder(job: Job, budget: Budget) -> None:
     file = job.folder / "config.json"
     if not file.is_file():
         return
-    stored = json.loads(file.read_text())["config"]
+    stored = read_config(file) or {}
     config = run_config(job, budget)
     wanted = resolve_config(config_lib.resolve(config, methods.get(config.method).defaults))
     free = ("checkpoint.",) if _following_steps(config) else ("checkpoint.", "steps:")

@@ -37,6 +37,7 @@ from jaxrl_llm.models.attention import (
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense
 from jaxrl_llm.models.logprobs import finished
+from jaxrl_llm.models.lora import scaled
 from jaxrl_llm.models.unpadding import through_last, unpadding
 
 Params = Any
@@ -272,7 +273,7 @@ class Transformer:
         step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
         rotated = None if all(self.config.rotary_layers) else jnp.asarray(self.config.rotary_layers)
         numbers = None if perturb is None else jnp.arange(self.config.num_layers)
-        inputs = (params["layers"], lora, jnp.asarray(self.config.local_layers), rotated, numbers)
+        inputs = (params["layers"], scaled(lora), jnp.asarray(self.config.local_layers), rotated, numbers)
         x, (kept, pooled, tallied) = jax.lax.scan(step, x, inputs)
         return x, kept, pooled, tallied
 
@@ -555,10 +556,12 @@ class Transformer:
         def sliced(tree, i):
             return jax.tree.map(lambda w: w[i], tree)
 
+        adapters = scaled(lora)
+
         def of_layer(i):
             weights = sliced(params["layers"], i) if layers is None else layers[i]
             return tuple(None if tree is None else jax.tree.map_with_path(ready, tree)
-                         for tree in (weights, None if lora is None else sliced(lora, i)))
+                         for tree in (weights, None if adapters is None else sliced(adapters, i)))
 
         return [of_layer(i) for i in range(self.config.num_layers)]
 

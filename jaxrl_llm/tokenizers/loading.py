@@ -9,6 +9,7 @@ from jaxrl_llm.tokenizers.gguf import GgufTokenizer
 from jaxrl_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 from jaxrl_llm.tokenizers.sentence_piece import SentencePieceTokenizer
 
+FILES = ("tokenizer.json", "tokenizer.model")
 ALLOWED = (
     "'bytes', a directory with tokenizer.json, tokenizer.model or one *.gguf, "
     "or the path of a tokenizer.json, *.model or *.gguf"
@@ -18,12 +19,12 @@ ALLOWED = (
 def load(path_or_name: str | Path, chat_template: str | None = None) -> Tokenizer:
     """The tokenizer called 'bytes', or the one at a path (a file, or a checkpoint directory). Nothing is downloaded.
 
-    `chat_template`, jinja2 source or the name of one of the tokenizer's own, is used for all conversations. Raises
-    FileNotFoundError where nothing is found, ValueError for a file of another kind.
+    A PEFT adapter without tokenizer has that of its base. `chat_template`, jinja2 source or the name of one of the tokenizer's
+    own, is used for all conversations. Raises FileNotFoundError where nothing is found, ValueError for a file of another kind.
     """
     if path_or_name == "bytes":
         return ByteTokenizer(chat_template)
-    path = Path(path_or_name).expanduser()
+    path = folder_of(Path(path_or_name).expanduser())
     if path.is_dir():
         return _load_directory(path, chat_template)
     if not path.is_file():
@@ -34,6 +35,14 @@ def load(path_or_name: str | Path, chat_template: str | None = None) -> Tokenize
     if path.suffix not in kinds:
         raise ValueError(f"{str(path)!r} is not a kind of tokenizer file known here; allowed: {ALLOWED}")
     return kinds[path.suffix](path, chat_template)
+
+
+def folder_of(path: Path) -> Path:
+    """The path, or that of the base of a PEFT adapter beside which no tokenizer lies. Raises the errors of `peft.base_of`."""
+    if not (path / "adapter_config.json").is_file() or any((path / file).is_file() for file in FILES):
+        return path
+    from jaxrl_llm.models.weights import peft
+    return peft.base_of(path)
 
 
 def _load_directory(path: Path, chat_template: str | None) -> Tokenizer:

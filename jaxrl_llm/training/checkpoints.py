@@ -204,9 +204,11 @@ class Checkpoints:
         folder = self.directory / str(step)
         content = self._handlers["host"].restore(folder / "host", args=ocp.args.JsonRestore())
         if part:
-            placed = ocp.checkpoint_utils.construct_restore_args(abstract)
-            asked = ocp.args.PyTreeRestore(abstract, placed, partial_restore=True)
-            return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=asked), content
+            plain = _plain(abstract)
+            placed = ocp.checkpoint_utils.construct_restore_args(plain)
+            asked = ocp.args.PyTreeRestore(plain, placed, partial_restore=True)
+            state = ocp.PyTreeCheckpointHandler().restore(folder / "state", args=asked)
+            return jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(state)), content
         state = self._handlers["state"].restore(folder / "state", args=ocp.args.StandardRestore(abstract))
         return state, content
 
@@ -287,6 +289,11 @@ def _named_leaves(tree: PyTree) -> dict[str, Any]:
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)
     }
+
+
+def _plain(tree: PyTree) -> PyTree:
+    """The tree with a plain dict for each dict of another type, which orbax cannot read in part; leaves keep their order."""
+    return {name: _plain(branch) for name, branch in tree.items()} if isinstance(tree, dict) else tree
 
 
 def _to_storage(state: PyTree) -> PyTree:

@@ -93,7 +93,7 @@ def _model(c: ConfigDict) -> None:
 
     c.lora = ConfigDict()              # low-rank adapters on frozen weights
     c.lora.rank = 0                    # rank of the adapters; 0: all weights are trained
-    c.lora.alpha = 16.0                # adapters are scaled by alpha / rank
+    c.lora.alpha = 16.0                # W + alpha / rank A B; the first A is normal, with standard deviation 1 / sqrt(in)
 
     c.prompts = ConfigDict()
     c.prompts.per_step = 8             # P, prompts of a step
@@ -141,7 +141,7 @@ def _learning(c: ConfigDict) -> None:
     c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's default, 0.999 for Adam
     c.optimizer.momentum = 0.0         # of SGD and RMSProp: decay of the sum of updates; 0: none
     c.optimizer.clip_norm = 1.0        # gradients are scaled down to this global norm; 0: off
-    c.optimizer.ema = 0.0              # decay of an exponential moving average of the weights, for `--average`; 0: off
+    c.optimizer.ema = 0.0              # decay of a moving average of the weights (adapters: of A, of B) for `--average`; 0: off
 
     c.learner = ConfigDict()
     c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own

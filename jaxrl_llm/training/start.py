@@ -17,6 +17,7 @@ from jaxrl_llm.models.config import Experts, ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.presets import MODELS
 from jaxrl_llm.tokenizers import Tokenizer
+from jaxrl_llm.tokenizers.loading import FILES, folder_of
 from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.config import keywords
@@ -158,6 +159,6 @@ def tokenizer_source(m: ConfigDict) -> Path | None:
     if start is not None:
         return tokenizer_source(stored_config(start.folder).model)
     name = m.tokenizer or m.path or "bytes"
-    path, files = Path(name).expanduser(), ("tokenizer.json", "tokenizer.model")
-    directory = path.parent if path.name in files else path
-    return directory if name != "bytes" and any((directory / file).is_file() for file in files) else None
+    path = folder_of(Path(name).expanduser())
+    directory = path.parent if path.name in FILES else path
+    return directory if name != "bytes" and any((directory / file).is_file() for file in FILES) else None

@@ -4,20 +4,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
 from jaxrl_llm.models import weights
-from jaxrl_llm.models.lora import merge
+from jaxrl_llm.models.lora import joined, merge
+from jaxrl_llm.models.weights import peft
+from jaxrl_llm.parallel.rules import path_name
+from jaxrl_llm.registry import one_of
 from jaxrl_llm.tokenizers.hugging_face import write_chat_templates
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.source import Source
-from jaxrl_llm.training.start import described, run_at, tokenizer_source
+from jaxrl_llm.training.start import DTYPES, described, run_at, tokenizer_source
 from jaxrl_llm.training.workdir import load_code, stored_config
+
+EXPORTED = DTYPES | {"float16": np.float16}  # precisions of an exported model
 
 
 class Trained(NamedTuple):
@@ -96,27 +102,43 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
 
 
 def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False,
-           average: bool = False) -> int:
+           average: bool = False, dtype: str = "") -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer and chat templates.
 
-    Returns the step. With `adapter` it writes only the adapters, for PEFT and vLLM; `best` and `average` as in `trained`.
-    Raises the errors of `trained`, and ValueError if the run has no adapter of a model that other programs read.
+    Returns the step. With `adapter` it writes only the adapters, for PEFT and vLLM, together with those that the run started
+    from; `best` and `average` as in `trained`. `dtype` is one of `EXPORTED`; empty: the run's `model.dtype`, and float32 for
+    adapters. Raises the errors of `trained`, and ValueError if the run has no adapter of a model that other programs read, or
+    for a weight that the dtype cannot hold.
     """
+    wanted = EXPORTED[one_of("dtype", dtype, EXPORTED)] if dtype else None
     if adapter:
         check_adapter(workdir, stored_config(workdir))
     run = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = run.policy.model.config, run.source.sampler.tokenizer
     if adapter:
-        base = str(Path(run.config.model.path).expanduser())  # PEFT reads no ~
-        weights.save_peft(directory, architecture, jax.device_get(run.lora), base)
+        base, lora = Path(run.config.model.path).expanduser(), jax.device_get(run.lora)  # PEFT reads no ~
+        if peft.is_adapter(base):
+            lora, base = joined(peft.adapters(base, architecture), lora), peft.base_of(base)
+        weights.save_peft(directory, architecture, cast(lora, wanted or np.float32), str(base))
         return run.step
     params = run.params if run.lora is None else merge(run.params, run.lora)
     files = tokenizer_source(run.config.model)
-    weights.save_hf(directory, architecture, jax.device_get(params), files)
+    weights.save_hf(directory, architecture, cast(params, wanted or DTYPES[run.config.model.dtype]), files)
     if files is None:
         tokenizer.save(directory)
     write_chat_templates(directory, tokenizer.chat_templates)
     return run.step
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    """The arrays on the host in another precision; ValueError for numbers beyond those of float16."""
+    def one(path, x):
+        x = jax.device_get(jax.numpy.asarray(x, dtype))
+        if dtype == np.float16 and np.isinf(x).any():
+            raise ValueError(f"{path_name(path)} holds a weight beyond 65504, the largest number of float16; give "
+                             "--dtype=bfloat16 or --dtype=float32")
+        return x
+    return jax.tree.map_with_path(one, tree)
 
 
 def check_adapter(workdir: Path, config: ConfigDict) -> None:
@@ -126,8 +148,16 @@ def check_adapter(workdir: Path, config: ConfigDict) -> None:
     base = "" if config.model.path else "new weights (model.path is empty)"
     if run_at(config.model.path) is not None:
         base = f"the weights of the run {config.model.path}"
+    if config.model.path and not base and not (_published(config.model.path) / "config.json").is_file():
+        base = f"a GGUF file ({config.model.path})"
     if config.warmup.steps:  # it trains all weights
         base = f"the weights after its warm-up (warmup.steps={config.warmup.steps})"
     if base:
         raise ValueError(f"the adapter of {workdir} belongs to {base}, which no other program reads; export without --adapter, "
-                         "which merges it in, or train an adapter of a model in files with warmup.steps=0")
+                         "which merges it in, or train an adapter of a Hugging Face directory with warmup.steps=0")
+
+
+def _published(path: str) -> Path:
+    """The model at a `model.path`; of an adapter, its base."""
+    folder = Path(path).expanduser()
+    return peft.base_of(folder) if peft.is_adapter(folder) else folder

@@ -20,7 +20,7 @@ from jaxrl_llm import parallel
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
 
 
@@ -89,7 +89,9 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
         raise FileNotFoundError(
             f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir"
         )
-    stored = _read_config(path / "config.json")
+    stored = read_config(path / "config.json")
+    if stored is not None and has_checkpoints and resume:
+        _check_scale(path, stored, resolved)
     changes = [] if stored is None else config_changes(stored, resolved)
     if changes and resume is not True:
         raise ValueError(
@@ -160,7 +162,8 @@ def stored_config(folder: Path) -> ml_collections.ConfigDict:
     file = folder / "config.json"
     if not file.is_file():
         raise FileNotFoundError(f"{folder} is no run folder: config.json is missing; give the --workdir of a training run")
-    stored = json.loads(file.read_text())["config"]
+    content = json.loads(file.read_text())
+    stored = _current(content.get("schema_version"), content["config"])
     config = config_lib.default_config().to_dict()
     for key, value in stored.items():
         config[key] = {**config[key], **value} if isinstance(value, dict) and key in config else value
@@ -218,7 +221,8 @@ def what_to_free(path: Path) -> str:
             "(a continued run does not need samples, tensorboard and what is abandoned), then continue with --resume")
 
 
-def _read_config(path: Path) -> dict[str, Any] | None:
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The configuration in the `config.json` of a run; None if there is no such file. Raises ValueError for other contents."""
     if not path.exists():
         return None
     try:
@@ -226,12 +230,28 @@ def _read_config(path: Path) -> dict[str, Any] | None:
         version, config = content["schema_version"], content["config"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no run configuration ({error}); restore it or choose another --workdir") from error
-    if version != SCHEMA_VERSION:
+    if version not in (1, SCHEMA_VERSION):
         raise ValueError(
-            f"{path} has schema version {version}, this release reads {SCHEMA_VERSION}; use the release that "
+            f"{path} has schema version {version}, this release reads 1 and {SCHEMA_VERSION}; use the release that "
             "wrote it (environment.json beside it) or choose another --workdir"
         )
-    return config
+    return _current(version, config)
+
+
+def _current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration as it is now. Runs of version 1 have alpha / rank in A: their adapters have alpha = rank."""
+    lora = config.get("lora", {})
+    return config | {"lora": lora | {"alpha": float(lora["rank"])}} if version == 1 and lora.get("rank") else config
+
+
+def _check_scale(path: Path, stored: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises ValueError where the adapters of a run would be scaled by another alpha than that of their training."""
+    was, now = stored.get("lora", {}), new.get("lora", {})
+    if was.get("rank") and was["rank"] == now.get("rank") and was["alpha"] != now["alpha"]:
+        raise ValueError(
+            f"the adapters of {path} were trained with lora.alpha={was['alpha']}, and lora.alpha={now['alpha']} would make "
+            f"another policy of them; continue with --config.lora.alpha={was['alpha']}. (Runs of earlier versions keep "
+            "alpha / rank in A: the alpha that belongs to their adapters is the rank.)")
 
 
 def starts_of(folder: Path) -> list[dict[str, Any]]:

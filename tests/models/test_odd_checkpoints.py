@@ -1,10 +1,13 @@
 """Checkpoints with odd configurations load as transformers and llama.cpp read them, or are refused before weights are read."""
+import dataclasses
 import json
+import re
 import shutil
 
 import gguf
 import jax.numpy as jnp
 import numpy as np
+import peft
 import pytest
 import torch
 import transformers
@@ -13,6 +16,7 @@ from test_weights import copy_of, rewrite
 
 from jaxrl_llm.models import Transformer, weights
 from jaxrl_llm.models.check.gguf_files import write as write_gguf
+from jaxrl_llm.models.weights.peft import adapters
 
 
 def logits_of(directory, tokens):
@@ -22,6 +26,7 @@ def logits_of(directory, tokens):
     return np.asarray(model.logits(params, states))
 
 
+NAME_OF_B = "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight"
 TOKENS = np.arange(12)[None] % 60
 
 
@@ -196,25 +201,73 @@ def test_an_adapter_is_merged_into_its_base(pair, tmp_path, changes, scale):
     np.testing.assert_array_equal(params["layers"]["up"]["kernel"], pair("llama").params["layers"]["up"]["kernel"])
 
 
-def test_adapters_give_the_logits_of_peft(pair, tmp_path):
-    peft = pytest.importorskip("peft")
-    write_adapter(tmp_path / "adapter", pair("llama").directory)
+@pytest.mark.parametrize("settings", [
+    {}, {"init_lora_weights": "gaussian", "use_rslora": True, "rank_pattern": {"down_proj": 4, r"layers\.1\..*q_proj": 3}},
+    {"rank_pattern": {"q_proj": 1}, "alpha_pattern": {"model.layers.2.mlp.down_proj": 5, "layers.0.self_attn.q_proj": 16}}])
+def test_adapters_give_the_logits_of_peft(pair, tmp_path, settings):
+    """Of adapters that PEFT makes and saves, with random B."""
     base = transformers.AutoModelForCausalLM.from_pretrained(pair("llama").directory)
+    theirs = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=8, target_modules=["q_proj", "down_proj"], **settings))
+    torch.manual_seed(0)
+    for name, weight in theirs.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_()
+    theirs.save_pretrained(tmp_path / "adapter")
     with torch.no_grad():
-        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter")(torch.tensor(TOKENS)).logits.numpy()
-    np.testing.assert_allclose(logits_of(tmp_path / "adapter", TOKENS), theirs, atol=1e-4)
+        wanted = theirs.eval()(torch.tensor(TOKENS)).logits.numpy()
+    np.testing.assert_allclose(logits_of(tmp_path / "adapter", TOKENS), wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"use_dora": True}, "use_dora=True is not supported; supported: False"),
-    ({"modules_to_save": ["lm_head"]}, "modules_to_save=.*lm_head"), ({"bias": "all"}, "bias='all' is not supported"),
-    ({"peft_type": "IA3"}, "peft_type='IA3' is not supported; supported: 'LORA'"),
-    ({"rank_pattern": {"q_proj": 4}}, "rank_pattern="),
-])
-def test_adapters_that_do_more_are_refused(pair, tmp_path, changes, message):
-    write_adapter(tmp_path / "adapter", pair("llama").directory, changes)
-    with pytest.raises(ValueError, match=rf"adapter_config.json: {message}"):
-        weights.load(tmp_path / "adapter")
+# A value of each field of PEFT's LoraConfig that makes more of an adapter than W + scale B A.
+MORE = {
+    "use_dora": True, "modules_to_save": ["lm_head"], "bias": "all", "peft_type": "IA3", "fan_in_fan_out": True,
+    "init_lora_weights": "pissa", "megatron_config": {"a": 1}, "trainable_token_indices": [1], "velora_config": {"scale": 1.0},
+    "alora_invocation_tokens": [1, 2], "use_qalora": True, "monteclora_config": {"num_samples": 2},
+    "layer_replication": [[0, 2], [1, 3]], "lora_bias": True, "target_parameters": ["mlp.experts.down_proj"],
+    "use_bdlora": {"nblocks": 2}, "arrow_config": {"top_k": 2}, "kasa_config": {"beta": 1.0}}
+# Those that are computed, or that only training or the choice of matrices reads.
+READ = {"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "task_type", "auto_mapping", "peft_version",
+        "base_model_name_or_path", "revision", "inference_mode", "target_modules", "exclude_modules", "lora_dropout",
+        "layers_to_transform", "layers_pattern", "megatron_core", "loftq_config", "eva_config", "corda_config",
+        "lora_ga_config", "qalora_group_size", "runtime_config", "ensure_weight_tying"}
+
+
+def test_every_field_of_peft_is_read_or_refused_by_name(pair, tmp_path):
+    assert {field.name for field in dataclasses.fields(peft.LoraConfig)} == MORE.keys() | READ
+    inits = [{"init_lora_weights": name} for name in ("pissa_niter_4", "olora", "OLoRA", "corda", "loftq", "lora_ga")]
+    for i, change in enumerate([*({key: value} for key, value in MORE.items()), *inits, {"a_field_of_tomorrow": 2}]):
+        write_adapter(tmp_path / str(i), pair("llama").directory, change)
+        (key, value), = change.items()
+        with pytest.raises(ValueError, match=rf"config.json: {re.escape(f'{key}={value!r}')} is not supported; supported: "):
+            adapters(tmp_path / str(i), pair("llama").model.config)
+    off = {key: None if key == "init_lora_weights" else value for key, value in peft.LoraConfig(r=2).to_dict().items()
+           if key not in ("peft_type", "base_model_name_or_path", "lora_alpha")}
+    write_adapter(tmp_path / "plain", pair("llama").directory, off | {"lora_dropout": 0.1, "eva_config": {"rho": 2.0}})
+    adapters(tmp_path / "plain", pair("llama").model.config)
+
+
+def test_alpha_and_rank_that_are_absent_are_those_of_peft(pair, tmp_path):
+    write_adapter(tmp_path / "adapter", pair("llama").directory, rank=8)
+    file = tmp_path / "adapter" / "adapter_config.json"
+    described = {key: value for key, value in json.loads(file.read_text()).items() if key not in ("r", "lora_alpha")}
+    with_both = adapters(tmp_path / "adapter", pair("llama").model.config)
+    file.write_text(json.dumps(described))  # 8 and 8
+    np.testing.assert_array_equal(adapters(tmp_path / "adapter", pair("llama").model.config)["q"]["a"], with_both["q"]["a"])
+
+
+def test_half_an_adapter_is_refused(pair, tmp_path):
+    write_adapter(tmp_path / "adapter", pair("llama").directory)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file({name: x for name, x in load_file(file).items() if name != NAME_OF_B}, file)
+    with pytest.raises(ValueError, match="one of the two LoRA matrices of model.layers.1.mlp.down_proj.weight alone"):
+        adapters(tmp_path / "adapter", pair("llama").model.config)
+
+
+def test_the_base_of_an_adapter_is_no_adapter(pair, tmp_path):
+    write_adapter(tmp_path / "first", pair("llama").directory)
+    write_adapter(tmp_path / "second", tmp_path / "first")
+    with pytest.raises(ValueError, match="first', which is an adapter itself; merge that one into its base"):
+        weights.load(tmp_path / "second")
 
 
 def test_an_adapter_without_its_base_says_which_is_missing(tmp_path):

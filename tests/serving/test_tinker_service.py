@@ -7,6 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from server import KEY, MODEL, SLOT_TOKENS, SLOTS, TOKENIZER, params
 from tinker_server import RANK, make_service
 
@@ -15,9 +16,9 @@ from jaxrl_llm.generation import engine as engines
 from jaxrl_llm.generation.engine import Engine, Request
 from jaxrl_llm.models import lora
 from jaxrl_llm.serving.tinker import service as tinker
-from jaxrl_llm.serving.tinker.learner import Adam, Shape
+from jaxrl_llm.serving.tinker.learner import Adam, Shape, fresh_moments
 from jaxrl_llm.serving.tinker.rows import Datum
-from jaxrl_llm.serving.tinker.store import Checkpoint
+from jaxrl_llm.serving.tinker.store import Checkpoint, Store
 from jaxrl_llm.serving.tinker.turns import Snapshot
 from jaxrl_llm.serving.worker import Failure
 
@@ -333,3 +334,16 @@ def test_sessions_that_are_lost_make_room(service, monkeypatch):
     with pytest.raises(ValueError, match="no session"):
         service.create("nobody", "x:train:1", "tiny", Shape(2), 0).result(60)
     assert isinstance(service.finish(session), concurrent.futures.Future)
+
+
+def test_a_checkpoint_has_its_scale_and_one_of_before_has_it_in_a(tmp_path):
+    """Files without a scale were written when A was multiplied by it at the start: they are adapters of scale 1."""
+    store, path = Store(tmp_path), "tinker://x:train:0/weights/one"
+    one = lora.Adapters({"q": {"a": np.ones((1, 3, 2), np.float32), "b": np.ones((1, 2, 3), np.float32)}}, 16.0)
+    store.save(path, Checkpoint("tiny", Shape(2), one, fresh_moments(one)))
+    file = next(tmp_path.rglob("*.safetensors"))
+    loaded = store.load(path, "tiny")
+    assert loaded.tree.scale == loaded.moments.mu.scale == loaded.moments.nu.scale == 16.0
+    save_file(load_file(file), file, {"adapter": '{"base": "tiny", "rank": 2, "attention": true, "mlp": true}'})
+    loaded = store.load(path, "tiny")
+    assert loaded.tree.scale == loaded.moments.mu.scale == 1.0 and loaded.tree["q"]["a"].sum() == 6

@@ -10,8 +10,12 @@ from pathlib import Path
 import chatter
 import jax
 import numpy as np
+import peft
 import pytest
 import run_files
+import torch
+import transformers
+from safetensors.torch import load_file
 
 from jaxrl_llm import tokenizers
 from jaxrl_llm.models import weights
@@ -113,6 +117,20 @@ def test_adapters_are_merged_in(adapted):
     assert state.lora["q"]["a"].shape[-1] == 3 and not np.asarray(state.lora["q"]["b"]).any()  # new ones beside the sum
 
 
+def test_adapters_of_a_run_whose_a_holds_the_scale_are_read_as_they_were(adapted, tmp_path):
+    """Runs of version 1 multiplied the first A by alpha / rank; their weights are W + A B."""
+    old = moved(adapted, tmp_path / "old")
+    file = old / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 1}))
+    new, result = trained.trained(adapted), trained.trained(old)
+    assert (new.lora.scale, result.lora.scale) == (8.0, 1.0)  # 16 / 2
+    same(result.lora["q"], new.lora["q"])
+    kernel, a, b = (np.asarray(x[0], np.float64) for x in (result.params["layers"]["q"]["kernel"], *new.lora["q"].values()))
+    wanted, update = kernel + a @ b, np.abs(a @ b).max()
+    for params in (merge(result.params, result.lora), started(old)[1]):
+        np.testing.assert_allclose(params["layers"]["q"]["kernel"][0], wanted, rtol=0, atol=1e-3 * update)
+
+
 def test_a_run_of_a_run_is_trained_exported_and_started_again(plain, tmp_path):
     changes = {"model.path": str(plain), "model.chat_template": "", "steps": 1}
     loop.train(tiny(**changes), tmp_path / "second")
@@ -204,7 +222,51 @@ def test_an_adapter_alone_belongs_to_published_weights(plain, adapted, tmp_path)
         trained.check_adapter(tmp_path, tiny(**changes, **{"warmup.steps": 5}))
     with pytest.raises(ValueError, match="trained all weights .lora.rank=0.*; export without --adapter"):
         trained.export(plain, tmp_path / "other", adapter=True)
+    (tmp_path / "gguf").mkdir()
+    (tmp_path / "gguf" / "model.gguf").touch()
+    for path in (tmp_path / "gguf", tmp_path / "gguf" / "model.gguf"):
+        with pytest.raises(ValueError, match="belongs to a GGUF file .*; export without --adapter"):
+            trained.check_adapter(tmp_path, tiny(**changes | {"model.path": str(path)}))
     assert not (tmp_path / "other").exists()
+
+
+def test_an_adapter_of_an_adapter_holds_both(plain, tmp_path):
+    """PEFT and our merged export give one model; the first adapter needs no tokenizer, since its base has one."""
+    trained.export(plain, tmp_path / "published")
+    loop.train(tiny(**{"model.path": str(tmp_path / "published"), "lora.rank": 2, "steps": 1}), tmp_path / "run1")
+    trained.export(tmp_path / "run1", tmp_path / "first", adapter=True)
+    assert json.loads((tmp_path / "first" / "adapter_config.json").read_text())["lora_alpha"] == 16
+    second = {"model.path": str(tmp_path / "first"), "lora.rank": 3, "lora.alpha": 6.0, "steps": 1}
+    loop.train(tiny(**second), tmp_path / "run2")
+    trained.export(tmp_path / "run2", tmp_path / "both", adapter=True)
+    trained.export(tmp_path / "run2", tmp_path / "merged")
+    assert json.loads((tmp_path / "both" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        tmp_path / "published")
+    tokens = torch.arange(40)[None]
+    with torch.no_grad():
+        both = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "both")(tokens).logits
+        merged, base = (transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name)(tokens).logits
+                        for name in ("merged", "published"))
+    np.testing.assert_allclose(both, merged, rtol=0, atol=1e-5)
+    assert float((merged - base).abs().max()) > 1e-3
+    assert (tmp_path / "merged" / "tokenizer.json").read_bytes() == (tmp_path / "published" / "tokenizer.json").read_bytes()
+
+
+def test_an_export_has_the_precision_of_the_run_or_another(plain, tmp_path):
+    half = moved(plain, tmp_path / "half", **{"model.dtype": "bfloat16"})
+    wanted = jax.device_get(trained.trained(plain).params["embed"])
+    for workdir, dtype, name in ((plain, "", "float32"), (half, "", "bfloat16"), (half, "float32", "float32"),
+                                 (plain, "float16", "float16")):
+        trained.export(workdir, tmp_path / "out", dtype=dtype)
+        stored = load_file(tmp_path / "out" / "model.safetensors")
+        assert {str(x.dtype) for x in stored.values()} == {f"torch.{name}"}
+        assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == name
+        np.testing.assert_array_equal(stored["model.embed_tokens.weight"].float(),
+                                      torch.tensor(wanted).to(getattr(torch, name)).float())
+    with pytest.raises(ValueError, match="Unknown dtype 'float8'.*Allowed: bfloat16, float16, float32"):
+        trained.export(plain, tmp_path / "out", dtype="float8")
+    with pytest.raises(ValueError, match="layers/q holds a weight beyond 65504, the largest number of float16"):
+        trained.cast({"layers": {"q": jax.numpy.float32([1.0, 7e4])}}, np.float16)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import textwrap
 import ml_collections
 import pytest
 
-from jaxrl_llm.training.workdir import config_changes, open_workdir, resolve_config
+from jaxrl_llm.training.workdir import config_changes, open_workdir, resolve_config, stored_config
 
 
 def make_config(**overrides):
@@ -36,7 +36,7 @@ def test_fresh_run_records_configuration_and_software(tmp_path):
     assert opened.checkpoints == tmp_path / "a" / "run" / "checkpoints"
     text = (opened.path / "config.json").read_text()
     assert json.loads(text) == {
-        "schema_version": 1,
+        "schema_version": 2,
         "config": {"half": 32, "lr": 0.001, "model": {"name": None, "sizes": [1, 2], "width": 64}, "seed": 0},
     }
     assert text.index('"half"') < text.index('"lr"') < text.index('"model"') < text.index('"seed"')
@@ -121,13 +121,27 @@ def test_values_that_json_cannot_hold_are_named():
     [
         ('{"schema_version": 1, "con', "is no run configuration"),
         ("[]", "is no run configuration"),
-        ('{"schema_version": 2, "config": {}}', "schema version 2, this release reads 1"),
+        ('{"schema_version": 3, "config": {}}', "schema version 3, this release reads 1 and 2"),
     ],
 )
 def test_damaged_or_foreign_config_file(tmp_path, content, message):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=message):
         recorded(tmp_path, make_config())
+
+
+@pytest.mark.parametrize(("version", "alpha"), [(1, 4.0), (2, 16.0)])
+def test_adapters_keep_the_scale_of_their_training(tmp_path, version, alpha):
+    """Version 1 multiplied A by alpha / rank, here 16 / 4, at the start: these matrices are an adapter of scale 1."""
+    lora = {"lora": {"rank": 4, "alpha": 16.0}}
+    (tmp_path / "config.json").write_text(json.dumps({"schema_version": version, "config": make_config(**lora).to_dict()}))
+    add_checkpoint(tmp_path)
+    assert stored_config(tmp_path).lora.alpha == alpha
+    right = make_config(lora={"rank": 4, "alpha": alpha})
+    for resume in (True, "auto"):
+        assert open_workdir(tmp_path, right, resume=resume).changes == []
+        with pytest.raises(ValueError, match=f"lora.alpha={alpha}, and lora.alpha=8.0 .*--config.lora.alpha={alpha}"):
+            open_workdir(tmp_path, make_config(lora={"rank": 4, "alpha": 8.0}), resume=resume)
 
 
 def test_damaged_environment_does_not_stop_a_run(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.lora import Adapters
 from jaxrl_llm.models.weights import config_json, layout
 
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
@@ -47,11 +48,11 @@ def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_f
     (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
 
 
-def save_peft(directory: str | Path, config: ModelConfig, lora: Any, base: str) -> None:
+def save_peft(directory: str | Path, config: ModelConfig, lora: Adapters, base: str) -> None:
     """Writes adapters as PEFT and vLLM read them, `adapter_model.safetensors` and `adapter_config.json`, without base weights.
 
-    Our A includes the scale alpha / rank, so the written alpha is the rank. `base` names the model that they belong to.
-    Raises ValueError for a family whose files keep an adapted matrix together with others.
+    `base` names the model that they belong to. Raises ValueError for a family whose files keep an adapted matrix together
+    with others.
     """
     directory, tensors, targets = Path(directory), {}, set()
     for place in layout.places(config):
@@ -68,7 +69,8 @@ def save_peft(directory: str | Path, config: ModelConfig, lora: Any, base: str) 
         for name, matrix in (("lora_A", a), ("lora_B", b)):
             tensors[f"base_model.model.{module}.{name}.weight"] = np.ascontiguousarray(matrix)
     rank = next(iter(lora.values()))["a"].shape[-1]
-    described = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank, "lora_alpha": rank,
+    described = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "r": rank,
+                 "lora_alpha": rank * lora.scale,
                  "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
                  "target_modules": sorted(targets)}
     directory.mkdir(parents=True, exist_ok=True)

@@ -89,10 +89,10 @@ class Learner:
         return Adapter(shape, tree, fresh_moments(tree))
 
     def padded(self, tree: Any, rank: int) -> Any:
-        """An adapter of `rank` on all targets with the same product, filled up with 0. None: the base alone."""
-        base = lora.init(jax.random.key(0), self.params, rank, ALPHA)
+        """An adapter of `rank` on all targets with the scale 1 and the same update, filled up with 0. None: the base alone."""
+        base = lora.init(jax.random.key(0), self.params, rank, alpha=rank)
         padded = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), base)
-        for target, given in (tree or {}).items():
+        for target, given in (lora.scaled(tree) or {}).items():
             own = given["a"].shape[-1]
             padded[target]["a"][..., :own], padded[target]["b"][:, :own] = given["a"], given["b"]
         return padded

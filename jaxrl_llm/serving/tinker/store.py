@@ -11,6 +11,7 @@ import optax
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from jaxrl_llm.models.lora import Adapters
 from jaxrl_llm.serving.tinker.learner import Shape
 
 KINDS = ("weights", "sampler_weights")  # to train from; to sample from
@@ -56,7 +57,7 @@ class Store:
         if checkpoint.moments is not None:
             arrays |= _named("mu", checkpoint.moments.mu) | _named("nu", checkpoint.moments.nu)
             arrays["count"] = np.asarray(checkpoint.moments.count)
-        header = json.dumps({"base": checkpoint.base, **checkpoint.shape._asdict()})
+        header = json.dumps({"base": checkpoint.base, "scale": checkpoint.tree.scale, **checkpoint.shape._asdict()})
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(file.name + ".part")
         save_file(arrays, part, {"adapter": header})
@@ -65,14 +66,15 @@ class Store:
     def load(self, path: str, base: str) -> Checkpoint:
         """The checkpoint. Raises ValueError for an address that does not exist, or another base than `base`."""
         with safe_open(self._existing(path), "numpy") as opened:
-            shape = json.loads(opened.metadata()["adapter"])
+            header = json.loads(opened.metadata()["adapter"])
             arrays = {name: opened.get_tensor(name) for name in opened.keys()}
-        if (own := shape.pop("base")) != base:
+        if (own := header.pop("base")) != base:
             raise ValueError(f"{path} belongs to the model {own}, this server has {base}")
+        scale = header.pop("scale", 1.0)  # the A of files without it includes it
         moments = None
         if "count" in arrays:
-            moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays), _tree("nu", arrays))
-        return Checkpoint(own, Shape(**shape), _tree("lora", arrays), moments)
+            moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays, scale), _tree("nu", arrays, scale))
+        return Checkpoint(own, Shape(**header), _tree("lora", arrays, scale), moments)
 
     def stamp(self, path: str) -> Stamp:
         """What tells a checkpoint from an earlier one at its address. Raises ValueError for an address that does not exist."""
@@ -97,8 +99,8 @@ def _named(head: str, tree: Any) -> dict[str, np.ndarray]:
     return {f"{head}.{target}.{name}": np.asarray(x) for target, one in jax.device_get(tree).items() for name, x in one.items()}
 
 
-def _tree(head: str, arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
-    tree: dict[str, dict[str, np.ndarray]] = {}
+def _tree(head: str, arrays: dict[str, np.ndarray], scale: float) -> Adapters:
+    tree = Adapters({}, scale)
     for name, x in arrays.items():
         first, *rest = name.split(".")
         if first == head:
