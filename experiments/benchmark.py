@@ -109,7 +109,7 @@ def step(run, state):
     from jaxrl_llm.training.metrics import PhaseTimer
     timer = PhaseTimer()
     began = time.perf_counter()
-    rollouts = run.source.next(state, timer).rollouts
+    rollouts = run.source.next(run.learner.publish(state), timer).rollouts
     state = run.learner.learn(state, rollouts, timer=timer).state
     return state, rollouts, timer.collect() | {"time/step": time.perf_counter() - began}
 

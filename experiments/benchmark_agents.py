@@ -91,7 +91,7 @@ def alone() -> None:
     run, state = build(template, tokens_behind(template))
     for _ in range(_STEPS.value + 1):
         timer, began = PhaseTimer(), time.perf_counter()
-        finished = run.source.next(state, timer)
+        finished = run.source.next(run.learner.publish(state), timer)
         state = run.learner.learn(state, finished.rollouts, timer=timer).state
         seconds, times, metrics = time.perf_counter() - began, timer.collect(), finished.metrics
         phases = {name.removeprefix("time/"): round(x, 3) for name, x in times.items()}

@@ -364,7 +364,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
       results: i32[R], nodes whose rewards the rows get; None: `ends`.
       group, prompts: the shape; missing rollouts are not valid, missing prompts are copies of the first without valid rollouts.
       tokens, prompt_tokens: functions from the length of the longest to T and S.
-      version: version of the weights to be trained.  of_problems: numbers in `Problem.extra` that become extras, f32[P].
+      version: the `policy_version` of padding.  of_problems: numbers in `Problem.extra` that become extras, f32[P].
 
     Roles are set if not only the policy wrote. Without them all present tokens are trained.
     """
@@ -399,7 +399,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     named = {name: of_rows(x) for name, x in (extras or {}).items()}
     named |= {name: spread(x) for name, x in (token_extras or {}).items()}
     named |= {"truncated": of_rows(~forest.stopped[results]), "task": _with_first_repeated(forest.task, prompts),
-              "correct": of_rows(forest.solved[results]), "current_version": np.full(len(valid), version, np.int32)}
+              "correct": of_rows(forest.solved[results])}
     if forest.answers is not None:
         numbers = _with_first_repeated(np.full((P, group), -1, np.int32), prompts)
         numbers[owner, place] = equal_answers(forest.answers[results], owner)

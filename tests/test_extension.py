@@ -131,9 +131,9 @@ def test_a_topology_a_recorder_and_a_controller_of_ones_own_run_by_name(own):
     before = jax.device_get(state.params)
     score, mean, by_rewards, temperature, seen = jax.jit(learner.policy.logprobs), 1.0, [], 1.5, []
 
-    steps = schedules.sync(source, learner, state)
+    steps = schedules.make("sync").steps(source, learner, state)
     for number in range(3):
-        pool = everyone.next(state, settings=learner.controls.settings(state.control)).rollouts
+        pool = everyone.next(learner.publish(state)).rollouts
         kept = np.sort(np.argsort(-pool.rewards.std(1), kind="stable")[:P])
         logprobs = np.asarray(score(state.params, None, jax.tree.map(lambda x: jnp.asarray(x[kept]), pool))[0])
         done = next(steps)
@@ -201,7 +201,7 @@ def test_the_examples_of_the_docstrings_run_together(own):
     learner, _ = setup.make_learner(run.config, made, run.learner.policy, source.ladders)
     context = recorders.Context(**dict.fromkeys(recorders.Context._fields))._replace(logprobs=learner.layout.logprobs)
     state = learner.init(params, None, jax.random.key(1))
-    finished = source.next(state)
+    finished = source.next(learner.publish(state))
     r = finished.rollouts
     assert r.valid.shape == (P, 2 * G) and r.valid.all() and len(finished.forest.problems) == P
     assert sorted(finished.forest.uid[finished.forest.ends]) == list(range(2 * P * G))
@@ -227,7 +227,7 @@ def test_the_example_of_the_guide_runs(monkeypatch):
     config = tiny()
     config.method = "surprised"
     run, params = setup.build(config)
-    done = next(schedules.sync(run.source, run.learner, setup.initial_state(run, params)))
+    done = next(schedules.make("sync").steps(run.source, run.learner, setup.initial_state(run, params)))
     assert run.source.next_uid == 24 * G and done.finished.rollouts.valid.shape == (P, G)
     assert (np.asarray(done.learned.rollouts.extras["surprise"])[done.finished.rollouts.mask] > 0).all()
 
@@ -295,7 +295,7 @@ def test_filters_see_whole_groups_of_several_rounds(monkeypatch):
     config = tiny()
     config.method, config.sampling.max_group, config.sampling.max_draws = "both", 2 * G, 20
     run, params = setup.build(config)
-    finished = run.source.next(setup.initial_state(run, params))
+    finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
     r = finished.rollouts
     assert r.valid.shape == (P, 2 * G) and len(finished.forest.problems) == P and set(r.valid.sum(1)) <= {G, 2 * G}
     spread = [np.ptp(rewards[valid]) for rewards, valid in zip(r.rewards, r.valid)]

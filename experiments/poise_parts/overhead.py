@@ -91,7 +91,7 @@ def steps(config, repeats: int) -> tuple[dict, dict]:
     times = []
     for number in range(repeats + 2):  # the first compiles; a later batch may still have a new length
         timer, began = PhaseTimer(), time.perf_counter()
-        finished = run.source.next(state, timer)
+        finished = run.source.next(run.learner.publish(state), timer)
         state = run.learner.learn(state, finished.rollouts, timer=timer).state
         times.append(timer.collect() | {"time/step": time.perf_counter() - began})
     median = {name.removeprefix("time/"): float(np.median([f[name] for f in times[2:]])) for name in times[-1]}

@@ -15,7 +15,7 @@ from jaxrl_llm.objectives.base import Objective
 
 SAMPLED = frozenset((  # in the rollouts of every run
     "tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version", "truncated",
-    "current_version",  # by the sampler
+    "current_version", "age",  # by the sampler, and the learner's stamps
     "rewards", "reward_components", "correct", "answers",  # by the reward
     "task", "prior"))
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of turns as rows, see `advantages.turns`

@@ -56,4 +56,4 @@ def aepo_clip(
 
     return token_objective(
         token_loss, aggregation=aggregation, max_len=max_len, needs=("entropies",) if entropy_scale else (),
-        extra_weights=entropy_score if entropy_scale else None)
+        extra_weights=entropy_score if entropy_scale else None, reads_old=True)

@@ -68,5 +68,5 @@ def areal_decoupled_ppo(
 
     source = ("old_logprobs",) if proximal == "old" else ("policy_version", "current_version")
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs", *source)
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs", *source), reads_old=proximal == "old"
     )

@@ -85,4 +85,4 @@ def bapo(
         metrics = {name: jnp.broadcast_to(value, rollouts.valid.shape) for name, value in facts.items()}
         return loss, metrics | {"clip_fraction": clipped, "clip_fraction_lower": lower, "max/ratio": ratio}
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, whole_batch=True)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, whole_batch=True, reads_old=True)

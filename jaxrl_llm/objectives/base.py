@@ -39,6 +39,8 @@ class Objective(NamedTuple):
     whole mini-batch. Each micro-batch of a step gets the same state. `whole_batch=True`: the loss of a rollout depends on
     the log-probs of others, so the mini-batch must not be split (unless the loss is first differentiated by all log-probs).
     `needs` names fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
+    `reads_old`: `update` divides by the policy of `old_logprobs`; a batch without them counts as sampled by the policy that
+    it updates.
     """
 
     init: Callable[[], State]
@@ -46,6 +48,12 @@ class Objective(NamedTuple):
     weights: Callable[[Rollouts], Mapping[str, Array]]
     whole_batch: bool = False
     needs: tuple[str, ...] = ()
+    reads_old: bool = False
+
+    @property
+    def corrects(self) -> bool:
+        """Whether the loss itself corrects for rollouts that other weights sampled."""
+        return "behavior_logprobs" in self.needs
 
 
 def token_objective(
@@ -58,6 +66,7 @@ def token_objective(
     init: Callable[[], State] | None = None,
     advance: Callable[[State], State] | None = None,
     whole_batch: bool = False,
+    reads_old: bool = False,
 ) -> Objective:
     """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
 
@@ -94,7 +103,7 @@ def token_objective(
         metrics = {name: _metric(name, values, share, rollouts) for name, values in metrics.items()}
         return total, (lax.stop_gradient(metrics), state if advance is None else advance(state))
 
-    return Objective((lambda: ()) if init is None else init, update, weights, whole_batch, needs)
+    return Objective((lambda: ()) if init is None else init, update, weights, whole_batch, needs, reads_old)
 
 
 def used(coefficient: float | Array) -> bool:

@@ -54,4 +54,4 @@ def chord(
         return {"policy": (1 - mu) * own, "expert": -mu * weight * likely}, metrics
 
     return token_objective(token_loss, needs=("expert",), extra_weights=shares,
-                           init=lambda: jnp.int32(0), advance=lambda step: step + 1)
+                           init=lambda: jnp.int32(0), advance=lambda step: step + 1, reads_old=True)

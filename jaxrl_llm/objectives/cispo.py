@@ -39,4 +39,4 @@ def cispo(
         return -weight * advantages * logprobs, metrics
 
     needs = ("behavior_logprobs",) if anchor == "behavior" else ()
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, reads_old=anchor == "old")

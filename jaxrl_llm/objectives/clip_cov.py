@@ -64,4 +64,4 @@ def clip_cov(
 
     return token_objective(
         token_loss, aggregation=aggregation, max_len=max_len,
-        init=lambda: jnp.int32(0), advance=lambda step: step + 1, whole_batch=True)
+        init=lambda: jnp.int32(0), advance=lambda step: step + 1, whole_batch=True, reads_old=True)

@@ -29,4 +29,4 @@ def gspo_token(
         drift = -log_ratio(logprobs, rollouts.old_logprobs, mask)
         return loss, {"clip_fraction": clipped, "max/ratio": whole, "approx_kl": drift}
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, reads_old=True)

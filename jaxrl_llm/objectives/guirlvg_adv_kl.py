@@ -35,4 +35,5 @@ def guirlvg_adv_kl(
         metrics = {"clip_fraction": clipped, "kl": divergence, "alpha": alpha}
         return loss + kl_coef * alpha[..., None] * divergence, metrics
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("rewards", "ref_logprobs"))
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("rewards", "ref_logprobs"),
+                           reads_old=True)

@@ -39,5 +39,5 @@ def hispo(
         return jnp.where(near & whole, loss, 0), metrics
 
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("old_logprobs", "behavior_logprobs")
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("old_logprobs", "behavior_logprobs"), reads_old=True
     )

@@ -28,4 +28,4 @@ def kl_cov(
         loss = -advantages * jnp.exp(change) + jnp.where(held, kl_coef * penalty, 0)
         return loss, {"held": held, "covariance": cov, "approx_kl": -change}
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, whole_batch=True)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, whole_batch=True, reads_old=True)

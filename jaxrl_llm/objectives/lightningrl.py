@@ -57,6 +57,7 @@ def lightningrl(
 
     needs = ("rewards", "truncated") if perf == "length" else ("rewards", "truncated", "perf")
     whole = token_objective(
-        token_loss, aggregation="seq_mean_token_mean", needs=(*needs, "ref_logprobs"), extra_weights=right_weights
+        token_loss, aggregation="seq_mean_token_mean", needs=(*needs, "ref_logprobs"), extra_weights=right_weights,
+        reads_old=True
     )
     return restrict(whole, kept, needs=needs)

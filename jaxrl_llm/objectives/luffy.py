@@ -49,7 +49,7 @@ def mixed_policy(
         return jnp.where(expert, -advantages * weight, own), metrics
 
     needs = ("expert", *(("entropies",) if used(entropy_coef) else ()), *needs)
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, reads_old=True)
 
 
 @objective

@@ -40,4 +40,4 @@ def mars2_path_adv(
 
     needs = ("old_logprobs", "behavior_logprobs")
     return token_objective(token_loss, aggregation="seq_mean_token_mean",
-                           needs=(*needs, "ref_logprobs") if used(kl_coef) else needs)
+                           needs=(*needs, "ref_logprobs") if used(kl_coef) else needs, reads_old=True)

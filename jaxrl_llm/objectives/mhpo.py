@@ -33,4 +33,4 @@ def mhpo(
         multiplier = jnp.exp(psi - lax.stop_gradient(rise + fall))
         return -advantages * multiplier, {"multiplier": multiplier, "hazard": rise + fall}
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, reads_old=True)

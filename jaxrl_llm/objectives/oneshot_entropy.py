@@ -38,4 +38,4 @@ def oneshot_entropy(
         return loss, metrics
 
     needs = (("entropies",) if used(entropy_coef) else ()) + (("ref_logprobs",) if used(kl_coef) else ())
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, reads_old=True)

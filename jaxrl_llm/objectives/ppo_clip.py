@@ -44,5 +44,5 @@ def ppo_clip(
         return loss, metrics
 
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if used(kl_coef) else ()
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if used(kl_coef) else (), reads_old=True
     )

@@ -29,4 +29,4 @@ def qwen_stabilizing(
         moving = still_moving(token_ratio(logprobs, rollouts.old_logprobs, mask), advantages, clip_low, clip_high)
         return -jnp.where(moving, weight * advantages, 0) * logprobs, {"clip_fraction": ~moving, "weight": weight}
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",))
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), reads_old=True)

@@ -41,7 +41,7 @@ def r2vpo(
 
     penalised = token_objective(
         token_loss, aggregation=aggregation, max_len=max_len, init=lambda: jnp.float32(multiplier),
-        needs=("behavior_logprobs",) if anchor == "behavior" else (), whole_batch=dual_rate != 0,
+        needs=("behavior_logprobs",) if anchor == "behavior" else (), whole_batch=dual_rate != 0, reads_old=anchor == "old",
     )
 
     def update(logprobs, rollouts, advantages, lagrange):

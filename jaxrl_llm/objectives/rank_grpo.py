@@ -69,4 +69,5 @@ def rank_grpo(
         return loss, metrics
 
     needs = ("hits", "ranks", "eos")
-    return token_objective(token_loss, needs=(*needs, "ref_logprobs") if used(kl_coef) else needs, extra_weights=weights)
+    return token_objective(token_loss, needs=(*needs, "ref_logprobs") if used(kl_coef) else needs, extra_weights=weights,
+                           reads_old=True)

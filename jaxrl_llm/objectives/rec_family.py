@@ -67,4 +67,4 @@ def rec_family(
             loss = loss - kl_coef * logprobs
         return loss, {"clip_fraction": ~keep, "max/ratio": ratio, "approx_kl": -change}
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, reads_old=True)

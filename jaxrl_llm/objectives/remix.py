@@ -39,4 +39,5 @@ def remix(
         loss = loss + kl_coef * (share * base + (1 - share) * previous)
         return loss, {"clip_fraction": clipped, "kl": base, "kl_previous": previous, "max/ratio": ratio}
 
-    return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs", "ref_logprobs", "current_version"))
+    return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs", "ref_logprobs", "current_version"),
+                           reads_old=True)

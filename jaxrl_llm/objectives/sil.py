@@ -84,4 +84,4 @@ def spear(
         return {"replay": scale * loss}, metrics
 
     return token_objective(token_loss, needs=("rewards", "old_logprobs", "age", "reward_baseline"),
-                           extra_weights=shares, init=lambda: jnp.int32(0), advance=lambda step: step + 1)
+                           extra_weights=shares, init=lambda: jnp.int32(0), advance=lambda step: step + 1, reads_old=True)

@@ -63,4 +63,4 @@ def spear_clip(
 
     return token_objective(
         token_loss, aggregation=aggregation, max_len=max_len, needs=NEEDS, extra_weights=weights,
-        init=lambda: jnp.int32(0), advance=lambda step: step + 1, whole_batch=True)
+        init=lambda: jnp.int32(0), advance=lambda step: step + 1, whole_batch=True, reads_old=True)

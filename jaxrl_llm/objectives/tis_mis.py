@@ -141,4 +141,5 @@ def tis_mis(
         return terms, metrics
 
     needs = (*NEEDS, "ref_logprobs") if used(kl_coef) else NEEDS
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, extra_weights=shares)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, extra_weights=shares,
+                           reads_old=True)

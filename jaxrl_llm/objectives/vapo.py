@@ -27,4 +27,4 @@ def vapo(*, clip_low: float = 0.2, clip_high: float = 0.28, nll_coef: float = 0.
                    "approx_kl": -log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)}
         return {"loss": surrogate, "right": -nll_coef * logprobs}, metrics
 
-    return token_objective(token_loss, needs=("rewards",), extra_weights=right_weights)
+    return token_objective(token_loss, needs=("rewards",), extra_weights=right_weights, reads_old=True)

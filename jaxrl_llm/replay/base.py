@@ -54,7 +54,7 @@ class Replay(NamedTuple):
     @property
     def provides(self) -> tuple[str, ...]:
         """The fields of its batches beside those of all rollouts."""
-        return ("age", "replayed") if self.weights is None else ("age", "replayed", "replay_weights")
+        return ("replayed",) if self.weights is None else ("replayed", "replay_weights")
 
     def most(self, problems: int, per_step: int) -> int:
         """Maximum number of rollouts in the buffer, for a task of `problems` and steps that sample `per_step` rollouts.

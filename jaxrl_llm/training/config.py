@@ -59,6 +59,8 @@ def _run(c: ConfigDict) -> None:
     c.guidance = ""                    # overrides of the guide, for methods that show solutions, e.g. "high=0.5"
     c.replay = ""                      # overrides of the replay buffer, for methods that have one, e.g. "capacity=512"
 
+    c.schedule = "sync"                # "sync", or "pipelined(lag=1)": batches are sampled with weights this many batches old
+
     c.task = "arithmetic"              # name(option=value, ...) of jaxrl_llm.tasks or module:function; see docs/guides/data.md
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the default reward of the task
     c.score = ""                       # the reward that evaluation and filters use; empty: the one of largest weight

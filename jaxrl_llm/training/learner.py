@@ -25,9 +25,11 @@ from jaxrl_llm.training.layouts import Layout
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.regroup import regroup
+from jaxrl_llm.training.snapshot import Snapshot
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.values.critic import metrics as value_metrics
 
+MISMATCHES = ("mismatch/kl", "max/mismatch")  # metrics of the sampler's log-probs, see `training.step`
 _SHUFFLE_STREAM = 2**31 - 2  # folded into the key of a step
 
 
@@ -67,6 +69,7 @@ class Learner:
       optimizer_metrics: metrics by name from the state of the optimiser.
       filters: filters of single rollouts, by name; dropped rollouts count in advantages and not in the loss.
       ema: decay of the moving average of the trained parameters; 0: none.
+      as_sampled: whether the policy before the update counts as the one that sampled each token, as under a lag.
     """
 
     policy: Policy
@@ -86,6 +89,7 @@ class Learner:
     controls: Controls = Controls()
     filters: Mapping[str, Filter] = dataclasses.field(default_factory=dict)
     ema: float = 0.0
+    as_sampled: bool = False
 
     @property
     def objective(self) -> Objective:
@@ -115,6 +119,12 @@ class Learner:
         """Weights of these recorders, by name."""
         return {one.name: one.init(params) for one in self.keeping if one.init is not None}
 
+    def publish(self, state: TrainState, apart: bool = False) -> Snapshot:
+        """What sampling sees of the state: its own arrays, which `learn(state)` consumes, or copies that are kept `apart`."""
+        settings = self.controls.settings(state.control)._replace(reference=None)  # weights that the learner alone reads
+        seen = (state.params, state.lora, state.key, settings, state.control.get("prior"))
+        return Snapshot(int(state.step), *(jax.tree.map(jax.numpy.copy, seen) if apart else seen))
+
     def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
         """The state after an evaluation with this score, and whether the controllers requested a reset, which is then done.
 
@@ -141,11 +151,13 @@ class Learner:
         Raises:
           TrainingDiverged: after `max_skipped` non-finite updates in a row.
         """
-        timer, alone = timer or PhaseTimer(), int(state.step) < self.pretrain_steps
-        seen: dict[str, Any] = {"step": np.int32(state.step), **(facts or {})}
+        timer, version = timer or PhaseTimer(), int(state.step)
+        alone = version < self.pretrain_steps
+        seen: dict[str, Any] = {"step": np.int32(version), **(facts or {})}
         if rollouts is None:
             control = self.controls.observe(state.control, seen, self.mesh)
             return Learned(state.replace(step=state.step + 1, control=control), {})
+        rollouts = stamped(rollouts, version, self.as_sampled)
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
         epochs = self.epochs if settings.epochs is None else min(self.epochs, int(parallel.fetch(settings.epochs)))
@@ -155,6 +167,8 @@ class Learner:
             state = offload.moments_near(self.offload, state)
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
+            if self.as_sampled:  # a gap of the sampler to itself
+                metrics = {name: value for name, value in metrics.items() if name not in MISMATCHES}
             metrics["trained/rollouts"] = float(parallel.fetch(batch.live).sum())
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
@@ -290,6 +304,18 @@ def mean_metrics(updates: list[dict]) -> dict[str, float]:
     whole = {name: float((np.max if name.startswith("max/") else np.mean)([one[name] for one in updates]))
              for name in updates[0]}
     return whole | {"skipped_updates": float(updates[-1]["skipped_updates"])}
+
+
+def stamped(rollouts: Rollouts, version: int, as_sampled: bool = False) -> Rollouts:
+    """The batch with `extras["current_version"]` i32[P] and `extras["age"]` i32[P, G] of its learning, counted in batches.
+
+    `age` is that of the oldest trained token. With `as_sampled` the old log-probs are those of sampling.
+    """
+    drawn = version if rollouts.policy_version is None else rollouts.policy_version
+    oldest = np.min(np.broadcast_to(drawn, rollouts.mask.shape), axis=-1, initial=version, where=rollouts.mask)
+    stamps = {"current_version": np.full(len(oldest), version, np.int32), "age": (version - oldest).astype(np.int32)}
+    old = rollouts.behavior_logprobs if as_sampled else rollouts.old_logprobs
+    return rollouts.replace(old_logprobs=old, extras={**rollouts.extras, **stamps})
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -19,7 +19,7 @@ from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import given as given_lib
-from jaxrl_llm.training import offload, optimizers, preemption, schedules, setup
+from jaxrl_llm.training import offload, optimizers, pending, preemption, setup
 from jaxrl_llm.training import warm_starts as warm_starts_lib
 from jaxrl_llm.training import workdir as folders
 from jaxrl_llm.training.best import Best
@@ -34,7 +34,7 @@ from jaxrl_llm.training.pages import lessons, write_page
 from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
 from jaxrl_llm.training.schedules import Step
-from jaxrl_llm.training.source import jsonable
+from jaxrl_llm.training.source import Finished, jsonable
 from jaxrl_llm.training.start import check_other
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.tracking import tracked
@@ -50,12 +50,13 @@ _SETS_STREAM = 2**31 - 5  # likewise, for evaluation sets
 class Reached(NamedTuple):
     """The progress of a run; one object, so that no interrupt separates its parts.
 
-    `state`, and the `position` of its source; whether controllers have `observed` the evaluation after its last step, and
-    requested a `reset` there; `line`, the metrics of that step until they are written.
+    `state`, the `position` of its source, and the batches that are `pending`; whether controllers have `observed` the
+    evaluation after its last step, and requested a `reset` there; `line`, the metrics of that step until they are written.
     """
 
     state: TrainState
     position: dict[str, Any]
+    pending: tuple[Finished, ...] = ()
     observed: bool = False
     reset: bool = False
     line: dict[str, Any] = {}
@@ -64,7 +65,8 @@ class Reached(NamedTuple):
     def host(self) -> dict[str, Any]:
         """What a checkpoint stores beside the state, as JSON."""
         line = {name: float(value) for name, value in self.line.items() if np.ndim(value) == 0}  # `write` refuses others
-        return jsonable(self.position) | {"observed": self.observed, "reset": self.reset, "line": line}
+        waiting = {"pending": [pending.encode(one) for one in self.pending]} if self.pending else {}
+        return jsonable(self.position) | waiting | {"observed": self.observed, "reset": self.reset, "line": line}
 
 
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, warm_starts: str | Path | None = None
@@ -148,13 +150,22 @@ def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tupl
     return [("method", run.method.slug), *replaced, *rows]
 
 
+def _of_schedule(run: setup.Run) -> list[tuple[str, str]]:
+    """How old the weights that sample are, and what corrects for it."""
+    if not run.schedule.lag:
+        return []
+    how = "by the objective itself" if run.learner.objective.corrects else "old log-probs are those of sampling"
+    return [("schedule", f"{run.config.schedule}: batches are up to {run.schedule.lag} old, corrected: {how}")]
+
+
 def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()) -> None:
     """Prints the run, its devices and its needs."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
     server = [] if run.source.server is None else [("sampled by", run.source.server.url)]
     rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run, replaced),
-            *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups), *forecast(run)]
+            *_of_schedule(run), *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups),
+            *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")
 
@@ -172,7 +183,8 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
     run.source.set_position(restored.host)
     progress.step(restored.step, {})
     host = {"observed": True, "reset": False, "line": {}} | restored.host  # earlier versions saved none of them
-    return Reached(offload.moments_away(away, restored.state), run.source.position(), host["observed"], host["reset"],
+    waiting = tuple(pending.decode(one, run.source) for one in host.get("pending", ()))
+    return Reached(offload.moments_away(away, restored.state), run.source.position(), waiting, host["observed"], host["reset"],
                    host["line"])
 
 
@@ -252,8 +264,9 @@ class _Session:
         try:
             with preemption.at_once():  # nothing is trained yet
                 self.begin(start)
-            self.schedule = schedules.sync(self.run.source, self.run.learner, self.reached.state, self.frozen, self.timer,
-                                           lambda phase: self.progress.phase(phase + self.note))
+            self.schedule = self.run.schedule.steps(
+                self.run.source, self.run.learner, self.reached.state, self.frozen, self.timer,
+                lambda phase: self.progress.phase(phase + self.note), self.reached.pending)
             self.changed = False
             if start == 0:
                 self.save()
@@ -287,7 +300,8 @@ class _Session:
         with preemption.at_once(bool(self.note)):  # the state before the first step has been saved
             done = self.schedule.send(self.reached.state) if self.changed else next(self.schedule)
             metrics = done.finished.metrics | done.learned.metrics
-            self.reached, self.note, self.changed = Reached(done.learned.state, done.position, line=metrics), "", False
+            self.reached = Reached(done.learned.state, done.position, done.pending, line=metrics)
+            self.note, self.changed = "", False
         metrics |= self.pace(done, time.perf_counter() - began)
         if self.due(step, config.eval.every):
             history = self.run.learner.estimator.history

@@ -55,6 +55,11 @@ class Parts(NamedTuple):
         """Whether some completions begin with a solution, or the first draws of a group avoid each other."""
         return self.guide is not None or "spread" in self.controls.knobs
 
+    @property
+    def reads_as_sampled(self) -> bool:
+        """Whether under a lag the ratios of the objective are those to the log-probs of sampling, for want of a correction."""
+        return self.objective.reads_old and not self.objective.corrects
+
     def with_prior(self, prior: prior_lib.Prior | None) -> "Parts":
         """The parts with the controller that learns what to expect of prompts, if there is one."""
         if prior is None:

@@ -76,6 +76,34 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
     parts.sampling_of(config)
 
 
+def check_lag(config: ConfigDict, made: Parts, lag: int) -> None:
+    """Raises ValueError for weights that sample older than those that learn, where nothing corrects for it.
+
+    An objective with a ratio takes the log-probs of sampling as its old ones, unless it corrects for both.
+    """
+    if not lag:
+        return
+    if not (made.objective.corrects or made.objective.reads_old):
+        able = [slug for slug, row in methods.METHODS.items() if corrects(row)]
+        raise ValueError(f"config.schedule={config.schedule!r} samples with older weights, and the objective of method "
+                         f"{made.method.slug!r} has no ratio that corrects for it; set schedule=sync, or take a method with a "
+                         f"correction: {', '.join(able)}; PPO's ratio, as in grpo, is one to the policy that sampled")
+    s = config.sampling
+    if s.top_k or s.top_p < 1 or s.min_p:
+        raise ValueError(f"config.schedule={config.schedule!r} divides by the sampler's probabilities, which top_k, top_p and "
+                         "min_p change: switch them off (0, 1, 0), or set schedule=sync")
+    if config.server.url:
+        raise ValueError(f"config.schedule={config.schedule!r} needs the sampler of this process, and server.url is "
+                         f"{config.server.url!r}; leave one of the two out")
+
+
+def corrects(row: methods.Method) -> bool:
+    """Whether the objective of a row corrects for the policy that sampled."""
+    name, numbers = row.objective
+    budget = {"max_len": 1} if "max_len" in inspect.signature(objectives.base.OBJECTIVES[name]).parameters else {}
+    return objectives.make(name, **budget | dict(numbers)).corrects
+
+
 def check_sizes(config: ConfigDict, made: Parts) -> None:
     """Raises ValueError if two parts decide the number of a prompt's rollouts, or a method and its settings disagree on it.
 

@@ -33,7 +33,7 @@ from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.tasks.loader import batches, levels_of, tasks_of
 from jaxrl_llm.topologies import Topology, narrowed, oracle, refill, single
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import gradient_norms, offload, optimizers, parts, refusals, teachers
+from jaxrl_llm.training import gradient_norms, offload, optimizers, parts, refusals, schedules, teachers
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import shapes as shapes_lib
 from jaxrl_llm.training.embeddings import prompt_embeddings
@@ -68,6 +68,7 @@ class Run:
     learner: Learner
     learning_rate: optax.Schedule
     needs: frozenset[str]
+    schedule: schedules.Schedule
 
 
 def build(config: ConfigDict) -> tuple[Run, Any]:
@@ -84,14 +85,17 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     made = parts.make_parts(config, model.config.hidden_size, task, environment)
     refusals.check_method(config, made, environment)
     refusals.check_balance(config, model)
+    schedule = make_schedule(config)
+    refusals.check_lag(config, made, schedule.lag)
     sets = make_sets(config, task)
     if not isinstance(judge, Runner):
         refusals.check_reward(made, judge)
     mesh = make_mesh(config)
     params, policy = read_weights(mesh, config.seed), policy_of(config, model, mesh)
     source = make_source(config, made, policy, mesh, tokenizer, task, judge, sets)
-    learner, schedule = make_learner(config, made.with_prior(source.prior), policy, source.ladders, tokenizer, task)
-    return Run(config, made.method, source, learner, schedule, made.needs), params
+    learner, rate = make_learner(config, made.with_prior(source.prior), policy, source.ladders, tokenizer, task,
+                                 made.reads_as_sampled and schedule.lag > 0)
+    return Run(config, made.method, source, learner, rate, made.needs, schedule), params
 
 
 def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDict, Policy, Source, Any]:
@@ -108,6 +112,15 @@ def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDi
     refusals.check_balance(config, model)
     policy = policy_of(config, model, mesh)
     return config, policy, make_plain_source(config, policy, mesh, tokenizer, task, judge), params
+
+
+def make_schedule(config: ConfigDict) -> schedules.Schedule:
+    """The schedule of `config.schedule`; ValueError unless it names one."""
+    named = config_lib.calls(config.schedule)
+    if len(named) != 1:
+        raise ValueError(f"config.schedule={config.schedule!r} names {len(named)} schedules; give one of "
+                         f"{', '.join(schedules.SCHEDULES)}, or your own module:function, with its numbers in brackets")
+    return schedules.make(named[0][0], **named[0][1])
 
 
 def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
@@ -316,8 +329,8 @@ def stop_ids(tokenizer, stop_strings) -> tuple[int, ...]:
 
 
 def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladders, tokenizer=None,
-                 task: tasks.Task | None = None) -> tuple[Learner, optax.Schedule]:
-    """The learner of batches in the sizes of `ladders`, with the schedule of its learning rate.
+                 task: tasks.Task | None = None, as_sampled: bool = False) -> tuple[Learner, optax.Schedule]:
+    """The learner of batches in the sizes of `ladders`, with the schedule of its learning rate; `as_sampled`: see `Learner`.
 
     The tokenizer and the task of the prompts are read for features, whose states end at a text, and for teachers.
     """
@@ -329,7 +342,7 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and ladders.groups == (1,)
     capture = capture_of(c, tokenizer, policy.model.config.num_layers) if "features" in made.needs else None
     joint = None
-    if capture is not None and once and not learner.balance and not filters:  # one update in one piece, with uncut groups
+    if capture is not None and once and not (learner.balance or filters or as_sampled):  # one update, with uncut groups
         together = make_joint_update(policy, capture, made.objective, estimator, optimizer, clip_norm=clip_norm)
         joint = Guarded("update", together, ladders.programs)
 
@@ -346,17 +359,18 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
         as_sampled=made.replay is not None and made.replay.as_sampled)
     offloaded = tuple(config_lib.parts(learner.offload))
     return Learner(
-        policy, estimator, make_recorders(made, context, offloaded, joint is not None), layout, policy.mesh,
+        policy, estimator, make_recorders(made, context, offloaded, joint is not None, as_sampled), layout, policy.mesh,
         tuple(c.prompts.per_step * n for n in ladders.groups), c.sampling.group, joint, learner.epochs, learner.minibatches,
         alone, learner.max_skipped, offloaded, functools.partial(optimizers.metrics, c.optimizer), made.controls, filters,
-        c.optimizer.ema), schedule
+        c.optimizer.ema, as_sampled), schedule
 
 
-def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool
-                   ) -> tuple[recorders.Recorder, ...]:
-    """The recorders of what the method needs; a `joint` update records features itself."""
+def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool,
+                   as_sampled: bool = False) -> tuple[recorders.Recorder, ...]:
+    """The recorders of what the method needs; a `joint` update records features itself, and sampling the old log-probs."""
     wanted = parts.recorded_needs(context.config, made.needs)
     wanted -= {*recorders.RECORDERS["features"].provides} if joint else set()
+    wanted -= {"old_logprobs"} if as_sampled else set()
     asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED)
     several = [recorders.make(name, context._replace(asked=frozenset(fields))) for name, fields in sorted(asked.items())]
     return tuple(one._replace(given=offload.away(offloaded, one.name, one.given)) for one in several)

@@ -33,7 +33,7 @@ from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.shapes import Ladders, padded, smallest
 from jaxrl_llm.training.sharing import Sharing
-from jaxrl_llm.training.state import TrainState
+from jaxrl_llm.training.snapshot import Snapshot
 from jaxrl_llm.training.trajectories import Trajectories
 
 _FILLS = 100  # problems to read, for each that is wanted, in search of prompts that are not too long
@@ -71,7 +71,7 @@ class Finished(NamedTuple):
 
 @dataclasses.dataclass
 class Source:
-    """`next(state)` samples one batch with the policy of the state, under the settings of controllers.
+    """`next(snapshot)` samples one batch with the policy and under the settings of a snapshot.
 
     Attributes:
       task: the task; `data` has its problems in an endless order.
@@ -134,30 +134,30 @@ class Source:
             self.buffer = stored if isinstance(stored, Forest) else buffers.decode(
                 stored, buffers.empty(self.replay, self.planted([], draw=0)), self.task.train, extract)
 
-    def next(self, state: TrainState, timer: PhaseTimer | None = None, settings: Settings = Settings()) -> Finished:
+    def next(self, snapshot: Snapshot, timer: PhaseTimer | None = None) -> Finished:
         """One batch, as planned by its topology.
 
         Raises:
           ValueError: no prompt of many batches fits, or a setting is outside its range.
         """
-        timer, version = timer or PhaseTimer(), int(state.step)
+        timer, version = timer or PhaseTimer(), snapshot.version
         begin_batch(self.sampler)
-        known = Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
+        known = read_settings(snapshot.settings)
         spread = {} if known.spread is None else {"spread": known.spread}
-        under = self.sampler.under(state.params, state.lora, known.temperature, known.max_tokens, known.max_turns,
+        under = self.sampler.under(snapshot.params, snapshot.lora, known.temperature, known.max_tokens, known.max_turns,
                                    known.announced_turns, **spread)
-        generate = functools.partial(self._sampled, under, known, state, timer)
+        generate = functools.partial(self._sampled, under, known, snapshot, timer)
         measured, asked = self._reference_rates(known.reference_ids, generate, timer)
-        topology, mix = self._begun(state.key, version)
+        topology, mix = self._begun(snapshot.key, version)
         forest = self.planted([], draw=0)
         while not (plan := topology.plan(forest)).complete:
             if plan.measure == "expected":
                 forest, tokens = with_expected(forest, generate(forest, plan.rows), bool(self.prior and self.prior.successes))
                 asked += tokens
             elif plan.measure:
-                forest = self._measured(forest, plan.measure, state)
+                forest = self._measured(forest, plan.measure, snapshot)
             elif plan.draw:
-                forest = self._drawn(forest, plan.draw, state, known, timer)
+                forest = self._drawn(forest, plan.draw, snapshot, known, timer)
             else:
                 forest = generate(forest, plan.rows, plan.shares)
         own = forests.trim(forest, ~forest.aided) if self.guided else forest
@@ -228,8 +228,7 @@ class Source:
         """The rollouts with the fields from settings and a replay."""
         prompts, extras = len(rollouts.valid), dict[str, Any](rollouts.extras)
         if self.replay is not None or self.sharing is not None:
-            oldest = np.min(rollouts.policy_version, axis=-1, initial=version, where=rollouts.mask)
-            extras |= {"age": (version - oldest).astype(np.int32), "replayed": oldest < version}
+            extras["replayed"] = np.min(rollouts.policy_version, -1, initial=version, where=rollouts.mask) < version
         if "replay_weight" in forest.facts:
             weights = np.pad(forest.facts["replay_weight"], (0, prompts - len(forest.problems)))
             extras["replay_weights"] = np.broadcast_to(weights[:, None, None], rollouts.mask.shape)
@@ -258,14 +257,14 @@ class Source:
         """The sizes that a batch may have."""
         return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.max_groups)
 
-    def _measured(self, forest: Forest, name: str, state: TrainState) -> Forest:
+    def _measured(self, forest: Forest, name: str, snapshot: Snapshot) -> Forest:
         """The forest with a fact of `topologies.base.MEASURED`, from the first groups of each prompt."""
         assert name == "gradient_norms" and self.square_norms is not None
         group, most = self.sampler.group, int(group_sizes(forest).max())
-        rollouts = self.view(forest, int(state.step), -(-most // group) * group)
+        rollouts = self.view(forest, snapshot.version, -(-most // group) * group)
         right, texts = rollouts.correct & rollouts.valid, texts_of(rollouts)
         texts = parallel.put(texts.replace(filled=4), parallel.batch_sharding(self.mesh))
-        norms = np.sqrt(parallel.fetch(self.square_norms(state.params, state.lora, texts)))
+        norms = np.sqrt(parallel.fetch(self.square_norms(snapshot.params, snapshot.lora, texts)))
         means = np.sum(norms, axis=1, where=right) / np.maximum(right.sum(1), 1)
         return forest.with_facts({**forest.facts, name: means[:len(forest.problems)].astype(np.float32)})
 
@@ -284,8 +283,8 @@ class Source:
         """The forest of these problems and their token ids, without samples."""
         return self.sampler.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw)
 
-    def _sampled(self, generate: Any, known: Settings, state: TrainState, timer: PhaseTimer, forest: Forest, rows: np.ndarray,
-                 shares: np.ndarray | None = None) -> Forest:
+    def _sampled(self, generate: Any, known: Settings, snapshot: Snapshot, timer: PhaseTimer, forest: Forest,
+                 rows: np.ndarray, shares: np.ndarray | None = None) -> Forest:
         """The forest with a group for each of `rows`, with the next uids; `shares`: see `topologies.Plan`.
 
         Of the settings on the host it reads `token_limits` i32[N] and `tool_coef` f32[].
@@ -298,17 +297,17 @@ class Source:
                 raise ValueError(f"controllers propose token limits of shape {limits.shape}, from {limits.min(initial=1)} on, "
                                  f"for {len(self.task.train)} training problems; give one for each, 1 or more")
             own["limits"] = np.asarray(limits, np.int32)[[forest.problems[row].id for row in rows]]
-        grown = self.sampler.groups(generate, forest, rows, first, state.key, int(state.step), timer, **own)
+        grown = self.sampler.groups(generate, forest, rows, first, snapshot.key, snapshot.version, timer, **own)
         if known.tool_coef is None or "tool_calls" not in self.sampler.facts:
             return grown
         return with_tool_reward(grown, len(forest.uid), float(known.tool_coef))
 
-    def _drawn(self, forest: Forest, count: int, state: TrainState, settings: Settings, timer: PhaseTimer) -> Forest:
+    def _drawn(self, forest: Forest, count: int, snapshot: Snapshot, settings: Settings, timer: PhaseTimer) -> Forest:
         """The forest with `count` further problems of the task, and their facts."""
         rows: list[tuple[Problem, list[int]]] = []
         if forest.problems:  # controllers propose one batch per step
             settings = settings._replace(prompt_ids=None)
-        problems, seen = self._problems(state.key, settings), 0
+        problems, seen = self._problems(snapshot.key, settings), 0
         while (missing := count - len(rows)) and seen < _FILLS * count:  # reads no more than are missing: none is left over
             rows += fitting_problems(problems(seen, missing), self.sampler.tokenizer, self.sampler.prompt_tokens, self.overlong,
                                      self.readers, encoder(self.sampler, timer))
@@ -316,7 +315,7 @@ class Source:
         if not rows:
             raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.sampler.prompt_tokens}; raise it")
         new = self.planted(rows, draw=int(forest.draw.max(initial=-1)) + 1)
-        facts = {} if self.prior is None else self._expectations(rows, state)
+        facts = {} if self.prior is None else self._expectations(rows, snapshot)
         if settings.group_sizes is not None:
             facts = {**facts, "group_size": self._group_sizes(new, settings)}
         new = new.with_facts(facts)
@@ -354,11 +353,16 @@ class Source:
 
         return part
 
-    def _expectations(self, rows, state: TrainState) -> prior_lib.Facts:
+    def _expectations(self, rows, snapshot: Snapshot) -> prior_lib.Facts:
         """The facts that the prior reads of problems, and its predictions."""
         assert self.prior is not None
-        facts = self.prior.read(rows, state.params, state.lora)
-        return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, state.control["prior"], facts))}
+        facts = self.prior.read(rows, snapshot.params, snapshot.lora)
+        return {**facts, "expected": parallel.fetch(prior_lib.predict(self.prior, snapshot.prior, facts))}
+
+
+def read_settings(settings: Settings) -> Settings:
+    """Those of the settings that a source reads, on the host."""
+    return Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
 
 
 def policy_tokens(forest: Forest) -> int:

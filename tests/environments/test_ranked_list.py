@@ -70,7 +70,7 @@ def test_rollouts_have_the_ranks_of_their_tokens():
     config = chatter.get_config(environment="ranked_list(brief=True)", method="rank_grpo", **{
         "sampling.turn_tokens": 24, "prompts.max_tokens": 40})
     run, params = setup.build(config)
-    finished = run.source.next(setup.initial_state(run, params))
+    finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
     rollouts, forest = finished.rollouts, finished.forest
     ranks, eos, tokens = (np.asarray(x) for x in (rollouts.extras["ranks"], rollouts.extras["eos"], rollouts.tokens))
     assert rollouts.extras["hits"].shape == (4, 4, 3) and ranks.dtype == np.int32 and eos.dtype == bool

@@ -217,7 +217,7 @@ def test_trajectories_of_a_run_carry_them():
     forest = sampler.demonstrated(problems, 0.5)
     mine = (forest.role == Role.POLICY) | (forest.role == Role.HINT)
     assert mine.sum() > 12 and all(info["action"] == text for info, text in zip(forest.turn_info[mine], forest.texts[mine]))
-    finished = run.source.next(setup.initial_state(run, params))  # an untrained policy names no command
+    finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))  # an untrained policy names no command
     extras, forest = finished.rollouts.extras, finished.forest
     infos = forest.turn_info[forest.role == Role.POLICY]
     assert len(set(forest.texts[forest.role == Role.POLICY])) > 20 and {info["action"] for info in infos} == {""}

@@ -422,7 +422,7 @@ def test_a_step_all_of_whose_rollouts_are_dropped_learns_nothing():
     none = run.learner.estimator._replace(keeps=lambda rollouts: jnp.zeros_like(rollouts.valid))
     learner, before = dataclasses.replace(run.learner, estimator=none), jax.device_get(params)
     state = setup.initial_state(run, params)
-    state, metrics, *_ = learner.learn(state, run.source.next(state).rollouts)
+    state, metrics, *_ = learner.learn(state, run.source.next(run.learner.publish(state)).rollouts)
     assert state.step == 1 and "loss" not in metrics and metrics["reinforce_ada/rollouts"] >= 4
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
 

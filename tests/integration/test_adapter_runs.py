@@ -116,7 +116,7 @@ def test_tokens_reach_the_policy_and_the_learner_as_they_were(environment, packa
     needs(package)
     run, params = setup.build(chatter.get_config(environment=environment, **{"model.chat_template": ""}))
     state = setup.initial_state(run, params)
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     forest, letters = finished.forest, set()
     for row, problem in enumerate(forest.problems):
         opening = bytes(forest.prompt_ids(row).tolist()).decode()

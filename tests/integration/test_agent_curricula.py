@@ -90,10 +90,10 @@ def test_a_problem_s_own_limit_cuts_its_trajectories():
     state = setup.initial_state(run, params)
     settings = run.learner.controls.settings(state.control)
     place = run.source.position()
-    whole = run.source.next(state, settings=settings).rollouts
+    whole = run.source.next(run.learner.publish(state)._replace(settings=settings)).rollouts
     limits = np.arange(2, 2 + len(run.source.task.train))
     run.source.set_position(place)
-    cut = run.source.next(state, settings=settings._replace(token_limits=limits)).rollouts
+    cut = run.source.next(run.learner.publish(state)._replace(settings=settings._replace(token_limits=limits))).rollouts
     np.testing.assert_array_equal(cut.prompt_ids, whole.prompt_ids)
     most = limits[cut.prompt_ids][:, None]
     lengths, before = cut.present.sum(-1), whole.present.sum(-1)

@@ -37,7 +37,7 @@ def scale(learned, rollouts):
 def filtered():
     run, params = setup.build(chatter.get_config(method="simpletir_filter"))
     state = setup.initial_state(run, params)
-    return run, run.source.next(state)
+    return run, run.source.next(run.learner.publish(state))
 
 
 def fresh(run):
@@ -94,7 +94,7 @@ def test_the_policy_reads_how_many_turns_are_left(filtered):
 def test_rows_run_by_name(method):
     run, params = setup.build(chatter.get_config(**{"method": method, **ROWS[method]}))
     state = setup.initial_state(run, params)
-    steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
+    steps = schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params))
     learned, turns = 0, []
     for _, step in zip(range(3), steps):
         turns.append(step.finished.metrics.get("control/max_turns"))
@@ -126,7 +126,7 @@ def test_rows_of_tasks_run_by_name(method, task, tokens, warmup, tmp_path):
 @pytest.fixture(scope="module")
 def game():
     run, params = setup.build(chatter.get_config(method="spiral", **BOTH_SIDES))
-    return run, run.source.next(setup.initial_state(run, params))
+    return run, run.source.next(run.learner.publish(setup.initial_state(run, params)))
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -160,7 +160,7 @@ def test_both_sides_of_a_game_are_credited_with_what_they_get(game, cut):
 @pytest.mark.slow
 def test_a_run_whose_limits_end_no_game_learns_nothing():
     run, params = setup.build(chatter.get_config(method="spiral", **{**BOTH_SIDES, "sampling.max_turns": 3}))
-    rollouts = run.source.next(setup.initial_state(run, params)).rollouts
+    rollouts = run.source.next(run.learner.publish(setup.initial_state(run, params))).rollouts
     assert rollouts.mask.any() and rollouts.extras["truncated"][rollouts.valid].all()
     assert not rollouts.extras["settled"].any() and not rollouts.extras["agent_returns"].any()
     learned = run.learner.learn(fresh(run), rollouts)

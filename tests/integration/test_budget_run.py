@@ -98,7 +98,7 @@ def test_of_more_prompts_than_rows_those_with_the_largest_gain_are_sampled(built
     known = state.control["prior"]._replace(average=jnp.asarray(expected), weight=jnp.ones(len(expected)))
     state = state.replace(control={"prior": known})
     problems = [run.source.task.train[i] for i in range(8)]
-    sampled, forest, *_ = dataclasses.replace(run.source, data=run_files.Given(problems)).next(state)
+    sampled, forest, *_ = dataclasses.replace(run.source, data=run_files.Given(problems)).next(run.learner.publish(state))
     assert [problem.id for problem in forest.problems] == [0, 1, 2]
     assert sampled.valid.sum(1)[:3].tolist() == [4, 4, 4] and sampled.valid.shape == (max(3, ROWS), MOST)
     np.testing.assert_array_equal(forest.facts["expected"], np.float32(0.5))
@@ -144,7 +144,8 @@ def test_the_oracle_asks_the_policy(built):
     topology = oracle(budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout"), prompts=ROWS, draws=3)
     source = dataclasses.replace(run.source, data=problems, prior=unknown, topology=topology,
                                  sampler=dataclasses.replace(run.source.sampler, reward=reward))
-    sampled, forest, facts, _ = source.next(setup.initial_state(run, jax.tree.map(lambda x: x + 0, params)))
+    state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
+    sampled, forest, facts, _ = source.next(run.learner.publish(state))
     np.testing.assert_allclose(forest.facts["expected"], [0, 1, 1, 0])
     assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (3 + 1)
     assert source.next_uid == sum(asked)
@@ -181,7 +182,7 @@ def test_few_are_learned_from_where_prompts_get_no_second_group():
     """Reinforce-Ada with groups of 8: A is over all draws, and the update keeps the first two right and two wrong ones."""
     run, params = setup.build(config(method="reinforce_ada", **{"sampling.group": 8, "sampling.max_group": 8}))
     state = setup.initial_state(run, params)
-    rollouts = run.source.next(state).rollouts
+    rollouts = run.source.next(run.learner.publish(state)).rollouts
     rewards = np.tile(np.float32([1, 1, 1, 0, 0, 0, 0, 0]), (ROWS, 1))
     _, metrics, batch, advantages = run.learner.learn(state, rollouts.replace(rewards=rewards))
     assert np.asarray(batch.valid).astype(int).tolist() == [[1, 1, 0, 1, 1, 0, 0, 0]] * ROWS

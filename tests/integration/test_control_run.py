@@ -47,7 +47,7 @@ def test_a_reference_that_follows_the_policy():
     run, params = setup.build(tiny(method="t1", **{"optimizer.learning_rate": 3e-2}))
     state, anchor = setup.initial_state(run, params), jax.tree.map(np.asarray, params)
     assert run.learner.frozen(state.params) == {}
-    rollouts = run.source.next(state).rollouts
+    rollouts = run.source.next(run.learner.publish(state)).rollouts
     rewards = np.linspace(-1, 1, rollouts.rewards.size, dtype=np.float32).reshape(rollouts.rewards.shape)
     for _ in range(3):
         before = anchor
@@ -174,7 +174,8 @@ def test_completions_of_each_problem_have_limits_of_their_own(monkeypatch, engin
     settings = run.learner.controls.settings(state.control)
     cut, cuts = set(), 0
     for _ in range(2):
-        own, whole = run.source.next(state, settings=settings).rollouts, free.source.next(state).rollouts
+        own = run.source.next(run.learner.publish(state)._replace(settings=settings)).rollouts
+        whole = free.source.next(free.learner.publish(state)).rollouts
         np.testing.assert_array_equal(own.prompt_ids, whole.prompt_ids)
         most = limits[own.prompt_ids][:, None]
         lengths = np.minimum(whole.mask.sum(-1), most)
@@ -208,7 +209,8 @@ def first_steps(run, params, count):
     """The steps of a fresh state, each with the weights before it."""
     state, found = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params)), []
     before = jax.device_get(state.params)
-    for step in itertools.islice(schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)), count):
+    frozen = run.learner.frozen(state.params)
+    for step in itertools.islice(schedules.make("sync").steps(run.source, run.learner, state, frozen), count):
         found.append((before, step))
         before = jax.device_get(step.learned.state.params)
     return found

@@ -34,7 +34,7 @@ def tiny(method, **changes):
 def steps_of(run, params, count):
     """The steps of a fresh state, each with the controllers' proposals; a step consumes the state before it."""
     state = setup.initial_state(run, params)
-    steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
+    steps = schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params))
     for _ in range(count):
         settings = jax.device_get(run.learner.controls.settings(state.control))
         done = next(steps)
@@ -97,7 +97,7 @@ def test_counts_include_all_samples():
 def test_groups_dropped_by_spear_are_not_replaced():
     """At most the three groups of largest spread remain of four, from one draw."""
     run, params = setup.build(tiny("spear_clip", **{"sampling.group": 4}))
-    finished = run.source.next(setup.initial_state(run, params))
+    finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
     assert finished.counts["tried"].sum() == 4 * P and "filter/draws" not in finished.metrics
     assert 0 < len(finished.forest.problems) <= 3 and finished.metrics["filter/kept"] == len(finished.forest.problems) / P
 

@@ -31,7 +31,7 @@ def taught(tmp_path_factory):
 def recorded(config):
     run, params = setup.build(config)
     state = setup.initial_state(run, params)
-    learned = run.learner.learn(state, run.source.next(state).rollouts, run.learner.frozen(state.params))
+    learned = run.learner.learn(state, run.source.next(run.learner.publish(state)).rollouts, run.learner.frozen(state.params))
     return run, jax.device_get(learned.rollouts), learned
 
 

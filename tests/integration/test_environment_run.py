@@ -68,7 +68,7 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
     state = setup.initial_state(run, params)
     problems = [run.source.task.train[i] for i in range(4)]
     run.source.data = run_files.Given(problems)
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     lost = [problem.id == 0 for problem in finished.forest.problems]
     assert sum(lost) == 1 and finished.metrics["environment/invalid"] == 4
     assert finished.metrics["environment/invalid/letters/error"] == 4
@@ -82,7 +82,7 @@ def test_lost_trajectories_are_counted_and_not_learned_from(tmp_path):
 def test_a_slow_call_is_seen(waits):
     run, params = setup.build(chatter.get_config(environment=f"chatter:letters(slow=0.5, waits={waits})"))
     timer = PhaseTimer()
-    finished = run.source.next(setup.initial_state(run, params), timer)
+    finished = run.source.next(run.learner.publish(setup.initial_state(run, params)), timer)
     turns = int((finished.forest.role == Role.POLICY).sum())
     assert len(finished.forest.seconds) == 4 + 16 + turns, "the openings of 4 problems and 16 trajectories, and all turns"
     assert finished.metrics["environment/slowest"] >= 0.5
@@ -148,7 +148,7 @@ def test_answers_that_wait_change_no_trajectory():
     result = []
     for waits in (False, True):
         run, params = setup.build(chatter.get_config(environment=f"chatter:letters(waits={waits})"))
-        finished = run.source.next(setup.initial_state(run, params))
+        finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
         assert 0.9 < finished.metrics["completion/computed"] <= 1.0  # no prefix is computed twice
         result.append(finished.rollouts)
     for name in ("tokens", "mask", "role", "rewards", "step_ids"):
@@ -164,7 +164,7 @@ def test_programs_that_run_beside_the_engine_change_no_trajectory():
         run, params = setup.build(chatter.get_config(environment="chatter:programs", environment_waits=waits, **shape))
         runner = run.source.sampler.runner
         assert runner.environment.waits == (waits == "auto")
-        finished = run.source.next(setup.initial_state(run, params))
+        finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
         runner.close()
         shown = finished.forest.texts[finished.forest.role == Role.ENVIRONMENT]
         assert len(shown) == 2 * 8 and all(text.isdigit() for text in shown) and len(set(shown)) > 4
@@ -196,7 +196,7 @@ def test_too_many_lost_trajectories_end_the_run(tmp_path):
     state = setup.initial_state(run, params)
     run.source.data = run_files.Given([run.source.task.train[i] for i in range(4)])
     with pytest.raises(TooManyInvalid, match="letters/error"):
-        run.source.next(state)
+        run.source.next(run.learner.publish(state))
 
 
 def breaks_from(first: int):
@@ -218,7 +218,7 @@ def test_a_problem_that_always_fails_does_not_end_a_run_that_samples_in_rounds()
     state = setup.initial_state(run, params)
     run.source.data = run_files.Given([run.source.task.train[i] for i in range(4)])
     for _ in range(2):
-        finished = run.source.next(state)
+        finished = run.source.next(run.learner.publish(state))
         forest = finished.forest
         assert forest.lost.tolist() == [4, 0, 0, 0] and finished.metrics["environment/invalid"] == 4
         sizes = np.bincount(forest.prompt[forest.ends], minlength=4)
@@ -236,13 +236,13 @@ def test_a_draw_that_is_lost_whole_is_followed_by_the_next():
     for inner in (single(4), rounds(4, group=4, most=4, wants=lambda forest: np.ones(4, bool))):
         source = dataclasses.replace(run.source, data=run_files.Given(problems), topology=refill(
             inner, 4, keep=lambda part: part.draw > 0, attempts=9))
-        finished = source.next(state)
+        finished = source.next(run.learner.publish(state))
         assert [problem.id for problem in finished.forest.problems] == [8, 9, 10, 11] and finished.rollouts.valid.all()
         assert finished.metrics["filter/draws"] == 3 and finished.metrics["environment/invalid"] == 16
         assert finished.counts["tried"][:12].tolist() == [4] * 4 + [0] * 4 + [4] * 4
     source.data = run_files.Given(problems[4:8])
     with pytest.raises(TooManyInvalid, match="lost all 16 trajectories of a batch"):
-        source.next(state)
+        source.next(run.learner.publish(state))
 
 
 def test_the_share_of_lost_trajectories_is_one_of_an_evaluation_too():
@@ -256,7 +256,7 @@ def test_the_share_of_lost_trajectories_is_one_of_an_evaluation_too():
         assert forest.lost.tolist() == [0, 0, 0, 0, 4] and len(forest.ends) == 16
     runner = run.source.sampler.runner
     assert len(runner.invalid) == 4
-    run.source.next(setup.initial_state(run, params))
+    run.source.next(run.learner.publish(setup.initial_state(run, params)))
     assert not runner.invalid  # a step begins anew
 
 
@@ -293,7 +293,7 @@ def test_a_controller_limits_the_turns(monkeypatch, tmp_path):
     state, turns = setup.initial_state(run, params), []
     frozen = run.learner.frozen(state.params)
     for _ in range(2):
-        finished = run.source.next(state, settings=run.learner.controls.settings(state.control))
+        finished = run.source.next(run.learner.publish(state))
         turns.append((finished.metrics["environment/turns"], finished.metrics["control/max_turns"]))
         state = run.learner.learn(state, finished.rollouts, frozen).state
     assert turns == [(1, 1), (2, 2)]
@@ -303,7 +303,7 @@ def test_a_controller_limits_the_turns(monkeypatch, tmp_path):
 def test_other_methods_of_turns_learn_too(method):
     run, params = setup.build(chatter.get_config(method=method))
     state = setup.initial_state(run, params)
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     learned = run.learner.learn(state, finished.rollouts, run.learner.frozen(state.params))
     advantages, mask = np.asarray(learned.advantages), finished.rollouts.mask
     assert np.isfinite(advantages).all() and not advantages[~mask].any() and learned.metrics["grad_norm"] > 0

@@ -27,7 +27,7 @@ def test_norms_are_those_of_each_completion_alone(rank):
     """Against the gradient of the whole packed batch with all other completions masked; of adapters too."""
     run, params = setup.build(tiny(method="grpo", **{"lora.rank": rank}))
     state = setup.initial_state(run, params)
-    texts = texts_of(run.source.next(state).rollouts)
+    texts = texts_of(run.source.next(run.learner.publish(state)).rollouts)
     if rank:  # adapters begin with a matrix of zeros: away from there
         state = state.replace(lora=jax.tree.map(lambda x: x + 0.01, state.lora))
     result = gradient_norms.make(run.learner.policy)(state.params, state.lora, texts.replace(filled=4))
@@ -50,7 +50,7 @@ def test_vcpo_records_them_and_scales_its_step():
     run, params = setup.build(tiny(method="vcpo"))
     state = setup.initial_state(run, params)
     before = jax.device_get(state.params)
-    learned = run.learner.learn(state, run.source.next(state).rollouts)
+    learned = run.learner.learn(state, run.source.next(run.learner.publish(state)).rollouts)
     assert (np.asarray(learned.rollouts.extras["score_sq_norms"])[np.asarray(learned.rollouts.valid)] > 0).all()
     assert learned.metrics["step_scale"] == pytest.approx(1, abs=1e-3)  # on-policy
     grads = jax.tree.map(np.ones_like, before)
@@ -135,7 +135,7 @@ def test_three_steps_by_name(method, changes):
     run, params = setup.build(tiny(method=method, **changes))
     state, before, pilot = setup.initial_state(run, params), jax.device_get(params), 3 if method == "gvm_raft" else 2
     for number in range(3):
-        finished = run.source.next(state)
+        finished = run.source.next(run.learner.publish(state))
         size = np.bincount(finished.forest.prompt[finished.forest.ends])
         assert size.sum() == 2 * 4 * pilot and (size >= pilot).all() and (finished.forest.facts["gradient_norms"] >= 0).all()
         learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
@@ -151,7 +151,7 @@ def test_a_run_measures_its_pilot_and_fills_the_batch():
     """The fact is the mean norm of right completions, and 0 without a right one; the total is two groups per prompt."""
     run, params = setup.build(tiny(method="gvm_raft", **{"sampling.group": 2, "sampling.max_group": 8}))
     state = setup.initial_state(run, params)
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     forest = finished.forest
     size = np.bincount(forest.prompt[forest.ends])
     norms = forest.facts["gradient_norms"]

@@ -25,7 +25,7 @@ def tiny(method, **changes):
 def batch(config, steps=1):
     run, params = setup.build(config)
     state = setup.initial_state(run, params)
-    for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
+    for step in schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params)):
         if step.finished is not None:
             steps -= 1
         if not steps:
@@ -114,7 +114,7 @@ def test_a_policy_that_solves_nothing_learns_from_experts():
     run, params = setup.build(tiny("luffy", **{"optimizer.learning_rate": 1e-2, "task": "arithmetic(level=digit)",
                                                "prompts.per_step": 16, "sampling.max_tokens": 4}))
     state, likely = setup.initial_state(run, params), []
-    for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
+    for step in schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params)):
         rollouts = step.finished.rollouts
         likely.append(float(rollouts.behavior_logprobs[rollouts.extras["expert"] & rollouts.valid[..., None]].mean()))
         if len(likely) == 40:

@@ -40,7 +40,7 @@ def test_a_batch_holds_groups_of_others(tmp_path):
     other.publish(4, [(task[7], ["ab", "1", "2", "cdefghijk"]), (task[8], ["a"] * 4), (task[9], ["a", "1"])])
     state = setup.initial_state(run, params)
     first_uid = run.source.next_uid
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     rollouts, metrics = finished.rollouts, finished.metrics
     assert rollouts.extras["replayed"].tolist() == [[False] * 4] * 3 + [[True] * 4]
     assert rollouts.rewards[3].tolist() == [1, 0, 0, 1] and rollouts.prompt_ids[3] == 7
@@ -61,7 +61,7 @@ def test_an_empty_pool_changes_nothing(tmp_path):
     batches = []
     for folder in (tmp_path / "pool", ""):
         run, params = setup.build(tiny(folder))
-        batches.append(run.source.next(setup.initial_state(run, params)))
+        batches.append(run.source.next(run.learner.publish(setup.initial_state(run, params))))
     np.testing.assert_array_equal(batches[0].rollouts.tokens, batches[1].rollouts.tokens)
     assert batches[0].metrics["pool/groups"] == 0 and "pool/groups" not in batches[1].metrics
     assert len(list((tmp_path / "pool").iterdir())) == 1

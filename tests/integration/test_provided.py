@@ -43,7 +43,7 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     run, params = setup.build(KINDS[kind])
     frozen, state = run.learner.frozen(params), setup.initial_state(run, params)
     for _ in range(2):  # what is replayed has to be sampled first
-        finished = run.source.next(state, settings=run.learner.controls.settings(state.control))
+        finished = run.source.next(run.learner.publish(state))
         state, _, batch, _ = run.learner.learn(state, finished.rollouts, frozen, facts=finished.facts)
     there = {field.name for field in dataclasses.fields(Rollouts) if getattr(batch, field.name) is not None} | {*batch.extras}
 

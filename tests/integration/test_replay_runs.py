@@ -73,7 +73,7 @@ def test_three_steps_by_name(method):
     run, params = setup.build(tiny(method))
     run = with_factor(run, factor)
     start, state = run.source.data.get_state(), setup.initial_state(run, params)
-    steps = schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
+    steps = schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params))
     seen: dict = {}
     before = jax.device_get(state.params)
     for number in range(3):
@@ -119,7 +119,7 @@ def test_remix_switches_to_on_policy_training():
     """After two steps of four: no replay, one epoch, and the base of the KL term is the policy of that moment."""
     run, params = setup.build(tiny("remix", control="switch=2", replay="reuse=1.0, until=2", objective="kl_coef=0.1"))
     state, done, updates = setup.initial_state(run, params), [], [0]
-    for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
+    for step in schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params)):
         done.append(step)
         updates.append(updates_made(step.learned.state.opt_state))
         if len(done) == 4:
@@ -142,10 +142,10 @@ def test_rapo_learns_from_replayed_successes():
     run, params = setup.build(tiny("rapo"))
     run = with_factor(run, factor)
     start, state = run.source.data.get_state(), setup.initial_state(run, params)
-    first = run.source.next(state).rollouts
+    first = run.source.next(run.learner.publish(state)).rollouts
     solved, factor[0] = (first.rewards > 0.5).any(1), 0.0
     run.source.set_position(run.source.position() | {"data": start})
-    second = run.source.next(state.replace(step=state.step + 1)).rollouts
+    second = run.source.next(run.learner.publish(state.replace(step=state.step + 1))).rollouts
     assert solved.any() and not first.extras["replayed"].any()
     np.testing.assert_array_equal(second.extras["replayed"].sum(1), solved)
     np.testing.assert_array_equal(second.rewards > 0.5, second.extras["replayed"])
@@ -159,15 +159,15 @@ def test_a_position_includes_the_buffer():
     """Two sources continue from the same place: one keeps its position, the other restores it from a checkpoint."""
     run, params = setup.build(tiny("remix"))
     state = setup.initial_state(run, params)
-    run.source.next(state)
+    run.source.next(run.learner.publish(state))
     position = run.source.position()
     stored = json.loads(json.dumps(jsonable(position)))
     state = state.replace(step=state.step + 1)
-    wanted = run.source.next(state)
+    wanted = run.source.next(run.learner.publish(state))
     assert wanted.metrics["replay/share"] > 0 and len(run.source.buffer.ends) > len(position["buffer"].ends)
     for place in (stored, position):
         run.source.set_position(place)
-        result = run.source.next(state)
+        result = run.source.next(run.learner.publish(state))
         jax.tree.map(np.testing.assert_array_equal, result.rollouts, wanted.rollouts)
         assert result.metrics == wanted.metrics and result.forest.texts.tolist() == wanted.forest.texts.tolist()
 
@@ -182,8 +182,8 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
         methods.get("grpo"), slug="echoed", replay=("echo", {"groups": 9}), needs=("age", "replayed")))
     run, params = setup.build(tiny("echoed", replay="groups=3"))
     state = setup.initial_state(run, params)
-    first = run.source.next(state)
-    second = run.source.next(state.replace(step=state.step + 1))
+    first = run.source.next(run.learner.publish(state))
+    second = run.source.next(run.learner.publish(state.replace(step=state.step + 1)))
     assert second.rollouts.extras["age"].tolist() == [[0] * G] + [[1] * G] * 3 and run.source.next_uid == (P + 1) * G
     np.testing.assert_array_equal(second.rollouts.tokens[1:, :, :3], first.rollouts.tokens[:3, :, :3])
     np.testing.assert_array_equal(second.rollouts.prompt_ids[1:], first.rollouts.prompt_ids[:3])
@@ -196,7 +196,7 @@ def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
     """Reference problems are measured in every second step and not trained; replayed ratios use stored log-probs."""
     run, params = setup.build(tiny("dots_rr", control="reference=6, every=2, width=16"))
     state, batches = setup.initial_state(run, params), []
-    for step in schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params)):
+    for step in schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params)):
         batches.append((step.finished, step.learned, run.source.next_uid))
         if len(batches) == 3:
             break

@@ -22,7 +22,7 @@ def begun(method, **changes):
     """A run, and its steps."""
     run, params = setup.build(chatter.get_config(method=method, **changes))
     state = setup.initial_state(run, params)
-    return run, schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
+    return run, schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params))
 
 
 def by_uid(forest, rollouts):

@@ -269,7 +269,7 @@ def test_every_method_takes_three_steps(shared, slug):
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), known)
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
     for number in range(3):
-        finished = source.next(state, settings=learner.controls.settings(state.control))
+        finished = source.next(learner.publish(state))
         rollouts = finished.rollouts
         order = np.arange(rollouts.rewards.size)  # some right, some wrong, one mixed group; all mixed where sizes differ
         marks = order > 0.4 * order[-1] if source.topology.max_groups == 1 else order % 2
@@ -469,7 +469,7 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
     state, shapes = setup.initial_state(built, params), set()
     for length in (20, 150):
         rows = [p for p in built.source.task.train if len(p.prompt) == length]
-        sampled = dataclasses.replace(built.source, data=run_files.Given(rows)).next(state).rollouts
+        sampled = dataclasses.replace(built.source, data=run_files.Given(rows)).next(built.learner.publish(state)).rollouts
         shapes.add(sampled.prompt_mask.shape[1])
         state, metrics, *_ = built.learner.learn(state, sampled)
         assert np.isfinite(metrics["loss"])
@@ -483,7 +483,7 @@ def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     assert setup.stop_ids(built.source.sampler.tokenizer, (*letters, "12")) == (
         *built.source.sampler.tokenizer.stop_ids, *map(ord, letters))
     source = dataclasses.replace(built.source, data=run_files.Given(list(built.source.task.train)[:4]))
-    rollouts, forest, *_ = source.next(setup.initial_state(built, params))
+    rollouts, forest, *_ = source.next(built.learner.publish(setup.initial_state(built, params)))
     ends = [(row, int(np.argmax(np.isin(row, list(map(ord, letters)))))) for row in rollouts.tokens.reshape(16, -1)
             if np.isin(row, list(map(ord, letters))).any()]
     assert ends and all((row[place + 1:] == 0).all() for row, place in ends)

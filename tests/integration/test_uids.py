@@ -109,9 +109,9 @@ def test_every_number_is_handed_out_once_however_often_is_sampled(monkeypatch, c
     run, params = setup.build(config(**changes))
     state, source = setup.initial_state(run, params), run.source
     source.next_uid = 100
-    sampled = source.next(state).forest
+    sampled = source.next(run.learner.publish(state)).forest
     first = len(asked)
-    again = source.next(state).forest
+    again = source.next(run.learner.publish(state)).forest
     assert first > 1 and len({key for key, _ in asked}) == 1
     handed = np.concatenate([value.ravel() for _, value in asked])
     np.testing.assert_array_equal(handed, np.arange(100, 100 + handed.size))

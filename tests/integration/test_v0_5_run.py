@@ -89,7 +89,7 @@ def step_with(built, average, truth=None):
     before = jax.tree.map(np.asarray, state.control["prior"])
     problems = [run.source.task.train[i] for i in (5, 0, 9, 2)]
     source = dataclasses.replace(run.source, data=run_files.Given(problems))
-    finished = source.next(state)
+    finished = source.next(run.learner.publish(state))
     learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
     return before, finished, learned.state, learned.metrics | finished.metrics
 

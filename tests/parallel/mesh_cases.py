@@ -33,7 +33,7 @@ def steps(config, count, devices, unpads=False):
     state = setup.initial_state(run, params)
     frozen, tokens, result = run.learner.frozen(state.params), [], {}
     for number in range(count):
-        sampled = run.source.next(state).rollouts
+        sampled = run.source.next(run.learner.publish(state)).rollouts
         if number == 1:
             short = np.arange(sampled.mask.shape[2]) < np.array([[4, 1], [2, 1], [1, 1], [3, 1]])[..., None]
             sampled = sampled.replace(mask=short & sampled.mask)

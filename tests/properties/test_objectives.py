@@ -214,3 +214,19 @@ def test_only_the_logprobs_are_differentiated(row):
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1)))(advantages, rollouts.ref_logprobs)
     assert not any(np.any(np.asarray(x)) for x in gradient)
+
+
+@first
+def test_what_reads_old_logprobs_says_so(row):
+    """A change of `old_logprobs` changes loss or gradient of some batch if, and only if, the objective declares it."""
+    case, objective, run = build(row)
+    changed = False
+    for seed in range(4):
+        logprobs, rollouts, advantages = sample(seed, case)
+        if rollouts.old_logprobs is None:
+            pytest.skip("the case has no old log-probs")
+        moved = rollouts.replace(old_logprobs=rollouts.old_logprobs - 0.37 * (1 + jnp.arange(T))[None, None])
+        (before, (_, _)), gradient = run(logprobs, rollouts, advantages)
+        (after, (_, _)), other = run(logprobs, moved, advantages)
+        changed |= not (np.allclose(before, after) and np.allclose(gradient, other))
+    assert changed == objective.reads_old

@@ -70,7 +70,7 @@ def test_a_run_whose_server_fails_continues_with_the_next(url, tmp_path, folder)
 def steps_of(config):
     run, params = setup.build(config)
     state = setup.initial_state(run, params)
-    return schedules.sync(run.source, run.learner, state, run.learner.frozen(state.params))
+    return schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params))
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_entropies_of_a_server_that_has_none_are_missing_from_the_page(url, fold
 
     with troubled(url, vague) as at:
         run, params = setup.build(config_of(at, folder))
-        forest = run.source.next(setup.initial_state(run, params)).forest
+        forest = run.source.next(run.learner.publish(setup.initial_state(run, params))).forest
     assert np.isnan(forest.entropies[forest.logprobs < 0]).all() and (forest.logprobs < 0).any()
     pages.write_page(tmp_path, 1, run.source, forest, {})
     for row in (tmp_path / "samples/step_000001.jsonl").read_text().splitlines():

@@ -21,7 +21,7 @@ CONFIG = {"environment": "chatter:cards", "method": "spiral", "sampling.max_turn
 def played():
     run, params = setup.build(chatter.get_config(**CONFIG))
     state = setup.initial_state(run, params)
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     return run, finished, run.learner.learn(state, finished.rollouts, run.learner.frozen(state.params))
 
 
@@ -144,7 +144,7 @@ def test_worked_example_of_functional_groups_in_contexts():
 
 def test_games_that_are_cut_have_no_outcome():
     run, params = setup.build(chatter.get_config(**{**CONFIG, "sampling.max_turns": 2}))
-    finished = run.source.next(setup.initial_state(run, params))
+    finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
     forest, extras = finished.forest, finished.rollouts.extras
     ended = {int(uid): bool(done) for uid, done in zip(forest.uid[forest.ends], forest.stopped[forest.ends])}
     assert not all(ended.values())
@@ -171,7 +171,7 @@ def test_methods_that_do_not_tell_agents_apart_are_refused():
 def test_other_methods_take_a_step(method):
     run, params = setup.build(chatter.get_config(**{**CONFIG, "method": method}))
     state = setup.initial_state(run, params)
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     learned = run.learner.learn(state, finished.rollouts, run.learner.frozen(state.params))
     assert int(learned.state.step) == 1 and bool(np.any(learned.advantages)) == (method != "multi_context_grpo")
 
@@ -186,7 +186,7 @@ def test_games_with_cards_are_trained_with_baselines_of_roles(package, environme
     run, params = setup.build(chatter.get_config(**{
         **CONFIG, "environment": environment, "sampling.max_tokens": tokens, "prompts.max_tokens": 512, "prompts.per_step": 2}))
     state = setup.initial_state(run, params)
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     forest, extras, valid = finished.forest, finished.rollouts.extras, finished.rollouts.valid
     for nodes in (nodes for contexts in games_of(forest).values() for nodes in contexts.values()):
         assert "card is" in forest.texts[nodes[0]] and forest.role[nodes[0]] == Role.ENVIRONMENT

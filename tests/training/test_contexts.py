@@ -22,7 +22,7 @@ CONFIG = {"environment": "chatter:forgetful", "method": "multi_context_grpo", "s
 def played():
     run, params = setup.build(chatter.get_config(**CONFIG))
     state = setup.initial_state(run, params)
-    finished = run.source.next(state)
+    finished = run.source.next(run.learner.publish(state))
     learned = run.learner.learn(state, finished.rollouts, run.learner.frozen(state.params))
     return run, finished, learned
 
@@ -113,7 +113,7 @@ def test_a_trajectory_depends_on_its_uid_alone(played):
 
 def test_a_memory_that_fills_the_context_ends_the_trajectory():
     run, params = setup.build(chatter.get_config(**{**CONFIG, "sampling.max_tokens": 16}))
-    finished = run.source.next(setup.initial_state(run, params))
+    finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
     forest = finished.forest
     assert finished.rollouts.mask.shape[-1] <= 16 and len(forest.ends) == 16
     assert all(forest.role[leaf] == Role.POLICY for leaf in forest.leaves)

@@ -27,7 +27,7 @@ def opened(*, replayable: bool = True, waits: bool = False, broken: bool = False
 def rewards(**changes):
     run, params = setup.build(chatter.get_config(**{
         "prompts.max_tokens": 96, "sampling.max_tokens": 128, "sampling.turn_tokens": 8, **changes}))
-    forest = run.source.next(setup.initial_state(run, params)).forest
+    forest = run.source.next(run.learner.publish(setup.initial_state(run, params))).forest
     return run, forest
 
 

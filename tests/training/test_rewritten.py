@@ -91,7 +91,7 @@ def test_audit():
 def sampled():
     run, params = setup.build(chatter.get_config(**CONFIG))
     state = setup.initial_state(run, params)
-    return run, state, run.source.next(state)
+    return run, state, run.source.next(run.learner.publish(state))
 
 
 def test_trajectories_equal_those_that_begin_with_the_correction(sampled):
@@ -162,7 +162,7 @@ def test_what_was_rewritten_is_learned_from_with_log_probs_of_the_learner(sample
 def test_the_first_turn_cannot_be_rewritten():
     run, params = setup.build(chatter.get_config(environment="test_rewritten:wrong", method="grpo"))
     with pytest.raises(ValueError, match="rewrites the first turn"):
-        run.source.next(setup.initial_state(run, params))
+        run.source.next(run.learner.publish(setup.initial_state(run, params)))
 
 
 def wrong() -> Environment:

@@ -293,13 +293,13 @@ def test_a_trajectory_does_not_change_with_its_company(run):
 def test_uids_are_used_once_and_continue_from_a_saved_position(run):
     built, state = run
     one = dataclasses.replace(built.source)
-    first = one.next(state)
+    first = one.next(built.learner.publish(state))
     position = one.position()
-    second = one.next(state)
+    second = one.next(built.learner.publish(state))
     assert first.forest.uid[first.forest.ends].tolist() == list(range(8))
     assert second.forest.uid[second.forest.ends].tolist() == list(range(8, 16)) and one.next_uid == 16
     one.set_position(position)
-    again = one.next(state)
+    again = one.next(built.learner.publish(state))
     assert by_uid(again.forest) == by_uid(second.forest)
     np.testing.assert_array_equal(again.rollouts.tokens, second.rollouts.tokens)
     assert [p.id for p in again.forest.problems] == [p.id for p in second.forest.problems]

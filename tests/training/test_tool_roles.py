@@ -50,7 +50,7 @@ def test_a_trajectory_with_calls_in_the_roles_of_the_template(configured, family
     sampler = run.source.sampler
     tokenizer, noted = sampler.tokenizer, [name for name, _ in sampler.prepare()]
     assert sampler.hears_tools == hears and noted == ["environment", *([] if hears else ["results of tools"])]
-    forest = run.source.next(setup.initial_state(run, params)).forest
+    forest = run.source.next(run.learner.publish(setup.initial_state(run, params))).forest
     assert len(forest.ends) == 4, "none was lost"
     variables = {"tools": list(sampler.runner.environment.tools)}
     for end in forest.ends:

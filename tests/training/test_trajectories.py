@@ -22,7 +22,7 @@ from jaxrl_llm.training.warmup import oracle_demonstrations
 @pytest.fixture(scope="module")
 def played():
     run, params = setup.build(chatter.get_config())
-    return run, params, run.source.next(setup.initial_state(run, params))
+    return run, params, run.source.next(run.learner.publish(setup.initial_state(run, params)))
 
 
 def chain(forest, end):
@@ -110,7 +110,7 @@ def test_turns_that_the_policy_ended_are_counted():
     run, params = setup.build(chatter.get_config(environment="chatter:letters(facts={'eos': 'count'})"))
     shown = run.source.sampler.demonstrated([run.source.task.train[0]])
     assert run.source.view(shown, 0).extras["eos"][0, 0] == 3  # the oracle ends all of its turns
-    finished = run.source.next(setup.initial_state(run, params))
+    finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
     forest, end = finished.forest, run.source.sampler.tokenizer.eos_id
     assert end not in forest.tokens[np.repeat(forest.role == Role.POLICY, forest.length)]
     assert not finished.rollouts.extras["eos"].any()  # all were cut
@@ -146,7 +146,7 @@ def test_a_prompt_with_the_date_of_yesterday_is_read(played):
 def test_a_batch_without_any_trajectory_is_reported():
     run, params = setup.build(chatter.get_config(environment="chatter:letters(broken=-2)", environment_invalid=1.0))
     with pytest.raises(TooManyInvalid, match="lost all 16 trajectories of a batch ..'letters/error': 16.*KeyError"):
-        run.source.next(setup.initial_state(run, params))
+        run.source.next(run.learner.publish(setup.initial_state(run, params)))
 
 
 @pytest.mark.parametrize(("replayable", "evaluated", "opened"), [(False, [6, 16, 8], [16, 4]), (True, [6, 24], [20])])

@@ -45,7 +45,7 @@ def test_states_and_metrics_after_a_step(monkeypatch, case):
         run, params = build(**CASES[case])
         state = setup.initial_state(run, params)
         frozen = run.learner.frozen(state.params)
-        sampled = of_unequal_lengths(run.source.next(state).rollouts, case == "words_of_others")
+        sampled = of_unequal_lengths(run.source.next(run.learner.publish(state)).rollouts, case == "words_of_others")
         state, metrics, batch, _ = run.learner.learn(state, sampled, frozen)
         assert batch.filled < 4 if unpads else batch.filled == 4
         outcomes.append((jax.device_get(state.params), metrics))

@@ -1,0 +1,62 @@
+"""Batches that are sampled and not yet learned from, as JSON in a checkpoint."""
+import base64
+import dataclasses
+import io
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.forest import Forest
+from jaxrl_llm.replay import buffer as buffers
+from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.training.groups import Sampler
+from jaxrl_llm.training.source import Finished, Source
+
+_OF_FOREST = ("decode_steps", "computed", "failures", "invalid", "seconds")  # beside its columns
+_EXTRA = "extras/"  # prefix of the names of further entries of rollouts
+
+
+def encode(batch: Finished) -> dict[str, Any]:
+    """The batch as JSON: the forest as of a replay buffer, arrays as compressed archives with checksums."""
+    forest, rollouts = batch.forest, batch.rollouts
+    fields: dict[str, Any] = {}
+    if rollouts is not None:
+        fields = {field.name: getattr(rollouts, field.name) for field in dataclasses.fields(rollouts)}
+        fields |= {f"{_EXTRA}{name}": x for name, x in fields.pop("extras").items()}
+    return {"forest": buffers.encode(forest), **{name: getattr(forest, name) for name in _OF_FOREST},
+            "prompts": _archive({"draw": forest.draw, "lost": forest.lost}), "facts": sorted(forest.facts),
+            "rollouts": None if rollouts is None else _archive({name: x for name, x in fields.items() if x is not None}),
+            "metrics": {name: float(value) for name, value in batch.metrics.items()}, "counts": _archive(batch.counts)}
+
+
+def decode(stored: Mapping[str, Any], source: Source) -> Finished:
+    """The batch, for a source of the same task and reward. Raises OSError if a checksum does not match."""
+    empty = source.planted([], draw=0)
+    empty = empty.with_facts(dict.fromkeys(stored["facts"], np.zeros(0)))
+    extract = source.sampler.reward.extract if isinstance(source.sampler, Sampler) else None
+    columns: dict[str, Any] = {name: stored[name] for name in _OF_FOREST} | _arrays(stored["prompts"])
+    forest: Forest = dataclasses.replace(buffers.decode(stored["forest"], empty, source.task.train, extract),
+                                         **columns | {"seconds": tuple(columns["seconds"])})
+    rollouts = None
+    if stored["rollouts"] is not None:
+        arrays: dict[str, Any] = _arrays(stored["rollouts"])
+        extras: dict[str, Any] = {name.removeprefix(_EXTRA): arrays.pop(name) for name in [*arrays] if name.startswith(_EXTRA)}
+        rollouts = Rollouts(**arrays | {"filled": int(arrays["filled"])}, extras=extras)
+    return Finished(rollouts, forest, dict(stored["metrics"]), _arrays(stored["counts"]))
+
+
+def _archive(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return {"bytes": base64.b64encode(file.getvalue()).decode(), "checksum": zlib.crc32(file.getvalue())}
+
+
+def _arrays(stored: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    content = base64.b64decode(stored["bytes"])
+    if zlib.crc32(content) != stored["checksum"]:
+        raise OSError("a batch that waits in this checkpoint is damaged: its checksum does not match; continue from an earlier "
+                      "checkpoint")
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive}

@@ -1,0 +1,85 @@
+"""Sampling beside learning: each batch is sampled with weights that are some batches old."""
+import collections
+import concurrent.futures
+import threading
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+from jaxrl_llm.training.learner import Learner
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.schedules import sync
+from jaxrl_llm.training.schedules.base import Schedule, Step, schedule
+from jaxrl_llm.training.snapshot import Snapshot
+from jaxrl_llm.training.source import Finished, Source
+from jaxrl_llm.training.state import TrainState
+
+
+@schedule
+def pipelined(*, lag: int = 1) -> Schedule:
+    """Batch n is sampled by the weights and settings of version `max(n - lag, 0)`, while batch `n - lag` is learned from.
+
+    What is sampled is a function of the seed, however long anything takes. On one device both go on at the same time; on
+    several devices, whose programs must begin in one order, one after the other. `lag=0` is `sync`.
+    Raises ValueError for a negative lag.
+    """
+    if lag != int(lag) or lag < 0:
+        raise ValueError(f"pipelined(lag={lag}): give 0 (as sync) or more, the whole number of batches by which the weights "
+                         "that sample are older than those that learn")
+    return Schedule(_Steps(int(lag)) if lag else sync.steps, int(lag))
+
+
+class _Steps:
+    """The steps of `pipelined`, see `Schedule`."""
+
+    def __init__(self, lag: int):
+        self.lag = lag
+
+    def __call__(self, source: Source, learner: Learner, state: TrainState, frozen: Mapping[str, Any] | None = None,
+                 timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None,
+                 pending: tuple[Finished, ...] = ()) -> Generator[Step, TrainState | None, None]:
+        timer, waiting = timer or PhaseTimer(), collections.deque(pending)
+        begin = _beside if learner.mesh.size == 1 else _at_once
+        if len(waiting) < self.lag:
+            phase("sampling")
+            waiting.extend(source.next(learner.publish(state), timer) for _ in range(self.lag - len(waiting)))
+        while True:
+            phase("learning")
+            sampled = begin(source, learner.publish(state, apart=True), timer)
+            finished = waiting.popleft()
+            learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
+            phase("sampling")
+            waiting.append(sampled())
+            state = (yield Step(source.position(), finished, learned, tuple(waiting))) or learned.state
+            del finished, learned  # frees memory for the next ones
+
+
+def _at_once(source: Source, snapshot: Snapshot, timer: PhaseTimer) -> Callable[[], Finished]:
+    """The next batch, sampled before this returns."""
+    finished = source.next(snapshot, timer)
+    return lambda: finished
+
+
+def _beside(source: Source, snapshot: Snapshot, timer: PhaseTimer) -> Callable[[], Finished]:
+    """A function that waits for the next batch, which a thread samples from now on.
+
+    Metrics `beside/PHASE` are the seconds of its phases, which the phases of the step do not include. Nobody waits for the
+    thread at an interrupt, also while an environment is silent.
+    """
+    result: concurrent.futures.Future[Finished] = concurrent.futures.Future()
+
+    def run():
+        own = PhaseTimer()
+        try:
+            finished = source.next(snapshot, own)
+            seconds = {f"beside/{name.removeprefix('time/')}": took for name, took in own.collect().items()}
+            result.set_result(finished._replace(metrics=finished.metrics | seconds))
+        except BaseException as error:  # raised where the batch is used
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="sampling", daemon=True).start()
+
+    def wait() -> Finished:
+        with timer("wait"):
+            return result.result()
+
+    return wait

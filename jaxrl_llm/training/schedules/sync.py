@@ -1,0 +1,35 @@
+"""Sampling and learning in turns: each batch is sampled with the weights that it updates."""
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+from jaxrl_llm.training.learner import Learner
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.schedules.base import Schedule, Step, schedule
+from jaxrl_llm.training.source import Finished, Source
+from jaxrl_llm.training.state import TrainState
+
+
+@schedule
+def sync() -> Schedule:
+    """One batch after the other; nothing is pending between two steps.
+
+    Raises `external.Mismatch` for a batch of a server whose log-probs differ too much from the learner's.
+    """
+    return Schedule(steps)
+
+
+def steps(source: Source, learner: Learner, state: TrainState, frozen: Mapping[str, Any] | None = None,
+          timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None,
+          pending: tuple[Finished, ...] = ()) -> Generator[Step, TrainState | None, None]:
+    """The steps of `sync`, see `Schedule`."""
+    assert not pending, "no batch waits between two steps"
+    while True:
+        phase("sampling")
+        finished = source.next(learner.publish(state), timer)
+        position = source.position()
+        phase("learning")
+        learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
+        if source.server is not None:
+            source.server.check(learned.metrics)
+        state = (yield Step(position, finished, learned)) or learned.state
+        del finished, learned  # frees memory for the next ones

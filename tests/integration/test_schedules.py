@@ -1,0 +1,157 @@
+"""Schedules: true ages under a lag, equal data whatever runs beside what, resumes bit for bit, refusals."""
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import chatter
+import jax
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+
+from jaxrl_llm import methods
+from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training.schedules import pipelined, sync
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+def tiny(**changes):
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict({"eval.every": 0, "samples_every": 0, "checkpoint.every": 1} | changes)
+    return config
+
+
+def stepped(config, count):
+    """A run with its first steps, and the weights after each of them."""
+    run, params = setup.build(config)
+    state = setup.initial_state(run, params)
+    running = run.schedule.steps(run.source, run.learner, state, run.learner.frozen(state.params))
+    steps, after = [], []
+    for step in itertools.islice(running, count):
+        steps.append(step)
+        after.append([np.array(x) for x in jax.tree.leaves(step.learned.state.params)])  # before the next step consumes them
+    return run, steps, after
+
+
+def versions(step):
+    rollouts = step.finished.rollouts
+    return set(rollouts.policy_version[rollouts.mask].tolist())
+
+
+@pytest.fixture(scope="module")
+def lagged():
+    return {lag: stepped(tiny(schedule=f"pipelined(lag={lag})"), 4) for lag in (1, 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lag", (1, 2))
+def test_batch_n_is_sampled_by_the_weights_of_version_n_minus_lag(lagged, lag):
+    run, steps, _ = lagged[lag]
+    for n, step in enumerate(steps):
+        extras = step.learned.rollouts.extras
+        assert versions(step) == {max(n - lag, 0)}
+        assert set(np.asarray(extras["current_version"]).tolist()) == {n}
+        live = np.asarray(step.learned.rollouts.live)
+        assert set(np.asarray(extras["age"])[live].tolist()) == {min(n, lag)}
+        assert len(step.pending) == lag and step.learned.metrics["clip_fraction"] >= 0
+    assert steps[0].learned.metrics["max/ratio"] == pytest.approx(1, abs=1e-4)  # the weights that sampled
+    assert steps[-1].learned.metrics["max/ratio"] > 1.001  # ratios to the log-probs of sampling
+    assert [one.name for one in run.learner.recorders] == [] and run.learner.as_sampled
+
+
+@pytest.mark.slow
+def test_what_is_sampled_beside_learning_is_what_is_sampled_before_it(lagged, monkeypatch):
+    monkeypatch.setattr(pipelined, "_beside", pipelined._at_once)
+    (_, beside, moved), (_, apart, wanted) = lagged[2], stepped(tiny(schedule="pipelined(lag=2)"), 4)
+    for one, other in zip(beside, apart, strict=True):
+        for x, y in zip(jax.tree.leaves(one.finished.rollouts), jax.tree.leaves(other.finished.rollouts), strict=True):
+            np.testing.assert_array_equal(x, y)
+    for x, y in zip(moved[-1], wanted[-1], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.slow
+def test_a_lag_by_hand(lagged):
+    """Batch 1 under a lag of 1: sampled by the first weights, learned by those after batch 0."""
+    run, params = setup.build(tiny(schedule="pipelined(lag=1)"))
+    state = setup.initial_state(run, params)
+    first = run.source.next(run.learner.publish(state))
+    kept = run.learner.publish(state, apart=True)
+    learned = run.learner.learn(state, first.rollouts)
+    second = run.source.next(kept)  # after its state was consumed
+    after = run.learner.learn(learned.state, second.rollouts)
+    for x, y in zip(jax.tree.leaves(after.state.params), lagged[1][2][1], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+READ = ("age", "current_version", "policy_version")
+ROWS = [slug for slug, row in methods.METHODS.items() if {*row.needs} & {*READ} or slug.startswith("areal")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slug", ROWS)
+def test_rows_that_read_ages_read_true_ones(slug):
+    run, params = setup.build(tiny(method=slug, schedule="pipelined(lag=1)", **{"critic.pretrain_steps": 0}))
+    state = setup.initial_state(run, params)
+    running = run.schedule.steps(run.source, run.learner, state, run.learner.frozen(state.params))
+    for n, step in enumerate(itertools.islice(running, 3)):
+        batch = step.learned.rollouts
+        oldest = np.where(np.asarray(batch.token_mask), np.asarray(batch.policy_version), n).min(-1)
+        age, live = np.asarray(batch.extras["age"]), np.asarray(batch.live)
+        np.testing.assert_array_equal(age[live], (n - oldest)[live])
+        assert set(age[live & np.asarray(batch.fresh)].tolist()) <= {min(n, 1)}
+        assert set(np.asarray(batch.extras["current_version"]).tolist()) == {n}
+
+
+DEATHS = {"sampling": ("next", 1, "letters"), "learning": ("learn", 2, "single"), "between": ("step", 2, "letters")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_run_that_ends_anywhere_is_resumed_bit_for_bit(death, tmp_path, monkeypatch):
+    """Its schedule is one file outside the package; batches wait in its checkpoints."""
+    place, lag, kind = DEATHS[death]
+    monkeypatch.syspath_prepend(str(HERE))
+    changes = {"schedule": f"dying_schedule:dying(mark='{tmp_path}/mark', place='{place}', lag={lag}, count=4)", "steps": 6,
+               "eval.every": 6, "checkpoint.every": 2, "samples_every": 1}
+    config = tiny(**changes) if kind == "single" else chatter.get_config(**changes)
+    (tmp_path / "config.json").write_text(config.to_json_best_effort())
+    program = ("import json, sys; from jaxrl_llm.training import loop; from jaxrl_llm.training.config import default_config\n"
+               "config = default_config(); config.update(json.load(open(sys.argv[1])))\n"
+               "loop.train(config, sys.argv[2])")
+    path = os.pathsep.join(map(str, (ROOT, HERE, ROOT / "tests")))
+    ended = subprocess.run([sys.executable, "-c", program, tmp_path / "config.json", tmp_path / "ended"], capture_output=True,
+                           text=True, env=os.environ | {"PYTHONPATH": path})
+    assert ended.returncode == 9 and (tmp_path / "mark").exists(), ended.stderr[-3000:]
+    loop.train(config, tmp_path / "ended", resume=True)
+    loop.train(config, tmp_path / "whole")
+    run_files.assert_same(*(run_files.saved(tmp_path / one, config) for one in ("ended", "whole")))
+    ended, whole = ([{k: v for k, v in run_files.repeatable(line).items() if not k.startswith("beside/")}
+                     for line in run_files.lines(tmp_path / one)] for one in ("ended", "whole"))
+    assert ended == whole and len(whole) == 7
+    for page in sorted((tmp_path / "whole/samples").iterdir()):
+        assert page.read_text() == (tmp_path / "ended/samples" / page.name).read_text(), page.name
+
+
+def test_a_lag_of_zero_is_sync():
+    assert schedules.make("pipelined", lag=0).steps is sync.steps is schedules.make("sync").steps
+
+
+@pytest.mark.parametrize(("changes", "match"), [
+    ({"schedule": "pipelined(lag=-1)"}, "lag=-1.: give 0 .as sync. or more"),
+    ({"schedule": "pipelined(lag=0.5)"}, "whole number of batches"),
+    ({"schedule": "pipelind(lag=1)"}, "Did you mean 'pipelined'"),
+    ({"schedule": "pipelined(delay=1)"}, "keyword of schedule 'pipelined' 'delay'"),
+    ({"schedule": "sync, pipelined"}, "names 2 schedules"),
+    ({"schedule": "pipelined", "method": "rloo"}, "no ratio that corrects for it.*tis_mis.*areal_decoupled_ppo"),
+    ({"schedule": "pipelined", "sampling.top_p": 0.9}, "which top_k, top_p and min_p change"),
+    ({"schedule": "pipelined", "server.url": "http://127.0.0.1:1", "server.weights": "/tmp"}, "needs the sampler of this"),
+])
+def test_schedules_that_cannot_be_are_refused_before_the_first_step(changes, match):
+    with pytest.raises(ValueError, match=match):
+        setup.build(tiny(**changes))
