@@ -54,7 +54,7 @@ def parse(text: str) -> tuple[Any, list[str]]:
         value = json.loads(text, object_pairs_hook=build, parse_constant=_refuse)
     except RecursionError:
         raise ValueError(f"lists and objects are nested deeper than {MAX_DEPTH} levels") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if text.count("[") + text.count("{") > MAX_DEPTH and depth(value) > MAX_DEPTH:
         raise ValueError(f"lists and objects are nested deeper than {MAX_DEPTH} levels")
     if "\\ud" in text.lower():  # decoded from UTF-8, it can have surrogates in escapes alone
         try:
@@ -70,8 +70,9 @@ def _refuse(name: str):
     raise ValueError(f"{name} is no JSON; write null, a number or a text")
 
 
-def _depth(value) -> int:
-    depth, layer = 0, [value]
+def depth(value: Any) -> int:
+    """Levels of nested lists and objects; 0 for a value that is neither."""
+    levels, layer = 0, [value]
     while layer := [x for x in layer if isinstance(x, (dict, list))]:
-        depth, layer = depth + 1, [y for x in layer for y in (x.values() if isinstance(x, dict) else x)]
-    return depth
+        levels, layer = levels + 1, [y for x in layer for y in (x.values() if isinstance(x, dict) else x)]
+    return levels

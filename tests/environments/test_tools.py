@@ -3,7 +3,6 @@ import contextlib
 import enum
 import json
 import os
-import time
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -311,15 +310,53 @@ def test_parsers(parse, text, calls):
         assert call.error.startswith(error)
 
 
-@pytest.mark.parametrize("parse", parsers.PARSERS)
-def test_parsers_take_linear_time_and_never_raise(parse):
-    hostile = ["<tool_call>" * 20_000, "```python\n" * 20_000, '{"name": "a"};' * 20_000, "</think>" * 20_000, "{" * 20_000,
-               'f("' + '\\"' * 5_000, "f(" + "'" * 9_999, 'f(")' + "\\" * 9_999,
-               '<tool_call>{"name": "a"}</tool_call>' * 5_000, "\ud800<tool_call>\x00</tool_call>", '{"name":' * 20_000]
-    start = time.process_time()
-    for text in hostile:
-        parsers.PARSERS[parse](text)
-    assert time.process_time() - start < 20, "quadratic time would take minutes"
+WRITE = {"name": "write", "arguments": {"text": "a</think>b"}}
+WRITTEN = [("write", {"text": "a</think>b"}, "")]
+HERMES, LLAMA3, PYTHONIC = f"<tool_call>{json.dumps(WRITE)}</tool_call>", json.dumps(WRITE), '[write(text="a</think>b")]'
+PRINTS = 'print("a</think>b")'
+
+
+@pytest.mark.parametrize("parse, text, calls", [
+    ("hermes", HERMES, WRITTEN), ("hermes", f"<think>or not</think>{HERMES}{HERMES}", WRITTEN * 2),
+    ("hermes", '<tool_call>{"name": "write", "arguments": {"text": "close with </tool_call> tag"}}</tool_call>',
+     [("write", {"text": "close with </tool_call> tag"}, "")]),
+    ("hermes", '<tool_call>{"name": "write", "arguments": {"text": "</tool_call></think>\\"<tool_call>"}}\n</tool_call>.',
+     [("write", {"text": '</tool_call></think>"<tool_call>'}, "")]),
+    ("hermes", f'<think>between "<tool_call>" and "</tool_call>" I write {HERMES}</think>7', []),
+    ("hermes", f'a thought with "<tool_call>" in it</think>{HERMES}', WRITTEN),
+    ("hermes", f"<think>{HERMES} is not the end of this", []),
+    ("hermes", f'<tool_call>{{"name": "write</tool_call>{HERMES}', [("", {}, "the call is not valid JSON"), *WRITTEN]),
+    ("llama3", LLAMA3, WRITTEN), ("llama3", f"<think>or not</think>\n{LLAMA3}; {LLAMA3}", WRITTEN * 2),
+    ("llama3", f"<|python_tag|>{LLAMA3}", WRITTEN), ("llama3", f"{{say {LLAMA3}</think>7", []),
+    ("pythonic", PYTHONIC, WRITTEN), ("pythonic", f"That's it</think>{PYTHONIC}", WRITTEN),
+    ("pythonic", "write(text='a</think>b')", WRITTEN), ("pythonic", f"{PYTHONIC}, or not</think>7", []),
+    ("fenced", f"```python\n{PRINTS}\n```", [("python", {"code": PRINTS}, "")]),
+    ("fenced", f"<think>```python\nprint(1)</think>```python\n{PRINTS}\n```", [("python", {"code": PRINTS}, "")]),
+    ("fenced", f"<think>```python\n{PRINTS}\n``` is a program", []),
+    ("fenced", "```python\nx = </think>\n```python\nprint(1)\n```", [("python", {"code": "print(1)"}, "")]),
+])
+def test_marks_that_a_call_quotes(parse, text, calls):
+    assert [(call.name, call.arguments, call.error[:26]) for call in parsers.PARSERS[parse](text)] == calls
+
+
+@pytest.mark.parametrize("arguments, read", [
+    ("null", {}), ('""', {}), ('"{}"', {}), ('"{\\"city\\": \\"Bonn\\"}"', {"city": "Bonn"}),
+    ('null, "parameters": {"city": "Bonn"}', {"city": "Bonn"}), ("[" * 99 + "]" * 99, None), ('"[1]"', None), ('"Bonn"', None)])
+def test_arguments_that_are_missing_or_a_text(arguments, read):
+    for parse, text in (("hermes", f'<tool_call>{{"name": "book", "arguments": {arguments}}}</tool_call>'),
+                        ("llama3", f'{{"name": "book", "arguments": {arguments}}}')):
+        (one,) = parsers.PARSERS[parse](text)
+        assert (one.name, one.arguments, bool(one.error)) == ("book", read or {}, read is None)
+
+
+def test_arguments_that_are_nested_too_deeply():
+    """Tools, copies of states and other formats walk through arguments by recursion."""
+    for levels, error in ((99, ""), (100, "the arguments are nested deeper than 100 levels")):
+        nested = "[" * levels + "]" * levels
+        texts = {"hermes": f'<tool_call>{{"name": "f", "arguments": {{"x": {nested}}}}}</tool_call>',
+                 "llama3": f'{{"name": "f", "parameters": {{"x": {nested}}}}}', "pythonic": f"f(x={nested})"}
+        for parse, text in texts.items():
+            assert [call.error for call in parsers.PARSERS[parse](text)] == [error]
 
 
 @pytest.mark.parametrize("expression, result", [
