@@ -1,11 +1,14 @@
 """Tools: schemas, checked calls, parsers of three formats, your own by name, exact arithmetic, programs, search."""
 import contextlib
+import datetime
 import enum
+import functools
 import json
 import os
 from fractions import Fraction
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import environments, sandbox, tasks
@@ -34,7 +37,7 @@ BOOK = tools.of_function(book)
 
 
 def test_the_schema_of_a_function():
-    assert BOOK.schema == {"type": "function", "function": {"name": "book", "description": "Books a room.", "parameters": {
+    assert BOOK.schema == {"type": "function", "function": {"name": "book", "description": "Books a room.\n\nMore words.", "parameters": {
         "type": "object", "required": ["city", "nights"], "properties": {
             "city": {"type": "string", "description": "where: the town"},
             "nights": {"type": "integer", "description": "how many"},
@@ -56,6 +59,56 @@ def test_the_schema_is_as_transformers_makes_it():
     theirs = get_json_schema(add)["function"]
     ours = tools.of_function(add).schema["function"]
     assert {key: theirs[key] for key in ours} == ours
+
+
+def weather(city: str, days: int = 1, unit: str = "C", hours: list[int] | None = None) -> str:
+    """The weather of a city.
+
+    It is a forecast.
+
+    Args:
+        city: Name of the city, in English,
+            followed by the country
+
+            note: between 1 and 7
+        days (int): how many
+            city: is not meant here
+        unit: of temperatures (choices: ["C ", "F"])
+        hours: which
+    followed (choices: of your own)
+    Returns:
+        unit: the forecast
+    """
+    return f"{city} {days!r} {hours}"
+
+
+def test_descriptions_are_as_transformers_reads_them():
+    """All lines of a description; a line that names no argument, or is indented deeper, belongs to the one before it."""
+    ours = tools.of_function(weather)
+    assert {name: one["description"] for name, one in ours.parameters["properties"].items()} == {
+        "city": "Name of the city, in English, followed by the country note: between 1 and 7",
+        "days": "how many city: is not meant here", "unit": "of temperatures",
+        "hours": "which followed (choices: of your own)"}
+    assert ours.description == "The weather of a city.\n\nIt is a forecast."
+    assert ours.parameters["properties"]["unit"] == {"type": "string", "enum": ["C", "F"], "description": "of temperatures"}
+    weather.__annotations__["hours"], weather.__doc__ = list[int], weather.__doc__.replace("(choices: of your own)", "")
+    theirs = pytest.importorskip("transformers.utils").get_json_schema(weather)["function"]
+    ours = tools.of_function(weather).schema["function"]
+    assert {key: theirs[key] for key in ours} == ours
+
+
+def test_values_of_a_docstring_may_be_null_where_the_type_allows_it():
+    def take(x: int | None = None) -> str:
+        """Takes.
+
+        Args:
+            x: a level (choices: [1, 2])
+        """
+        return str(x)
+
+    tool = tools.of_function(take)
+    assert tool.parameters["properties"]["x"] == {"type": ["integer", "null"], "enum": [1, 2, None], "description": "a level"}
+    assert [tools.run([tool], Call("take", {"x": x})).failed for x in (1, None, 3)] == [False, False, True]
 
 
 class View(enum.Enum):
@@ -175,6 +228,55 @@ def test_functions_that_are_no_tools():
 def test_calls_are_checked(call, answer):
     result = tools.run([BOOK], call)
     assert result.text.startswith(answer) and result.failed == answer.startswith("error")
+
+
+@pytest.mark.parametrize("hint, given, got", [
+    (int, 5.0, "5"), (int | None, -0.0, "0"), (float, 5.0, "5.0"), (int | float, 5.0, "5.0"), (Any, 5.0, "5.0"),
+    (list[int], [1.0, 2], "[1, 2]"), (tuple[int, float], [1.0, 2.0], "[1, 2.0]"), (dict[str, int], {"a": 1.0}, "{'a': 1}"),
+    (list[int] | int, 7.0, "7"), (Literal[1, 2], 2.0, "2"), (int, 1e300, str(int(1e300)))])
+def test_whole_floats_are_integers_as_json_schema_says(hint, given, got):
+    def take(x) -> str:
+        return repr(x)
+
+    take.__annotations__["x"] = hint
+    assert tools.run([tools.of_function(take)], Call("take", {"x": given})) == (got, False)
+
+
+@pytest.mark.parametrize("given", [5.5, float("inf"), float("nan"), True])
+def test_other_floats_are_no_integers(given):
+    assert tools.run([BOOK], Call("book", {"city": "Bonn", "nights": given})).text.endswith("allowed is integer")
+
+
+class Money:
+    def __str__(self) -> str:
+        return "5 EUR"
+
+
+LOOP: list = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize("value, text", [
+    (np.int64(5), "5"), (np.float32(0.5), "0.5"), (Money(), "5 EUR"), (Fraction(1, 3), "1/3"), (datetime.date(2024, 2, 29), "2024-02-29"),
+    ({(1, 2): 3}, "{(1, 2): 3}"), ({"a": {1}}, "{'a': {1}}"), (b"a", "b'a'"), (LOOP, "[[...]]"), (None, "null"), ({"a": 1}, '{"a": 1}'),
+    (tools.Result(np.int64(7)), "7")])
+def test_results_that_are_neither_text_nor_json(value, text):
+    """In every environment whose tools are called by `run`."""
+    def give() -> Any:
+        return value
+
+    tool = tools.of_function(give)
+    assert tools.run([tool], Call("give", {})) == (text, False)
+    own = of_tools(tasks.make("arithmetic", chat=True), [tool], name="give", parser="hermes", reward=None, turns=3)
+    state, _ = base.begin(own, own.task.train[0], 0)
+    assert base.advance(own, state, say(call("give"))).messages == [{"role": "tool", "name": "give", "content": text}]
+
+
+@pytest.mark.parametrize("make", [lambda: 10**5000, lambda: functools.reduce(lambda inner, _: [inner], range(100_000), [])])
+def test_results_that_cannot_be_written_are_errors(make):
+    tool = tools.Tool("power", "", {"type": "object"}, make)
+    text, failed = tools.run([tool], Call("power", {}))
+    assert failed and text.startswith("error: the result of power cannot be written (")
 
 
 def test_faults_of_a_tool_are_no_answers():
