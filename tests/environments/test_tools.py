@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments, sandbox, tasks
-from jaxrl_llm.environments import base, parsers, python_tool, tools
+from jaxrl_llm.environments import base, parsers, python_tool, search, tools
 from jaxrl_llm.environments.calculator import calculator, value, written
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.environments.tool_use import of_tools
@@ -711,7 +711,9 @@ def test_search(tmp_path):
     assert actual.startswith("[1] Spiders\nA spider has eight legs.\n\n[2] \nA horse")
     assert ask("quantum chromodynamics") == ask("?! the") == ask("") == "(nothing found)"
     assert len(ask("tea leaves")) < 1100 and ask("spider " * 5000).startswith("[1] Spiders")
-    for text, why in (("", "holds no documents"), ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),
+    path.write_text('{"text": "tea\u2028and\x85 milk"}\r\n{"text": "horse"}\n', encoding="utf-8")  # only \n ends a line
+    assert search.read_documents(str(path)) == [("", "tea\u2028and\x85 milk"), ("", "horse")]
+    for text, why in (("", "holds no documents"), ('{"text": "the of a"}', "1 documents without a word to find them by"), ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),
                       ('{"text": 1}', "its text is not a text")):
         other = tmp_path / f"{len(text)}.jsonl"
         other.write_text(text)
