@@ -6,8 +6,6 @@ No text may raise: a trajectory that an environment loses is left out of trainin
 import json
 import os
 import random
-import re
-import sys
 import time
 import warnings
 from typing import Any
@@ -15,11 +13,15 @@ from typing import Any
 import pytest
 
 from jaxrl_llm import environments, sandbox, tasks
-from jaxrl_llm.environments import base, games, of_methods, openenv_server, parsers, purified, skill_chain, tools
+from jaxrl_llm.environments import base, of_methods, parsers, tools
 from jaxrl_llm.environments.attacks import ATTACKS
+from jaxrl_llm.environments.openenv_server import Refused, object_of
+from jaxrl_llm.environments.purified import similarity
+from jaxrl_llm.environments.skill_chain import skills, uses
 from jaxrl_llm.environments.tool_use import of_tools
+from jaxrl_llm.environments.words import last_word
 
-TEXTS = int(os.environ.get("JAXRL_LLM_FUZZ", "60"))
+TEXTS = int(os.environ.get("JAXRL_LLM_FUZZ", "15"))
 NUMBERS = ["7", "-1", "1.5", "5.0", "1e400", "-0.0", "NaN", "Infinity", "9" * 5000, "0x" + "f" * 5000, "1_0", "٣", "1/0", "2**9**9"]
 DEEP = ["[" * 90 + "]" * 90, "[" * 3000 + "]" * 3000, '{"a":' * 95 + "1" + "}" * 95, "(" * 150 + ")" * 150, "-" * 1500 + "1"]
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "```python\n", "\n```\n", "```", "<memory>",
@@ -90,26 +92,116 @@ def keeping(parser: str = "hermes") -> environments.Environment:
 
 
 HERE = "test_fuzz_environments:"
-CASES: list[tuple[str, dict]] = [
+CASES: list[Any] = [
     ("single", {}), ("sequence", {"length": 5}), *((name, {"parser": parser}) for name in ("tool_use", HERE + "keeping", HERE + "notebook")
                                                    for parser in parsers.BY_NAME),
     ("memory_use", {}), ("recent", {}), ("recent", {"environment": "tool_use", "thoughts": False}), ("purified", {"retries": 9}),
     ("purified", {"environment": HERE + "notebook", "retries": 9}), ("solver_verifier", {}), ("ranked_list", {}), ("guess_number", {}),
     ("treasure", {}), ("tic_tac_toe", {}), ("gymnasium_text", {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"]}),
-    ("textarena_game", {"game": "GuessTheNumber-v0"}), ("textarena_game", {"game": "TicTacToe-v0"})]
+    pytest.param("textarena_game", {}, marks=pytest.mark.slow), pytest.param("textarena_game", {"game": "TicTacToe-v0"}, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("name, options", CASES)
-def test_no_text_voids_a_trajectory(name, options, monkeypatch):
+@pytest.fixture(autouse=True)
+def quietly(monkeypatch):
+    """The environments of this file by name; Python's parser warns of what it is given."""
     monkeypatch.syspath_prepend(os.path.dirname(__file__))
-    package = {"gymnasium_text": "gymnasium", "textarena_game": "textarena"}.get(name)
-    if package:
-        pytest.importorskip(package)
-    warnings.simplefilter("ignore")
-    environment, chance = environments.make(name, **options), random.Random(f"{name} {options}")
-    texts = [hostile(chance) for _ in range(TEXTS)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def play(environment, texts):
+    """Plays trajectories until no text is left."""
     while texts:
         state, _ = base.begin(environment, environment.task.train[0], 0)
         turn = base.Turn()
         while texts and not turn.done:
-            turn = base.advance(environment, state, {"role": "assistant", "content": texts.pop()})
+            turn = base.advance(environment, state, {"role": "assistant", "content": texts.pop(0)})
+    return turn
+
+
+@pytest.mark.parametrize("name, options", CASES)
+def test_no_text_voids_a_trajectory(name, options):
+    if package := {"gymnasium_text": "gymnasium", "textarena_game": "textarena"}.get(name):
+        pytest.importorskip(package)
+    chance = random.Random(f"{name} {options}")
+    play(environments.make(name, **options), [hostile(chance) for _ in range(TEXTS)])
+
+
+@pytest.mark.parametrize("read", [*parsers.PARSERS.values(), parsers.without_thoughts, skills, lambda text: uses([text], {"f": ""}),
+                                  lambda text: last_word(["1", "left", "-1"], text)])
+def test_no_text_stops_a_reader(read):
+    chance = random.Random("readers")
+    for _ in range(4 * TEXTS):
+        read(hostile(chance))
+
+
+def action(text):
+    """An action of a server, or nothing."""
+    try:
+        return object_of(text)
+    except Refused:
+        return None
+
+
+def test_no_action_stops_the_client_of_a_server():
+    chance = random.Random("actions")
+    for _ in range(10 * TEXTS):
+        json.dumps(action(hostile(chance)))
+
+
+FUNCTIONS = ["def f(x):\n    return " + "+".join("1" * 400), "def f(x):\n    return " + "-" * 1500 + "x", "def f(x):\n    return 0x" + "f" * 5000,
+             "@staticmethod\ndef f(x):\n    return x  # as it is written"]
+
+
+def test_functions_that_python_cannot_write_again_are_skills_as_they_were_written():
+    for source in FUNCTIONS:
+        assert skills(f"import math\r\n{source}\nprint(f(1))") == {"f": source}
+
+
+@pytest.mark.skipif(bool(sandbox.best().missing), reason="programs cannot run here")
+def test_programs_that_python_cannot_write_again_earn_0_and_do_not_void():
+    environment = environments.make("skill_chain")
+    answer = environment.task.train[0].extra["answers"][0]
+    for source in FUNCTIONS[:3]:
+        state, _ = base.begin(environment, environment.task.train[0], 0)
+        said = [base.advance(environment, state, {"role": "assistant", "content": text})
+                for text in (f"```python\n{source}\n```", answer)]
+        assert said[1].reward == 0.5 and said[1].messages[0]["content"].startswith(f"Functions that you can call:\n{source}")
+
+
+def test_arguments_in_the_state_of_an_environment_can_be_copied():
+    """`purified` copies the state before each call, and with it what earlier calls put there."""
+    nested = '<tool_call>{"name": "keep", "arguments": {"x": %s}}</tool_call>'
+    turns = [nested % ("[" * depth + "]" * depth) for depth in (99, 400, 900)] + ["7"]
+    assert play(environments.make("purified", environment=HERE + "notebook"), turns).reward == 1.0  # the deeper two are refused
+
+
+UNITS = ["<tool_call>", "</think>", "<tool_call>\"", "<tool_call>x</think>", "<tool_call>{\"name\": \"a\"}</tool_call>", '{"name": "a"};',
+         '{"name": "a"}; ', "</think>{\"", "</think>f('", "```python\n", "```python\n\"</think>\"\n```\n", "{", "[", "\\", "'\\", "7 ", "7",
+         "-1.", "\n", "<memory>", "</memory>", "[5]", "go north ", "def f(): 0\n", "yes", " "]
+
+
+def assert_linear(read, unit):
+    """Processor time at four times the length is less than ten times as much; sixteen would be quadratic."""
+    spent = []
+    for length in (20_000, 80_000):
+        text, start = unit * (length // len(unit)), time.process_time()
+        read(text)
+        spent.append(max(time.process_time() - start, 0.02))  # below is noise
+    assert spent[1] < 10 * spent[0], (unit, spent)
+
+
+@pytest.mark.parametrize("read", [*parsers.PARSERS.values(), action, skills,
+                                  lambda text: last_word(["1", "left"], text), lambda text: similarity(text, text[::-1] + "x")])
+def test_readers_take_linear_time(read):
+    for unit in UNITS:
+        assert_linear(read, unit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tool_use", "memory_use", "ranked_list", "guess_number", "treasure", "tic_tac_toe", "solver_verifier"])
+def test_steps_take_linear_time(name):
+    environment = environments.make(name)
+    for unit in UNITS:
+        assert_linear(lambda text: play(environment, [text]), unit)
