@@ -15,13 +15,14 @@ from jaxrl_llm.environments.tools import Call
 from jaxrl_llm.rewards.code import extract_program
 from jaxrl_llm.tasks.jsonl import MAX_DEPTH, depth
 
-_OPEN, _CLOSE, _END, _TAG = "<tool_call>", "</tool_call>", "</think>", "<|python_tag|>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_END, _TAG = "</think>", "<|python_tag|>"
 _DECODER = json.JSONDecoder()
-_OPENS_OR_ENDS, _SPACE = re.compile(f"{_OPEN}|{_END}"), re.compile(r"\s*")
+_OPENS_OR_ENDS, _SPACE = re.compile(f"{OPEN}|{_END}"), re.compile(r"\s*")
 # What is in quotes does not count. Repetitions are possessive, and a backslash or an end of a thought outside of quotes ends a
 # match: of the matches that begin at several marks of a text, at most two pass any place, so that all of them take linear time.
 _TEXT = r'"(?:[^"\\]++|\\.)*+"'
-_BODY = re.compile(rf'((?:[^"\\<]++|<(?!/?tool_call>|/think>)|{_TEXT})*+){_CLOSE}', re.DOTALL)
+_BODY = re.compile(rf'((?:[^"\\<]++|<(?!/?tool_call>|/think>)|{_TEXT})*+){CLOSE}', re.DOTALL)
 _WHOLE = re.compile(r"\s*(?:<\|python_tag\|>)?\s*(?:\{|\[?\s*[A-Za-z_]\w*\()"
                     rf"""(?:[^"'\\<]++|<(?!/think>)|{_TEXT}|'(?:[^'\\]++|\\.)*+')*+\Z""", re.DOTALL)
 _PYTHONIC = re.compile(r"\[?\s*[A-Za-z_]\w*\(")
@@ -32,16 +33,16 @@ LENGTH_LIMIT = 10_000  # characters of a Python call; later ones are not read
 def hermes(text: str) -> list[Call]:
     """Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them."""
     text, calls, position = _answer(text), [], 0
-    while (start := text.find(_OPEN, position)) >= 0:
-        start += len(_OPEN)
+    while (start := text.find(OPEN, position)) >= 0:
+        start += len(OPEN)
         body = _BODY.match(text, start)
         call = Call("", {}) if body is None else _call(body[1], "arguments")
         position = start if body is None else body.end()
         if not call.name:  # what it quotes is unknown
-            end = text.find(_CLOSE, start)
+            end = text.find(CLOSE, start)
             if end < 0:
-                return [*calls, Call("", {}, f"{_OPEN} is not closed by {_CLOSE}")]
-            call, position = _call(text[start:end], "arguments"), end + len(_CLOSE)
+                return [*calls, Call("", {}, f"{OPEN} is not closed by {CLOSE}")]
+            call, position = _call(text[start:end], "arguments"), end + len(CLOSE)
         calls.append(call)
     return calls
 
@@ -88,7 +89,7 @@ def _literal(value: Any) -> str:
 
 
 WRITERS: dict[str, Callable[[str, Mapping[str, Any]], str]] = {  # a call that the parser of the same name reads
-    "hermes": lambda name, arguments: f"{_OPEN}{_json(name, 'arguments', arguments)}{_CLOSE}",
+    "hermes": lambda name, arguments: f"{OPEN}{_json(name, 'arguments', arguments)}{CLOSE}",
     "llama3": lambda name, arguments: _json(name, "parameters", arguments),
     "pythonic": lambda name, arguments: f"[{name}({', '.join(f'{key}={_literal(x)}' for key, x in arguments.items())})]",
     "fenced": lambda name, arguments: f"```python\n{arguments.get('code', '')}\n```",  # always of the tool `python`

@@ -53,8 +53,8 @@ def _index(path: str) -> tuple:
     index = bm25s.BM25()
     tokens = bm25s.tokenize([f"{title} {text}" for title, text in documents], show_progress=False)
     if not any(tokens.ids):
-        raise ValueError(f"{path} holds {len(documents)} documents without a word to find them by: words such as 'the' and single "
-                         "characters are not indexed")
+        raise ValueError(f"{path} holds {len(documents)} documents without a word to find them by: words such as 'the' and "
+                         "single characters are not indexed")
     index.index(tokens, show_progress=False)
     return bm25s, index, documents
 

@@ -10,7 +10,7 @@ MAX_DEPTH = 100  # of nested lists and objects, since later code walks through t
 
 
 def lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
-    """`(line number, line)` of each line that is not blank. Only "\\n" ends a line: JSON's texts may hold U+2028 and the like."""
+    """`(line number, line)` of each line that is not blank. Only "\\n" ends a line: texts in JSON may hold U+2028."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():

@@ -52,7 +52,7 @@ def fuse(prior: Array | float, mean: Array, count: Array, *, variance: float) ->
 
 
 def check_variance(variance: float) -> None:
-    """Raises ValueError unless the variance is positive and finite: without noise a prior that equals the mean has no weight."""
+    """Raises ValueError unless the variance is positive and finite: without noise a prior equal to the mean has no weight."""
     if not 0 < variance < float("inf"):
         raise ValueError(f"variance={variance} of a reward; give a positive finite number, 1/4 for rewards of 0 and 1")
 

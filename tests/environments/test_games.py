@@ -104,8 +104,10 @@ DIGITS = [str(number) for number in range(10)]
 
 
 @pytest.mark.parametrize("words, text, word", [
-    (DIGITS, "-1", None), (DIGITS, "1.5", None), (DIGITS, ".5", None), (DIGITS, "\u22121", None), (DIGITS, "10", None), (DIGITS, "x5", None),
-    (DIGITS, "I take 5.", "5"), (DIGITS, "(4) or [5]", "5"), (DIGITS, "3, 4,5", "5"), (DIGITS, "1-2", "2"), (DIGITS, "5 or -3", "5"),
+    (DIGITS, "-1", None), (DIGITS, "1.5", None), (DIGITS, ".5", None), (DIGITS, "\u22121", None), (DIGITS, "10", None),
+    (DIGITS, "x5", None),
+    (DIGITS, "I take 5.", "5"), (DIGITS, "(4) or [5]", "5"), (DIGITS, "3, 4,5", "5"), (DIGITS, "1-2", "2"),
+    (DIGITS, "5 or -3", "5"),
     (["-1", "0", "1"], "-1", "-1"), (["0.5", "1.5"], "say 1.5", "1.5"), (["left", "right"], "Go LEFT!", "left"),
     (["Left", "left"], "left", "left"), (["Left", "left"], "LEFT", None), (["turn", "turn left"], "Turn Left", "turn left"),
     (["left"], "leftover", None), (["go-left", "left"], "go-left", "go-left")])
@@ -116,7 +118,8 @@ def test_the_last_word_that_names_an_action(words, text, word):
 
 def test_environments_of_gymnasium_read_whole_numbers_and_any_case():
     pytest.importorskip("gymnasium")
-    for actions, texts in ((None, {"-1": "", "1.5": "", "1": "1"}), (["left", "down", "right", "up"], {"LEFT": "left", "Up.": "up"})):
+    for actions, texts in ((None, {"-1": "", "1.5": "", "1": "1"}),
+                           (["left", "down", "right", "up"], {"LEFT": "left", "Up.": "up"})):
         environment = environments.make("gymnasium_text", env_id="FrozenLake-v1", actions=actions)
         for text, action in texts.items():
             state, _ = base.begin(environment, environment.task.train[0], 0)

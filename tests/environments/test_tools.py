@@ -37,7 +37,8 @@ BOOK = tools.of_function(book)
 
 
 def test_the_schema_of_a_function():
-    assert BOOK.schema == {"type": "function", "function": {"name": "book", "description": "Books a room.\n\nMore words.", "parameters": {
+    assert BOOK.schema == {"type": "function", "function": {"name": "book", "description": "Books a room.\n\nMore words.",
+                                                           "parameters": {
         "type": "object", "required": ["city", "nights"], "properties": {
             "city": {"type": "string", "description": "where: the town"},
             "nights": {"type": "integer", "description": "how many"},
@@ -257,8 +258,10 @@ LOOP.append(LOOP)
 
 
 @pytest.mark.parametrize("value, text", [
-    (np.int64(5), "5"), (np.float32(0.5), "0.5"), (Money(), "5 EUR"), (Fraction(1, 3), "1/3"), (datetime.date(2024, 2, 29), "2024-02-29"),
-    ({(1, 2): 3}, "{(1, 2): 3}"), ({"a": {1}}, "{'a': {1}}"), (b"a", "b'a'"), (LOOP, "[[...]]"), (None, "null"), ({"a": 1}, '{"a": 1}'),
+    (np.int64(5), "5"), (np.float32(0.5), "0.5"), (Money(), "5 EUR"), (Fraction(1, 3), "1/3"),
+    (datetime.date(2024, 2, 29), "2024-02-29"),
+    ({(1, 2): 3}, "{(1, 2): 3}"), ({"a": {1}}, "{'a': {1}}"), (b"a", "b'a'"), (LOOP, "[[...]]"), (None, "null"),
+    ({"a": 1}, '{"a": 1}'),
     (tools.Result(np.int64(7)), "7")])
 def test_results_that_are_neither_text_nor_json(value, text):
     """In every environment whose tools are called by `run`."""
@@ -713,7 +716,8 @@ def test_search(tmp_path):
     assert len(ask("tea leaves")) < 1100 and ask("spider " * 5000).startswith("[1] Spiders")
     path.write_text('{"text": "tea\u2028and\x85 milk"}\r\n{"text": "horse"}\n', encoding="utf-8")  # only \n ends a line
     assert search.read_documents(str(path)) == [("", "tea\u2028and\x85 milk"), ("", "horse")]
-    for text, why in (("", "holds no documents"), ('{"text": "the of a"}', "1 documents without a word to find them by"), ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),
+    for text, why in (("", "holds no documents"), ('{"text": "the of a"}', "1 documents without a word to find them by"),
+                      ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),
                       ('{"text": 1}', "its text is not a text")):
         other = tmp_path / f"{len(text)}.jsonl"
         other.write_text(text)

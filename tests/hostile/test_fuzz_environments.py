@@ -1,7 +1,7 @@
 """Hostile texts, drawn at random, at every parser of calls and at every step of every environment that runs in this process.
 
-No text may raise: a trajectory that an environment loses is left out of training, so that a policy would void what it does badly.
-`JAXRL_LLM_FUZZ=5000 python -m pytest tests/hostile/test_fuzz_environments.py` draws so many texts for each case, instead of a few.
+No text may raise: a lost trajectory is left out of training, so that a policy would void what it does badly.
+The variable JAXRL_LLM_FUZZ is the number of texts for each case (default 15): with 5000 the tests take ten minutes.
 """
 import json
 import os
@@ -22,23 +22,28 @@ from jaxrl_llm.environments.tool_use import of_tools
 from jaxrl_llm.environments.words import last_word
 
 TEXTS = int(os.environ.get("JAXRL_LLM_FUZZ", "15"))
-NUMBERS = ["7", "-1", "1.5", "5.0", "1e400", "-0.0", "NaN", "Infinity", "9" * 5000, "0x" + "f" * 5000, "1_0", "٣", "1/0", "2**9**9"]
+NUMBERS = ["7", "-1", "1.5", "5.0", "1e400", "-0.0", "NaN", "Infinity", "9" * 5000, "0x" + "f" * 5000, "1_0", "٣", "1/0",
+           "2**9**9"]
 DEEP = ["[" * 90 + "]" * 90, "[" * 3000 + "]" * 3000, '{"a":' * 95 + "1" + "}" * 95, "(" * 150 + ")" * 150, "-" * 1500 + "1"]
 MARKS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>", "```python\n", "\n```\n", "```", "<memory>",
-         "</memory>", "<answer>", "</answer>", r"\boxed{", "}", "{", "[", "]", "(", ")", ";", '"', "'", "\\", "\\\"", ",", ":", "="]
-WORDS = ["north", "go north", "LEFT", "yes", "no", "take key", "[5]", "1. alibi", "Ω", "\0", "\ud800", "\x1b[31m", "\r", "\n", "\u2028",
-         "\u202e", "def f(x):\n    return x\n", "sum(" + "+".join("1" * 400) + ")", "lambda:" * 200 + "0", "f(a)", "f" + "(a)" * 300]
+         "</memory>", "<answer>", "</answer>", r"\boxed{", "}", "{", "[", "]", "(", ")", ";", '"', "'", "\\", "\\\"", ",", ":",
+         "="]
+WORDS = ["north", "go north", "LEFT", "yes", "no", "take key", "[5]", "1. alibi", "Ω", "\0", "\ud800", "\x1b[31m", "\r", "\n",
+         "\u2028", "\u202e", "def f(x):\n    return x\n", "sum(" + "+".join("1" * 400) + ")", "lambda:" * 200 + "0",
+         "f(a)", "f" + "(a)" * 300]
 
 
 def argument(chance: random.Random) -> str:
     """A value in JSON, or almost."""
-    return chance.choice([*NUMBERS, *DEEP, "null", "true", json.dumps(chance.choice([*WORDS, *MARKS, *NUMBERS]) * chance.choice([1, 999])),
+    text = json.dumps(chance.choice([*WORDS, *MARKS, *NUMBERS]) * chance.choice([1, 999]))
+    return chance.choice([*NUMBERS, *DEEP, "null", "true", text,
                           '"1' + "+1" * 200 + '"', '{"expression": "1"}', '"\\ud800"'])
 
 
 def call(chance: random.Random) -> str:
     """A call in one of the formats, of a tool that may be there."""
-    name, key = chance.choice(["calculator", "keep", "keep", "none", "\\u0000"]), chance.choice(["x", "expression", "y", "code"])
+    name = chance.choice(["calculator", "keep", "keep", "none", "\\u0000"])
+    key = chance.choice(["x", "expression", "y", "code"])
     value = argument(chance)
     return chance.choice([
         f'<tool_call>{{"name": "{name}", "arguments": {{"{key}": {value}}}}}</tool_call>',
@@ -88,17 +93,20 @@ def notebook(parser: str = "hermes") -> environments.Environment:
 
 def keeping(parser: str = "hermes") -> environments.Environment:
     """A tool that returns what the policy wrote."""
-    return of_tools(tasks.make("arithmetic", chat=True), [tools.of_function(keep)], name="keep", parser=parser, reward=None, turns=8)
+    problems = tasks.make("arithmetic", chat=True)
+    return of_tools(problems, [tools.of_function(keep)], name="keep", parser=parser, reward=None, turns=8)
 
 
 HERE = "test_fuzz_environments:"
+SLOW = pytest.mark.slow
 CASES: list[Any] = [
-    ("single", {}), ("sequence", {"length": 5}), *((name, {"parser": parser}) for name in ("tool_use", HERE + "keeping", HERE + "notebook")
-                                                   for parser in parsers.BY_NAME),
-    ("memory_use", {}), ("recent", {}), ("recent", {"environment": "tool_use", "thoughts": False}), ("purified", {"retries": 9}),
-    ("purified", {"environment": HERE + "notebook", "retries": 9}), ("solver_verifier", {}), ("ranked_list", {}), ("guess_number", {}),
-    ("treasure", {}), ("tic_tac_toe", {}), ("gymnasium_text", {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"]}),
-    pytest.param("textarena_game", {}, marks=pytest.mark.slow), pytest.param("textarena_game", {"game": "TicTacToe-v0"}, marks=pytest.mark.slow)]
+    *((name, {"parser": parser}) for name in ("tool_use", HERE + "keeping", HERE + "notebook") for parser in parsers.BY_NAME),
+    ("single", {}), ("sequence", {"length": 5}), ("memory_use", {}), ("recent", {}),
+    ("recent", {"environment": "tool_use", "thoughts": False}), ("purified", {"retries": 9}),
+    ("purified", {"environment": HERE + "notebook", "retries": 9}), ("solver_verifier", {}), ("ranked_list", {}),
+    ("guess_number", {}), ("treasure", {}), ("tic_tac_toe", {}),
+    ("gymnasium_text", {"env_id": "FrozenLake-v1", "actions": ["left", "down", "right", "up"]}),
+    pytest.param("textarena_game", {}, marks=SLOW), pytest.param("textarena_game", {"game": "TicTacToe-v0"}, marks=SLOW)]
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +136,8 @@ def test_no_text_voids_a_trajectory(name, options):
     play(environments.make(name, **options), [hostile(chance) for _ in range(TEXTS)])
 
 
-@pytest.mark.parametrize("read", [*parsers.PARSERS.values(), parsers.without_thoughts, skills, lambda text: uses([text], {"f": ""}),
+@pytest.mark.parametrize("read", [*parsers.PARSERS.values(), parsers.without_thoughts, skills,
+                                  lambda text: uses([text], {"f": ""}),
                                   lambda text: last_word(["1", "left", "-1"], text)])
 def test_no_text_stops_a_reader(read):
     chance = random.Random("readers")
@@ -150,7 +159,8 @@ def test_no_action_stops_the_client_of_a_server():
         json.dumps(action(hostile(chance)))
 
 
-FUNCTIONS = ["def f(x):\n    return " + "+".join("1" * 400), "def f(x):\n    return " + "-" * 1500 + "x", "def f(x):\n    return 0x" + "f" * 5000,
+FUNCTIONS = ["def f(x):\n    return " + "+".join("1" * 400), "def f(x):\n    return " + "-" * 1500 + "x",
+             "def f(x):\n    return 0x" + "f" * 5000,
              "@staticmethod\ndef f(x):\n    return x  # as it is written"]
 
 
@@ -177,9 +187,10 @@ def test_arguments_in_the_state_of_an_environment_can_be_copied():
     assert play(environments.make("purified", environment=HERE + "notebook"), turns).reward == 1.0  # the deeper two are refused
 
 
-UNITS = ["<tool_call>", "</think>", "<tool_call>\"", "<tool_call>x</think>", "<tool_call>{\"name\": \"a\"}</tool_call>", '{"name": "a"};',
-         '{"name": "a"}; ', "</think>{\"", "</think>f('", "```python\n", "```python\n\"</think>\"\n```\n", "{", "[", "\\", "'\\", "7 ", "7",
-         "-1.", "\n", "<memory>", "</memory>", "[5]", "go north ", "def f(): 0\n", "yes", " "]
+UNITS = ["<tool_call>", "</think>", "<tool_call>\"", "<tool_call>x</think>", "<tool_call>{\"name\": \"a\"}</tool_call>",
+         '{"name": "a"};', '{"name": "a"}; ', "</think>{\"", "</think>f('", "```python\n",
+         "```python\n\"</think>\"\n```\n", "{", "[", "\\", "'\\", "7 ", "7", "-1.",
+         "\n", "<memory>", "</memory>", "[5]", "go north ", "def f(): 0\n", "yes", " "]
 
 
 def assert_linear(read, unit):
@@ -200,7 +211,8 @@ def test_readers_take_linear_time(read):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tool_use", "memory_use", "ranked_list", "guess_number", "treasure", "tic_tac_toe", "solver_verifier"])
+@pytest.mark.parametrize("name", ["tool_use", "memory_use", "ranked_list", "guess_number", "treasure", "tic_tac_toe",
+                                  "solver_verifier"])
 def test_steps_take_linear_time(name):
     environment = environments.make(name)
     for unit in UNITS:

@@ -1,6 +1,6 @@
 """Several tasks in one run: shares of batches, ids, held-out problems, and the rewards of each."""
-import json
 import dataclasses
+import json
 from collections import Counter
 
 import numpy as np
