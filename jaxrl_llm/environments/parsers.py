@@ -160,10 +160,10 @@ def _objects(text: str) -> list[Call]:
         if not calls and "name" not in value:
             return []  # an answer in JSON
         calls.append(_of_value(value, "parameters"))
-        position = _SPACE.match(text, position).end()  # type: ignore[union-attr]
+        position = _SPACE.match(text, position).end()
         if position < len(text) and text[position] != ";":
             return []  # an answer that begins with an object
-        position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
+        position = _SPACE.match(text, position + 1).end()
     return calls
 
 

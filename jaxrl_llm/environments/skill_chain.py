@@ -65,7 +65,7 @@ def skills(program: str) -> dict[str, str]:
     lines, found = _LINE.split(program), {}
     for node in _parsed(program):
         if isinstance(node, ast.FunctionDef):
-            first = min(part.lineno for part in (node, *node.decorator_list))
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
             found[node.name] = "\n".join(lines[first - 1:node.end_lineno])  # nothing else is on these lines
     return found
 
