@@ -21,7 +21,7 @@ def rec_family(*, scale: bool = False, drop: str = "none", eps: float = 1e-6, se
         valid = rollouts.valid
         if drop == "none":
             return valid
-        below = valid & (rollouts.rewards < masked.group_mean(rollouts.rewards, valid))
+        below = valid & (rollouts.rewards < masked.group_mean(rollouts.rewards, valid) - 1e-6)  # rounding of the mean
         surplus = masked.group_count(below) - masked.group_count(valid & ~below)
         scores = draws.uniform(jax.random.fold_in(jax.random.key(seed), step), valid.shape)
         rank = jnp.argsort(jnp.argsort(jnp.where(below, scores, 2), axis=1), axis=1)  # 2 is above every score

@@ -28,6 +28,8 @@ def v0_5(*, variance: float = 0.25, cost: float | None = None, leave_one_out: bo
     `prior_error`, the squared distance of prior and group mean, including the noise of the mean.
     """
 
+    shrinkage.check_variance(variance)
+
     def advantages(rollouts, state):
         rewards, valid = rollouts.rewards, rollouts.valid
         prior, count = rollouts.extras["prior"][:, None], masked.group_count(valid)

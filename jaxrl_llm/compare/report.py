@@ -13,6 +13,7 @@ from jaxrl_llm.compare.plan import UNITS, Budget, Job
 from jaxrl_llm.evaluation import comparison, how_to_autorl
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.rates import pass_at_k
+from jaxrl_llm.tasks.jsonl import lines
 from jaxrl_llm.training.workdir import config_changes, stored_config
 
 METRIC, SOLVED = "eval/score", "eval/solved"
@@ -210,7 +211,7 @@ def held_out_correct(file: Path) -> np.ndarray | None:
     if not file.is_file():
         return None
     rows = {}
-    for line in file.read_text().splitlines():
+    for _, line in lines(file):
         row = json.loads(line)
         rows.setdefault(row["prompt_index"], []).append(row["solved"])
     return np.array([*rows.values()], bool) if len({len(own) for own in rows.values()}) == 1 else None

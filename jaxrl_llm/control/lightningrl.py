@@ -22,7 +22,7 @@ def has_signal(accuracy_PG: Array, perf_PG: Array, valid_PG: Array, *, min_range
     solved = masked.max(accuracy_PG, valid_PG, axis=1, initial=0) > 0
     spread = masked.max(perf_PG, valid_PG, axis=1, initial=-float("inf")) + masked.max(
         -perf_PG, valid_PG, axis=1, initial=-float("inf"))
-    return solved & (spread >= min_range)
+    return solved & (spread >= min_range - 1e-6)
 
 
 @prompt_filter

@@ -9,7 +9,8 @@ from jaxrl_llm.control.base import Filter, prompt_filter
 def worth_learning(score_PG: Array, valid_PG: Array, *, lowest: float, highest: float, min_std: float) -> Array:
     """bool[P]: population std of the scores of at least `min_std`, and a mean score in [lowest, highest]."""
     mean = masked.mean(score_PG, valid_PG, axis=1)
-    return (masked.std(score_PG, valid_PG, axis=1, ddof=0) >= min_std) & (mean >= lowest) & (mean <= highest)
+    spread = masked.std(score_PG, valid_PG, axis=1, ddof=0)
+    return (spread >= min_std - 1e-6) & (mean >= lowest - 1e-6) & (mean <= highest + 1e-6)
 
 
 @prompt_filter

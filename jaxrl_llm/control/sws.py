@@ -75,7 +75,7 @@ def next_concept(chosen_C: Array, counts_CC: Array, embeddings_CD: Array, freque
 def accepted(verdicts_NJ: Array, accuracy_N: Array, *, low: float = 0.125, high: float = 0.875) -> Array:
     """bool[N]: new problems with a "perfect" (2) and no "bad" (0) verdict, and the start policy's accuracy in [low, high]."""
     good = jnp.any(verdicts_NJ == 2, axis=1) & ~jnp.any(verdicts_NJ == 0, axis=1)
-    return good & (low <= accuracy_N) & (accuracy_N <= high)
+    return good & (low - 1e-6 <= accuracy_N) & (accuracy_N <= high + 1e-6)
 
 
 @prompt_filter

@@ -12,6 +12,7 @@ from jaxrl_llm.evaluation.pass_at_k import pass_at_k
 from jaxrl_llm.evaluation.rates import bootstrap_mean
 from jaxrl_llm.figures import COLORS
 from jaxrl_llm.show.runs import short_names
+from jaxrl_llm.tasks.jsonl import lines
 from jaxrl_llm.training.metrics import read_metrics
 
 _DASHES = ("-", "--", ":", "-.")
@@ -55,7 +56,7 @@ def course(folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[d
 
 def numbers(file: Path, formats: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
     """Shares, accuracy and variety of the completions of a page."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for _, line in lines(file)]
     group = 1 + max(row["completion_index"] for row in rows)
     correct = np.array([row["solved"] for row in rows]).reshape(-1, group)
     texts = [[row["completion"] for row in rows[i:i + group]] for i in range(0, len(rows), group)]

@@ -4,7 +4,6 @@ The functions of a `Game` take one game; `opened` and `stepped` map them over th
 """
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,6 +11,8 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxrl_llm.environments.words import last_word
 
 Message = Mapping[str, Any]
 _LISTED = 40  # legal moves that a text names
@@ -133,8 +134,7 @@ def empty(game: Game, capacity: int) -> Table:
 
 def action_of(game: Game, message: Message) -> int:
     """The number of the last action that a message names, ignoring case; -1 if it names none."""
-    matches = _pattern(game.words).findall(message["content"].lower())
-    return _numbers(game.words)[matches[-1]] if matches else -1
+    return last_word(game.words, message["content"])
 
 
 def opening_text(game: Game, shown: Shown, position: str) -> str:
@@ -181,14 +181,3 @@ def _moves(game: Game, shown: Shown) -> str:
 def _shapes(game: Game) -> Any:
     """Shapes and types of a state."""
     return jax.eval_shape(lambda: game.reset(jax.random.key(0), jnp.bool_(False)))
-
-
-@functools.cache
-def _pattern(words: tuple[str, ...]) -> re.Pattern:
-    longest = sorted((word.lower() for word in words), key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest))})(?!\w)")
-
-
-@functools.cache
-def _numbers(words: tuple[str, ...]) -> dict[str, int]:
-    return {word.lower(): number for number, word in enumerate(words)}

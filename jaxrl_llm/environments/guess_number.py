@@ -3,9 +3,10 @@ import dataclasses
 import re
 
 from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.words import AFTER_DIGITS, BEFORE_DIGITS
 from jaxrl_llm.tasks.base import Problem, disjoint_task, split_position
 
-_NUMBER = re.compile(r"[0-9]{1,9}(?![0-9])")
+_NUMBER = re.compile(f"{BEFORE_DIGITS}[0-9]{{1,9}}{AFTER_DIGITS}")
 
 
 @dataclasses.dataclass
@@ -21,7 +22,7 @@ class Game:
 def guess_number(*, highest: int = 100, heldout_fraction: float = 0.2) -> Environment:
     """A number from 1 to `highest`, with as many guesses as bisection needs. The return is 1 for finding it, else 0.
 
-    Each number is a problem. The last number in a message is the guess, so that a list of all numbers is one guess.
+    Each number is a problem. The last whole number in a message is the guess, so that a list of all numbers is one guess.
     Raises ValueError for fewer than 10 numbers, or a fraction that leaves training or held-out problems empty.
     """
     if highest < 10:

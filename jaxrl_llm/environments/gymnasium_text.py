@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.words import last_word
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m([^\x1b]*)\x1b\[0m")
@@ -27,7 +28,8 @@ def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, act
                    returns: tuple[float, float] = (-np.inf, np.inf)) -> Environment:
     """`gymnasium.make(env_id, **options)` with text observations (a Text space, or a rendering in the mode "ansi").
 
-    `actions` are the words for a Discrete space, in its order (default: numbers); the last word in a message is the action.
+    `actions` are the words for a Discrete space, in its order (default: numbers); the last word in a message is
+    the action, whatever its case.
     Text spaces take the message unchanged. Highlighted parts of a rendering are in square brackets. A problem is a seed of
     `reset`; chance during the trajectory comes from the key. `returns`, the lowest and highest return, are needed for training.
     Raises ValueError without gymnasium, or for another kind of environment.
@@ -54,13 +56,11 @@ def _step(state: Played, message: Message, *, words: Sequence[str]) -> Turn:
     action: Any = message["content"]
     info: dict[str, Any] = {}
     if words:
-        longest_first = sorted(words, key=len, reverse=True)
-        matches = re.findall(rf"(?<!\w)({'|'.join(map(re.escape, longest_first))})(?!\w)", action)
-        info |= {"state": _identity(state.seen), "action": matches[-1] if matches else ""}
-        if not matches:
+        action = last_word(words, action)
+        info |= {"state": _identity(state.seen), "action": words[action] if action >= 0 else ""}
+        if action < 0:
             said = [{"role": "user", "content": f"Answer with one of: {', '.join(words)}."}]
             return Turn(said, done=state.left <= 0, info=info)
-        action = words.index(matches[-1])
     state.seen, reward, terminated, truncated, _ = state.inside.step(action)
     done = bool(terminated or truncated or state.left <= 0)
     return Turn([{"role": "user", "content": _text(state.inside, state.seen) or "(nothing)"}], reward, done,

@@ -2,16 +2,15 @@
 import dataclasses
 import functools
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.environments.background import Opened, wait
 from jaxrl_llm.environments.base import Died, Environment, Late, Message, Turn
 from jaxrl_llm.tasks.base import Problem, optional, seeded
+from jaxrl_llm.tasks.jsonl import MAX_DEPTH, depth
 
 _OURS = ("done", "reward", "metadata")  # fields of an observation that the policy does not read
-_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 @dataclasses.dataclass
@@ -69,8 +68,8 @@ def openenv_server(*, url: str, action: str = "", observation: str = "", rules: 
 def _step(state: Session, message: Message, *, ask: Callable, action: str, observation: str) -> Turn:
     state.left -= 1
     try:
-        result = ask(state.client, "step", {action: message["content"]} if action else _object(message["content"]))
-    except _Refused as error:
+        result = ask(state.client, "step", {action: message["content"]} if action else object_of(message["content"]))
+    except Refused as error:
         return Turn([{"role": "user", "content": f"error: {error}"}], done=state.left <= 0, info={"refused": True})
     done = bool(result.done)
     said = _text(result.observation, observation) or "(nothing)"
@@ -78,12 +77,12 @@ def _step(state: Session, message: Message, *, ask: Callable, action: str, obser
                 {"refused": False, "truncated": not done and state.left <= 0})
 
 
-class _Refused(ValueError):
+class Refused(ValueError):
     """An action that the server refuses."""
 
 
 async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, Any], what: str) -> Any:
-    """The result of a method of the client. Raises _Refused, Died."""
+    """The result of a method of the client. Raises Refused, Died."""
     from websockets.exceptions import ConnectionClosed
     from websockets.protocol import State
 
@@ -95,19 +94,20 @@ async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, A
         raise Died(f"{what} has ended the session: {error}") from error
     except RuntimeError as error:  # the server's error message, by its code
         if "(code: VALIDATION_ERROR)" in str(error):
-            raise _Refused(str(error)) from error
+            raise Refused(str(error)) from error
         raise
 
 
-def _object(text: str) -> dict[str, Any]:
-    """The JSON object in a message, from the first to the last brace. Raises _Refused."""
-    match = _OBJECT.search(text)
+def object_of(text: str) -> dict[str, Any]:
+    """The JSON object in a message, from the first to the last brace. Raises Refused."""
     try:
-        value = json.loads(match[0]) if match else None
+        value = json.loads(text[text.find("{"):text.rfind("}") + 1] or "null")
     except (ValueError, RecursionError) as error:
-        raise _Refused(f"the action is not valid JSON ({str(error)[:100]})") from error
+        raise Refused(f"the action is not valid JSON ({str(error)[:100]})") from error
     if not isinstance(value, dict):
-        raise _Refused("say the action as a JSON object")
+        raise Refused("say the action as a JSON object")
+    if depth(value) > MAX_DEPTH:  # the client, which sends it, walks through it by recursion
+        raise Refused(f"the action is nested deeper than {MAX_DEPTH} levels")
     return value
 
 

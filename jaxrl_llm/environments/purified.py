@@ -2,6 +2,7 @@
 import copy
 import dataclasses
 import difflib
+import os
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from jaxrl_llm import environments
 from jaxrl_llm.environments.base import Environment, Message, Turn, of_inner
 from jaxrl_llm.tasks.base import Problem
 
+COMPARED = 1000  # characters: the time of a comparison grows with more than their square
 Parts = list[tuple[int, int, int]]  # see `Turn.rewritten`
 
 
@@ -73,12 +75,25 @@ def purified(*, environment: str = "tool_use", options: Mapping[str, Any] | None
 def merged(failed: str, correction: str, mark: str, threshold: float) -> tuple[str, Parts]:
     """A message made of a failed one and its correction, and its parts, as in `Turn.rewritten`.
 
-    Calls begin with the first `mark`. The similarity of the texts after it is `2 M / (characters of both)`, M the matching
-    characters (Ratcliff-Obershelp). If it is at least the threshold, the message is the failed one's reasoning and the
-    correction's call; else it is the whole correction.
+    Calls begin with the first `mark`. If the `similarity` of the texts after it is at least the threshold, the message is the
+    failed one's reasoning and the correction's call; else it is the whole correction.
     """
     old, new, end = failed.find(mark), correction.find(mark), len(correction) + 1
-    calls = failed[old + len(mark):], correction[new + len(mark):]
-    if old < 0 or difflib.SequenceMatcher(None, *calls).ratio() < threshold:
+    if old < 0 or similarity(failed[old + len(mark):], correction[new + len(mark):]) < threshold:
         return correction, [(0, 0, end)]
     return failed[:old] + correction[new:], [(1, 0, old), (0, new, end)]
+
+
+def similarity(one: str, other: str) -> float:
+    """`2 M / (characters of both)`, M the matching characters (Ratcliff-Obershelp), in time linear in the texts.
+
+    Of a text longer than `COMPARED` the common beginning and end match, and what is between them as its first characters do.
+    """
+    if max(len(one), len(other)) <= COMPARED:
+        return difflib.SequenceMatcher(None, one, other).ratio()
+    begin = len(os.path.commonprefix([one, other]))
+    one, other = one[begin:], other[begin:]
+    end = len(os.path.commonprefix([one[::-1], other[::-1]]))
+    left = (len(one) + len(other)) / 2 - end
+    between = difflib.SequenceMatcher(None, one[:len(one) - end][:COMPARED], other[:len(other) - end][:COMPARED]).ratio()
+    return (begin + end + between * left) / (begin + end + left)

@@ -5,6 +5,7 @@ from typing import Any
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments.base import Environment, Message, Turn, of_inner
+from jaxrl_llm.environments.parsers import without_thoughts
 from jaxrl_llm.tasks.base import Problem
 
 
@@ -38,7 +39,7 @@ def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None =
 
     def step(state: Window, message: Message) -> Turn:
         turn, said = inner.step(state.inner, message), message["content"]
-        said = said if thoughts else said.rpartition("</think>")[2].lstrip("\n")
+        said = said if thoughts else without_thoughts(said).lstrip("\n")
         state.turns.append((said, "\n".join(one["content"] for one in turn.messages)))
         if turn.done:
             return turn._replace(messages=())

@@ -1,10 +1,10 @@
 """The tool `search`: BM25 over the documents of a local JSONL file (Robertson and Zaragoza 2009; arXiv 2407.03618)."""
 import functools
 import json
-from pathlib import Path
 
 from jaxrl_llm.environments.tools import Tool, of_function
 from jaxrl_llm.tasks.base import optional
+from jaxrl_llm.tasks.jsonl import lines
 
 SHOWN = 1000  # characters of a document
 
@@ -12,7 +12,7 @@ SHOWN = 1000  # characters of a document
 def search(*, path: str, results: int = 3) -> Tool:
     """`search(query)` finds documents in a file with one object per line, `{"title": ..., "text": ...}`, the title optional.
 
-    Raises ValueError without the package bm25s, and for a file without documents.
+    Raises ValueError without the package bm25s, for a file without documents, and for documents without words to find them by.
     """
     bm25s, index, documents = _index(path)
 
@@ -32,15 +32,13 @@ def search(*, path: str, results: int = 3) -> Tool:
 def read_documents(path: str) -> list[tuple[str, str]]:
     """`(title, text)` of every line. Raises ValueError with file and line for a line that is no document, or an empty file."""
     documents = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in lines(path):
         try:
             record = json.loads(line)
             documents.append((str(record.get("title", "")), record["text"]))
             if not isinstance(record["text"], str):
                 raise TypeError("its text is not a text")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: expected an object with 'text' and maybe 'title' ({error!r})") from error
     if not documents:
         raise ValueError(f"{path} holds no documents; expected one JSON object a line with 'text' and maybe 'title'")
@@ -53,7 +51,11 @@ def _index(path: str) -> tuple:
     bm25s = optional("bm25s", "environments")
     documents = read_documents(path)
     index = bm25s.BM25()
-    index.index(bm25s.tokenize([f"{title} {text}" for title, text in documents], show_progress=False), show_progress=False)
+    tokens = bm25s.tokenize([f"{title} {text}" for title, text in documents], show_progress=False)
+    if not any(tokens.ids):
+        raise ValueError(f"{path} holds {len(documents)} documents without a word to find them by: words such as 'the' and "
+                         "single characters are not indexed")
+    index.index(tokens, show_progress=False)
     return bm25s, index, documents
 
 

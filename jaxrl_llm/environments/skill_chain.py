@@ -3,6 +3,7 @@ import ast
 import dataclasses
 import functools
 import random
+import re
 from collections.abc import Callable, Hashable, Mapping
 
 from jaxrl_llm.environments.base import Environment, Message, Turn
@@ -16,6 +17,7 @@ RULES = ("There are two tasks. Programs that you write in a ```python block are 
          "that you define for the first task can be called in the second one. Then give the number alone.")
 LIBRARY = 20  # skills that are kept, the latest ones
 WORDS = ("wug", "dax", "blick", "fep", "tove", "zib", "mip", "gorp")
+_LINE = re.compile(r"\r\n|\r|\n")  # as Python's parser counts lines
 FACTS = {"agent": "turn", "functional_group": "turn", "skill_used": "count"}
 
 
@@ -60,7 +62,12 @@ def skill_rewards(first: float, second: float, used: bool) -> tuple[float, float
 
 def skills(program: str) -> dict[str, str]:
     """The sources of the top-level functions of a program by name; empty if it is not valid Python."""
-    return {node.name: ast.unparse(node) for node in _parsed(program) if isinstance(node, ast.FunctionDef)}
+    lines, found = _LINE.split(program), {}
+    for node in _parsed(program):
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            found[node.name] = "\n".join(lines[first - 1:node.end_lineno])  # nothing else is on these lines
+    return found
 
 
 def uses(programs: list[str], library: Mapping[str, str]) -> bool:

@@ -5,13 +5,14 @@ import random
 import re
 
 from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.words import AFTER_DIGITS, BEFORE_DIGITS
 from jaxrl_llm.tasks.base import Problem, disjoint_task, split_position
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 SIDES = "XO"
 RULES = ("This is tic-tac-toe. Free squares have a number. Answer with the number of the square that you take. Three in a row "
          "win; a square that is not free loses.")
-_MOVE = re.compile(r"[1-9](?![0-9])")
+_MOVE = re.compile(f"{BEFORE_DIGITS}[1-9]{AFTER_DIGITS}")
 
 
 @dataclasses.dataclass

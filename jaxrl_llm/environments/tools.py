@@ -6,7 +6,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import registry
@@ -17,6 +17,10 @@ _TYPES = _SCALARS | {list: "array", tuple: "array", dict: "object"}
 _CHECKS: dict[str, tuple[type, ...]] = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
                                         "array": (list,), "object": (dict,), "null": (type(None),)}
 CALLS = 4  # calls of a message: without a limit they could exceed the deadline of a step
+_SECTION = re.compile(r"(?:\n|^)\s*(?:Args|Returns|Raises):")  # of a docstring
+_ARGUMENTS, _HEADING = re.compile(r"^([ \t]*)Args:[ \t]*\n", re.MULTILINE), re.compile(r"[A-Z]\w+:")
+_ARGUMENT = re.compile(r"(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)")
+_CHOICES = re.compile(r"\(choices:\s*(.*?)\)\s*$", re.IGNORECASE)
 NAME_LIMIT = 64  # characters of a name in an answer, since the name of an unknown tool is the policy's own text
 RESULT_LIMIT = 8000  # characters of a result, so that a tool's output cannot fill the context
 
@@ -67,18 +71,50 @@ def of_function(function: Callable[..., Any]) -> Tool:
     Raises ValueError for arguments without a type, of a type that JSON lacks, or positional-only.
     """
     text = inspect.getdoc(function) or ""
-    listed = text.partition("Args:")[2].partition("Returns:")[0]
-    described = dict(re.findall(r"^ {2,8}(\w+)[^:\n]*: *(.+)$", listed, re.MULTILINE))
     hints, properties, required = typing.get_type_hints(function), {}, []
-    for name, parameter in inspect.signature(function).parameters.items():
+    parameters = inspect.signature(function).parameters
+    described = _described(text, parameters)
+    for name, parameter in parameters.items():
         if name not in hints or parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(f"argument {name!r} of tool {function.__name__!r} has no type, or is not given by name; write "
                              f"`def {function.__name__}({name}: str) -> str`")
-        properties[name] = {**_schema_of(hints[name], f"{function.__name__}({name})"), "description": described.get(name, "")}
+        schema = _schema_of(hints[name], f"{function.__name__}({name})")
+        properties[name] = _with_choices({**schema, "description": described.get(name, "")})
         if parameter.default is parameter.empty:
             required.append(name)
-    summary = re.split(r"\n\s*\n|Args:", text)[0].strip()
+    summary = _SECTION.split(text)[0].strip()
     return Tool(function.__name__, summary, {"type": "object", "properties": properties, "required": required}, function)
+
+
+def _described(text: str, names: Collection[str]) -> dict[str, str]:
+    """The descriptions of these arguments in the `Args:` of a docstring, the lines of each joined by spaces."""
+    found, name, depth, blank = dict[str, list[str]](), "", None, False
+    begin = _ARGUMENTS.search(text)
+    for line in text[begin.end():].split("\n") if begin else ():
+        said, indent = line.strip(), len(line) - len(line.lstrip())
+        if said and indent <= len(begin[1]) and (blank or _HEADING.fullmatch(said)):
+            break
+        blank = not said
+        depth = indent if depth is None else depth
+        begun = _ARGUMENT.fullmatch(said) if indent <= depth else None
+        if begun is not None and begun[1] in names:
+            name, said = begun.groups()
+        found.setdefault(name, []).append(said)
+    return {name: " ".join(filter(None, said)) for name, said in found.items()}
+
+
+def _with_choices(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with the values that its description lists at its end, `(choices: ["a", "b"])`, as transformers reads them."""
+    listed = _CHOICES.search(schema["description"])
+    try:
+        values = json.loads(listed[1]) if listed else None
+    except ValueError:
+        values = None
+    if listed is None or not isinstance(values, list):
+        return schema
+    values = [value.strip() if isinstance(value, str) else value for value in values]
+    null = [None] if "null" in _kinds(schema) and "type" in schema and None not in values else []
+    return {**schema, "enum": values + null, "description": schema["description"][:listed.start()].strip()}
 
 
 def _schema_of(hint: Any, where: str) -> dict[str, Any]:
@@ -150,11 +186,38 @@ def run(tools: Sequence[Tool], call: Call) -> Result:
     except ValueError as error:
         return _refused(str(error))
     try:
-        result = tool.call(**call.arguments)
+        result = tool.call(**as_typed(tool.parameters, dict(call.arguments)))
     except ToolError as error:
         return _refused(str(error))
-    text, failed = result if isinstance(result, Result) else (result, False)
-    return Result(shorten(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)), failed)
+    value, failed = result if isinstance(result, Result) else (result, False)
+    try:
+        return Result(shorten(_text(value)), failed)
+    except (ValueError, RecursionError) as error:  # too many digits, too many levels
+        return _refused(f"the result of {tool.name} cannot be written ({str(error)[:100]})")
+
+
+def _text(value: Any) -> str:
+    """A result as text: as JSON, or as Python writes it if it is neither text nor JSON."""
+    try:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):  # of another type, or a list that holds itself
+        return str(value)
+
+
+def as_typed(schema: Any, value: Any) -> Any:
+    """The value with its integers as Python has them: in JSON Schema 5.0 is an integer, too."""
+    if not isinstance(schema, Mapping):
+        return value
+    if "anyOf" in schema:
+        schema = next((one for one in schema["anyOf"] if _fits(one, value)), {})
+    if isinstance(value, dict):
+        properties, others = schema.get("properties", {}), schema.get("additionalProperties")
+        return {name: as_typed(properties.get(name, others), one) for name, one in value.items()}
+    if isinstance(value, list):
+        parts = [*schema.get("prefixItems", ()), *[schema.get("items")] * len(value)]
+        return [as_typed(part, one) for part, one in zip(parts, value)]
+    whole = isinstance(value, float) and value.is_integer() and "type" in schema
+    return int(value) if whole and "integer" in _kinds(schema) and "number" not in _kinds(schema) else value
 
 
 def results(tools: Sequence[Tool], calls: Sequence[Call]) -> list[Result]:
@@ -221,8 +284,13 @@ def _fits(schema: Any, value: Any) -> bool:
         return False
     if "enum" in schema:  # true is not 1 in JSON
         return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in schema["enum"])
-    return any(isinstance(value, _CHECKS.get(kind, object)) and (kind == "boolean" or not isinstance(value, bool))
-               for kind in _kinds(schema))
+    return any(_is_a(kind, value) for kind in _kinds(schema))
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _CHECKS.get(kind, object)) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _kinds(schema: Mapping[str, Any]) -> list[str]:

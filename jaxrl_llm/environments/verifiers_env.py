@@ -352,8 +352,10 @@ class _Interaction:
             if call.error:
                 raise tool_room.ToolError(call.error)
             client, tool = self._clients[registry.one_of("tool", call.name, self._clients)]
-            tool_room.check(_tool(call.name, tool), call.arguments)
-            return tool_room.shorten(text_of(await client.call_tool(tool.name, dict(call.arguments))))
+            ours = _tool(call.name, tool)
+            tool_room.check(ours, call.arguments)
+            arguments = tool_room.as_typed(ours.parameters, dict(call.arguments))
+            return tool_room.shorten(text_of(await client.call_tool(tool.name, arguments)))
         except ValueError as error:  # ToolError among them
             return f"error: {error}"
 

@@ -119,8 +119,8 @@ ROWS = (
         title="DART-GUI with fewer rollouts for what succeeds",
         arxiv=("2509.23866",),
         equation="n = 8 where success <= 0.6, else max(2, round(8 (1 - s) / 0.4)), no longer than the longest success of the "
-                 "problem; l = min(p_old / p_sampler, 1) PPO + 0.1 KL",
-        objective=("tis_mis", {"max_ratio": 1.0, "clip_high": 0.28, "kl_coef": 0.1}),
+                 "problem; l = min(p_old / p_sampler, 1) PPO + 0.1 KL, mean over turns",
+        objective=("tis_mis", {"max_ratio": 1.0, "clip_high": 0.28, "kl_coef": 0.1, "aggregation": "step_mean_token_mean"}),
         controllers=("dart_curation", "dart_lengths"),
         defaults={"group_size": 2, "max_group": 8, "temperature": 1.0},
         omits="advantages of the rewards of all steps, in which long trajectories weigh more, replayed successes, the choice "

@@ -115,8 +115,8 @@ ROWS = (
         slug="dart_tis",
         title="DART's loss for asynchronous agents",
         arxiv=("2509.23866",),
-        equation="l = min(p_old / p_sampler, 1) PPO(rho, 0.2, 0.28) + 0.1 KL",
-        objective=("tis_mis", {"max_ratio": 1.0, "clip_high": 0.28, "kl_coef": 0.1}),
+        equation="l = min(p_old / p_sampler, 1) PPO(rho, 0.2, 0.28) + 0.1 KL, mean over turns",
+        objective=("tis_mis", {"max_ratio": 1.0, "clip_high": 0.28, "kl_coef": 0.1, "aggregation": "step_mean_token_mean"}),
         defaults={"minibatches": 4},
         omits="advantages of the rewards of all steps, in which long trajectories weigh more, choice of high-entropy steps, "
               "rollout counts by success rate, replayed successes, asynchronous generation",

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm import masked, registry
+from jaxrl_llm.advantages.steps import step_totals
 from jaxrl_llm.rollouts import Rollouts
 
-AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "prompt_mean", "fixed_length")
+AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "step_mean_token_mean", "prompt_mean",
+                "fixed_length")
 
 
 def check_aggregation(aggregation: str, max_len: int | None) -> None:
@@ -28,6 +30,7 @@ def token_weights(rollouts: Rollouts, aggregation: str, max_len: int | None = No
       `token_mean`           1 / sum of m over the batch
       `seq_mean_token_mean`  1 / (number of live rollouts * length of the token's rollout)
       `seq_mean_token_sum`   1 / number of live rollouts
+      `step_mean_token_mean` 1 / (number of steps * tokens of the token's step), by `step_ids`; without them a rollout is one
       `prompt_mean`          1 / (number of prompts with tokens * tokens of the token's prompt)
       `fixed_length`         1 / (number of live rollouts * max_len), max_len the generation budget in tokens
     """
@@ -35,12 +38,15 @@ def token_weights(rollouts: Rollouts, aggregation: str, max_len: int | None = No
     mask = rollouts.token_mask
     if aggregation == "token_mean":
         count = masked.count(mask)
+    elif aggregation == "step_mean_token_mean" and rollouts.step_ids is not None:
+        size, last = step_totals(mask.astype(float), rollouts.step_ids, mask)
+        count = masked.count(last) * size
     elif aggregation == "prompt_mean":
         per_prompt = masked.count(mask, axis=(1, 2), keepdims=True)
         count = masked.count(per_prompt > 0) * per_prompt
     else:
         count = masked.count(rollouts.live)
-        if aggregation == "seq_mean_token_mean":
+        if aggregation in ("seq_mean_token_mean", "step_mean_token_mean"):
             count = count * masked.count(mask, axis=2, keepdims=True)
         elif aggregation == "fixed_length":
             count = count * max_len

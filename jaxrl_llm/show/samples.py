@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.tasks.jsonl import lines
+
 # Per-token values that a sample page may have, see training/samples.py. A ratio is probability after over before the update.
 PER_TOKEN = ("advantages", "entropies", "logprobs", "ratios")
 
@@ -31,7 +33,7 @@ def read_groups(folder: Path, limit: int) -> tuple[list[dict[str, Any]], int]:
 def _groups(page: Path) -> Iterator[dict[str, Any]]:
     """The groups of one page, in order."""
     last, group = None, None
-    for line in page.read_text(encoding="utf-8").splitlines():
+    for _, line in lines(page):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):

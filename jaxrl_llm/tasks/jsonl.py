@@ -2,9 +2,19 @@
 
 import json
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 MAX_DEPTH = 100  # of nested lists and objects, since later code walks through them by recursion
+
+
+def lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """`(line number, line)` of each line that is not blank. Only "\\n" ends a line: texts in JSON may hold U+2028."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, line
 
 
 def read(path: str) -> list[tuple[int, dict[str, Any]]]:
@@ -13,22 +23,19 @@ def read(path: str) -> list[tuple[int, dict[str, Any]]]:
     For a key that an object has twice there is a warning, and the last one counts.
     """
     records, twice = [], []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record, repeated = parse(line.decode("utf-8-sig"))
-                if not isinstance(record, dict):
-                    raise ValueError(f"expected a JSON object, got {type(record).__name__}")
-            except ValueError as error:  # includes JSON and UTF-8 decoding errors
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            records.append((number, record))
-            twice += [(number, key) for key in repeated]
+    for number, line in lines(path):
+        try:
+            record, repeated = parse(line.decode("utf-8-sig"))
+            if not isinstance(record, dict):
+                raise ValueError(f"expected a JSON object, got {type(record).__name__}")
+        except ValueError as error:  # includes JSON and UTF-8 decoding errors
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        records.append((number, record))
+        twice += [(number, key) for key in repeated]
     if twice:
-        lines = len({number for number, _ in twice})
+        several = len({number for number, _ in twice})
         warnings.warn(f"{path}, line {twice[0][0]}: the key {twice[0][1]!r} is given twice, the last one counts"
-                      + (f" (and so in {lines - 1} further lines)" if lines > 1 else ""), RuntimeWarning, stacklevel=2)
+                      + (f" (and so in {several - 1} further lines)" if several > 1 else ""), RuntimeWarning, stacklevel=2)
     if not records:
         raise ValueError(f"{path} holds no problems; expected one JSON object a line with 'prompt' or 'messages', and "
                          "'answer'")
@@ -54,7 +61,7 @@ def parse(text: str) -> tuple[Any, list[str]]:
         value = json.loads(text, object_pairs_hook=build, parse_constant=_refuse)
     except RecursionError:
         raise ValueError(f"lists and objects are nested deeper than {MAX_DEPTH} levels") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+    if text.count("[") + text.count("{") > MAX_DEPTH and depth(value) > MAX_DEPTH:
         raise ValueError(f"lists and objects are nested deeper than {MAX_DEPTH} levels")
     if "\\ud" in text.lower():  # decoded from UTF-8, it can have surrogates in escapes alone
         try:
@@ -70,8 +77,9 @@ def _refuse(name: str):
     raise ValueError(f"{name} is no JSON; write null, a number or a text")
 
 
-def _depth(value) -> int:
-    depth, layer = 0, [value]
+def depth(value: Any) -> int:
+    """Levels of nested lists and objects; 0 for a value that is neither."""
+    levels, layer = 0, [value]
     while layer := [x for x in layer if isinstance(x, (dict, list))]:
-        depth, layer = depth + 1, [y for x in layer for y in (x.values() if isinstance(x, dict) else x)]
-    return depth
+        levels, layer = levels + 1, [y for x in layer for y in (x.values() if isinstance(x, dict) else x)]
+    return levels

@@ -160,7 +160,7 @@ def _values(c: ConfigDict) -> None:
     c.probe = ConfigDict()             # POISE: the baseline is a probe on the policy's hidden states
     c.probe.layer = "0.55"             # output of this block: an index (-1: the last), or a fraction of the depth
     c.probe.pool = 10                  # last prompt tokens and last reasoning tokens whose states are averaged
-    c.probe.think_end = "</think>"     # text that ends the reasoning; without it the whole completion is reasoning
+    c.probe.think_end = "</think>"     # text that ends the reasoning (not in a <tool_call>); without it all is reasoning
 
     c.prior = ConfigDict()             # methods that predict the reward of a prompt before they sample it
     c.prior.source = "moving_average"  # "moving_average" of rewards, "probe" on the policy's states, "v0", "shuffled", "oracle"

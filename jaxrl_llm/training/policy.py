@@ -23,11 +23,13 @@ class Capture:
       layer: index of the block whose output is pooled; a tuple for several at once, to search among them.
       pool: n, the number of last prompt tokens and reasoning tokens that are averaged.
       marker: token ids that end the reasoning; () if completions have no such mark.
+      call: token ids that open and close a call of a tool, which may quote the marker.
     """
 
     layer: int | tuple[int, ...]
     pool: int = 10
     marker: tuple[int, ...] = ()
+    call: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Policy:
         States are pooled inside the pass: no array of shape `[tokens, D]` is kept of a layer.
         """
         r = rollouts
-        spans = features.spans(r.tokens, r.token_mask, capture.marker)
+        spans = features.spans(r.tokens, r.token_mask, capture.marker, capture.call)
         last = features.last_tokens(r.prompt_mask, capture.pool), features.last_tokens(spans.reasoning, capture.pool)
         logprobs, entropies, pooled, _ = self._forward(params, lora, rollouts, last)
         means = features.mean_entropies(entropies, r.token_mask, spans)

@@ -17,6 +17,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control import Filter
 from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.environments.compiled import opening_of
+from jaxrl_llm.environments.parsers import CLOSE, OPEN
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.forest import Forest, outcomes
@@ -427,7 +428,8 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
     except ValueError:
         raise ValueError(f"config.probe.layer={p.layer!r}; give the number of a block such as 19, or a share of the depth "
                          "such as 0.55") from None
-    return Capture(features.layer_index(layer, num_layers), p.pool, tuple(tokenizer.encode(p.think_end)))
+    marker, *call = (tuple(tokenizer.encode(text)) for text in (p.think_end, OPEN, CLOSE))
+    return Capture(features.layer_index(layer, num_layers), p.pool, marker, (call[0], call[1]))
 
 
 def initial_state(run: Run, params) -> TrainState:

@@ -3,6 +3,7 @@ import dataclasses
 import functools
 import itertools
 import types
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -459,12 +460,14 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
 def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
     """`problems` of `source`, or all if there are fewer, drawn with a fixed seed, equally many of each of several tasks.
 
-    Sources are often sorted, so that their first problems are not a fair sample. Every run is measured on the same problems.
+    What a task lacks comes from the others. Sources are often sorted, so that their first problems are not a fair sample.
+    Every run is measured on the same problems.
     """
     if isinstance(source, Mixed):
-        share, more = divmod(problems, len(source.sides))
+        rounds = sorted((i, k) for k, side in enumerate(source.sides) for i in range(min(len(side), problems)))
+        counts = Counter(k for _, k in rounds[:problems])
         return [source[first + int(i)] for k, (first, side) in enumerate(zip(source.starts, source.sides))
-                for i in np.random.default_rng(0).permutation(len(side))[:share + (k < more)]]
+                for i in np.random.default_rng(0).permutation(len(side))[:counts[k]]]
     return [source[int(i)] for i in np.random.default_rng(0).permutation(len(source))[:problems]]
 
 

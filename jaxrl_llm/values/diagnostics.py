@@ -5,6 +5,8 @@ from jax import Array
 
 from jaxrl_llm import masked
 
+_ROUNDING = 16  # errors of one operation that equal values may differ by, relative to the largest of them
+
 
 def quality(predicted: Array, actual: Array, real: Array) -> dict[str, Array]:
     """Scalars over the `real` entries of two arrays of one shape.
@@ -27,12 +29,21 @@ def quality(predicted: Array, actual: Array, real: Array) -> dict[str, Array]:
 
 
 def pair_accuracy(predicted: Array, actual: Array, real: Array) -> Array:
-    """Share of the pairs of `[N]` with different actual values that are predicted in the same order; ties count half."""
-    higher = (actual[:, None] > actual[None, :]) & real[:, None] & real[None, :]
-    gap = predicted[:, None] - predicted[None, :]
-    agreed = jnp.where(gap > 0, 1.0, jnp.where(gap == 0, 0.5, 0.0))
+    """Share of the pairs of `[N]` with different actual values that are predicted in the same order; ties count half.
+
+    Values that differ by the rounding of a mean are ties.
+    """
+    higher = (_order(actual, real) > 0) & real[:, None] & real[None, :]
+    agreed = (1 + _order(predicted, real)) / 2
     pairs = jnp.sum(higher, dtype=jnp.float32)
     return jnp.where(pairs > 0, masked.sum(agreed, higher) / jnp.maximum(pairs, 1.0), 0.5)
+
+
+def _order(x: Array, real: Array) -> Array:
+    """[N, N], 1 where x_i is above x_j, -1 where it is below, 0 where they are equal up to rounding or not numbers."""
+    gap = x[:, None] - x[None, :]
+    noise = _ROUNDING * jnp.finfo(x.dtype).eps * masked.max(jnp.abs(x), real, initial=0.0)
+    return jnp.where(jnp.abs(gap) > noise, jnp.sign(gap), 0.0)
 
 
 def variance_reduction(advantages: Array, rewards: Array, real: Array) -> Array:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from jaxrl_llm import masked
 
@@ -58,24 +58,34 @@ def pooled(states: Array, span: Array) -> Array:
     return total / jnp.maximum(jnp.sum(span, axis=-1, dtype=jnp.float32), 1.0)[..., None]
 
 
-def spans(tokens: Array, mask: Array, marker: Sequence[int]) -> Spans:
+def spans(tokens: Array, mask: Array, marker: Sequence[int], call: tuple[Sequence[int], Sequence[int]] = ((), ())) -> Spans:
     """The `Spans` of completions `tokens i32[..., T]`, `mask bool[..., T]` for an end-of-thinking marker given as token ids.
 
-    The marker must be consecutive tokens inside the mask; its last occurrence decides. An empty marker occurs nowhere.
+    The marker must be consecutive tokens inside the mask; its last occurrence decides. An empty marker occurs nowhere. What a
+    call quotes does not count: a marker between the mark that opens a call and the next one, which closes it (`call`).
     """
-    T, size = tokens.shape[-1], len(marker)
-    if not 0 < size <= T:
-        return Spans(mask, mask, jnp.zeros_like(mask))
-    starts = jnp.ones((*tokens.shape[:-1], T - size + 1), bool)
-    for offset, token in enumerate(marker):
-        stretch = slice(offset, T - size + 1 + offset)
-        starts &= mask[..., stretch] & (tokens[..., stretch] == token)
-    order = jnp.arange(T - size + 1).reshape((1,) * (tokens.ndim - 1) + (-1,))
-    begin = jnp.max(jnp.where(starts, order, -1), axis=-1, keepdims=True)  # -1: no marker
-    has_marker = begin >= 0
-    position = jnp.arange(T).reshape((1,) * (tokens.ndim - 1) + (-1,))
+    position = jnp.arange(tokens.shape[-1]).reshape((1,) * (tokens.ndim - 1) + (-1,))
+    starts, opens, closes = (_places(tokens, mask, ids) for ids in (marker, *call))
+    axis = tokens.ndim - 1
+    before = [lax.cummax(jnp.where(found, position, -1), axis) for found in (opens, closes)]
+    after = [lax.cummin(jnp.where(found, position, position.size), axis, reverse=True) for found in (opens, closes)]
+    starts &= (before[0] <= before[1]) | (after[0] <= after[1])
+    begin = jnp.max(jnp.where(starts, position, -1), axis=-1, keepdims=True)  # -1: no marker
+    has_marker, size = begin >= 0, len(marker)
     return Spans(mask & (~has_marker | (position < begin + size)), mask & (~has_marker | (position < begin)),
                  mask & has_marker & (position >= begin + size))
+
+
+def _places(tokens: Array, mask: Array, ids: Sequence[int]) -> Array:
+    """bool[..., T]: where these ids, at least one, begin inside the mask."""
+    width = tokens.shape[-1] - len(ids) + 1
+    if not ids or width < 1:
+        return jnp.zeros(tokens.shape, bool)
+    found = jnp.ones((*tokens.shape[:-1], width), bool)
+    for offset, token in enumerate(ids):
+        stretch = slice(offset, width + offset)
+        found &= mask[..., stretch] & (tokens[..., stretch] == token)
+    return jnp.pad(found, [(0, 0)] * (tokens.ndim - 1) + [(0, len(ids) - 1)])
 
 
 def mean_entropies(entropies: Array, mask: Array, parts: Spans) -> Array:

@@ -41,12 +41,20 @@ def fuse(prior: Array | float, mean: Array, count: Array, *, variance: float) ->
         bias2 = max(0, (mean - prior)^2 - variance / count),   weight = bias2 / (bias2 + variance / count)
 
     This is positive-part James-Stein shrinkage towards the prior: the prior is kept as it is while the mean is within
-    one standard error of it. Shapes broadcast; without any reward (`count` 0) the baseline is the prior.
+    one standard error of it. Shapes broadcast; without any reward (`count` 0) the baseline is the prior. Raises ValueError for
+    a variance that is not positive and finite.
     """
+    check_variance(variance)
     noise = variance / jnp.maximum(count, 1)
     bias2 = jnp.where(count > 0, jnp.maximum((mean - prior) ** 2 - noise, 0), 0)
     weight = bias2 / (bias2 + noise)
     return Fused(prior + weight * (mean - prior), weight, bias2, weight * noise)
+
+
+def check_variance(variance: float) -> None:
+    """Raises ValueError unless the variance is positive and finite: without noise a prior equal to the mean has no weight."""
+    if not 0 < variance < float("inf"):
+        raise ValueError(f"variance={variance} of a reward; give a positive finite number, 1/4 for rewards of 0 and 1")
 
 
 def gain(bias2: Array, count: Array, *, variance: float) -> Array:

@@ -116,6 +116,8 @@ def test_red_drop_keeps_as_many_wrong_as_right():
     np.testing.assert_allclose(values[0][values[0] != 0], np.array(kept) - np.mean(kept), rtol=1e-5)
     np.testing.assert_allclose(values[1, :4], [0.25, 0.25, -0.75, 0.25], rtol=1e-6)  # few wrong rollouts: none dropped
     assert not np.any(rec([[0.3] * 5], drop="balance"))
+    low, *middle, high = rec([[0.1, 0.2, 0.2, 0.3]], drop="balance")[0].tolist()  # the mean is 0.2, in float32 a little more
+    assert low == pytest.approx(-high, rel=1e-4) and high > 0.09 and middle == pytest.approx([0, 0], abs=1e-5)
 
 
 def test_topr_shift():

@@ -86,6 +86,8 @@ def test_groups_of_unequal_size_have_no_pass_at_k(tmp_path):
     rows = [{"prompt_index": p, "solved": p == g} for p in range(3) for g in range(4)]
     page.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert report.held_out_correct(page).shape == (3, 4)
+    page.write_text("".join(json.dumps({**row, "completion": "\u2028"}, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    assert report.held_out_correct(page).shape == (3, 4), "a separator of lines in a text is none of the file"
     page.write_text("".join(json.dumps(row) + "\n" for row in rows[1:]))
     assert report.held_out_correct(page) is None
 

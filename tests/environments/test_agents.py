@@ -154,6 +154,13 @@ def test_a_context_holds_the_last_turns():
         environments.make("recent", turns=0)
 
 
+def test_a_call_that_quotes_the_end_of_a_thought_stays_whole_in_later_contexts():
+    environment = environments.make("recent", options={"size": 2, "brief": True}, thoughts=False)
+    state, _ = base.begin(environment, environment.task.train[5], 0)
+    (turn,) = say(environment, state, '<think>a</think>\nsay(text="</think>")')
+    assert turn.messages[0]["content"].startswith('> say(text="</think>")\n')
+
+
 def test_earlier_turns_without_their_thoughts():
     """The environment reads all of a message; contexts hold what comes after the thought, and one that was not ended stays."""
     said = ["<think>\ngo south?\n</think>\n\ngo north", "<think>a</think>take<think>b</think> key", "<think>\nhm", "go east"]

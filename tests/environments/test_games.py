@@ -4,6 +4,7 @@ import pytest
 from jaxrl_llm import environments
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.treasure import DIRECTIONS, _beside, _way, make_maze
+from jaxrl_llm.environments.words import last_word
 
 
 def play(environment, problem, *texts):
@@ -97,3 +98,37 @@ def test_commands_run_out():
         assert count == limit and total == 0.0
     with pytest.raises(ValueError, match="size=9; allowed are 2 to 5"):
         environments.make("treasure", size=9)
+
+
+DIGITS = [str(number) for number in range(10)]
+
+
+@pytest.mark.parametrize("words, text, word", [
+    (DIGITS, "-1", None), (DIGITS, "1.5", None), (DIGITS, ".5", None), (DIGITS, "\u22121", None), (DIGITS, "10", None),
+    (DIGITS, "x5", None),
+    (DIGITS, "I take 5.", "5"), (DIGITS, "(4) or [5]", "5"), (DIGITS, "3, 4,5", "5"), (DIGITS, "1-2", "2"),
+    (DIGITS, "5 or -3", "5"),
+    (["-1", "0", "1"], "-1", "-1"), (["0.5", "1.5"], "say 1.5", "1.5"), (["left", "right"], "Go LEFT!", "left"),
+    (["Left", "left"], "left", "left"), (["Left", "left"], "LEFT", None), (["turn", "turn left"], "Turn Left", "turn left"),
+    (["left"], "leftover", None), (["go-left", "left"], "go-left", "go-left")])
+def test_the_last_word_that_names_an_action(words, text, word):
+    number = last_word(words, text)
+    assert (words[number] if number >= 0 else None) == word
+
+
+def test_environments_of_gymnasium_read_whole_numbers_and_any_case():
+    pytest.importorskip("gymnasium")
+    for actions, texts in ((None, {"-1": "", "1.5": "", "1": "1"}),
+                           (["left", "down", "right", "up"], {"LEFT": "left", "Up.": "up"})):
+        environment = environments.make("gymnasium_text", env_id="FrozenLake-v1", actions=actions)
+        for text, action in texts.items():
+            state, _ = base.begin(environment, environment.task.train[0], 0)
+            assert base.advance(environment, state, {"role": "assistant", "content": text}).info["action"] == action
+
+
+@pytest.mark.parametrize("text, guess", [("-5", ""), ("1.5", ""), ("1234567890123", ""), ("5", 5), ("7 or 5.", 5), ("x5", 5)])
+def test_parts_of_numbers_are_neither_guesses_nor_squares(text, guess):
+    for name, free in (("guess_number", guess), ("tic_tac_toe", str(guess))):
+        environment = environments.make(name)
+        state, _ = base.begin(environment, environment.task.train[0], 0)
+        assert base.advance(environment, state, {"role": "assistant", "content": text}).info["action"] == free

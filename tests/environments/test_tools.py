@@ -1,16 +1,18 @@
 """Tools: schemas, checked calls, parsers of three formats, your own by name, exact arithmetic, programs, search."""
 import contextlib
+import datetime
 import enum
+import functools
 import json
 import os
-import time
 from fractions import Fraction
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import environments, sandbox, tasks
-from jaxrl_llm.environments import base, parsers, python_tool, tools
+from jaxrl_llm.environments import base, parsers, python_tool, search, tools
 from jaxrl_llm.environments.calculator import calculator, value, written
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.environments.tool_use import of_tools
@@ -35,7 +37,8 @@ BOOK = tools.of_function(book)
 
 
 def test_the_schema_of_a_function():
-    assert BOOK.schema == {"type": "function", "function": {"name": "book", "description": "Books a room.", "parameters": {
+    assert BOOK.schema == {"type": "function", "function": {"name": "book", "description": "Books a room.\n\nMore words.",
+                                                           "parameters": {
         "type": "object", "required": ["city", "nights"], "properties": {
             "city": {"type": "string", "description": "where: the town"},
             "nights": {"type": "integer", "description": "how many"},
@@ -57,6 +60,56 @@ def test_the_schema_is_as_transformers_makes_it():
     theirs = get_json_schema(add)["function"]
     ours = tools.of_function(add).schema["function"]
     assert {key: theirs[key] for key in ours} == ours
+
+
+def weather(city: str, days: int = 1, unit: str = "C", hours: list[int] | None = None) -> str:
+    """The weather of a city.
+
+    It is a forecast.
+
+    Args:
+        city: Name of the city, in English,
+            followed by the country
+
+            note: between 1 and 7
+        days (int): how many
+            city: is not meant here
+        unit: of temperatures (choices: ["C ", "F"])
+        hours: which
+    followed (choices: of your own)
+    Returns:
+        unit: the forecast
+    """
+    return f"{city} {days!r} {hours}"
+
+
+def test_descriptions_are_as_transformers_reads_them():
+    """All lines of a description; a line that names no argument, or is indented deeper, belongs to the one before it."""
+    ours = tools.of_function(weather)
+    assert {name: one["description"] for name, one in ours.parameters["properties"].items()} == {
+        "city": "Name of the city, in English, followed by the country note: between 1 and 7",
+        "days": "how many city: is not meant here", "unit": "of temperatures",
+        "hours": "which followed (choices: of your own)"}
+    assert ours.description == "The weather of a city.\n\nIt is a forecast."
+    assert ours.parameters["properties"]["unit"] == {"type": "string", "enum": ["C", "F"], "description": "of temperatures"}
+    weather.__annotations__["hours"], weather.__doc__ = list[int], weather.__doc__.replace("(choices: of your own)", "")
+    theirs = pytest.importorskip("transformers.utils").get_json_schema(weather)["function"]
+    ours = tools.of_function(weather).schema["function"]
+    assert {key: theirs[key] for key in ours} == ours
+
+
+def test_values_of_a_docstring_may_be_null_where_the_type_allows_it():
+    def take(x: int | None = None) -> str:
+        """Takes.
+
+        Args:
+            x: a level (choices: [1, 2])
+        """
+        return str(x)
+
+    tool = tools.of_function(take)
+    assert tool.parameters["properties"]["x"] == {"type": ["integer", "null"], "enum": [1, 2, None], "description": "a level"}
+    assert [tools.run([tool], Call("take", {"x": x})).failed for x in (1, None, 3)] == [False, False, True]
 
 
 class View(enum.Enum):
@@ -176,6 +229,57 @@ def test_functions_that_are_no_tools():
 def test_calls_are_checked(call, answer):
     result = tools.run([BOOK], call)
     assert result.text.startswith(answer) and result.failed == answer.startswith("error")
+
+
+@pytest.mark.parametrize("hint, given, got", [
+    (int, 5.0, "5"), (int | None, -0.0, "0"), (float, 5.0, "5.0"), (int | float, 5.0, "5.0"), (Any, 5.0, "5.0"),
+    (list[int], [1.0, 2], "[1, 2]"), (tuple[int, float], [1.0, 2.0], "[1, 2.0]"), (dict[str, int], {"a": 1.0}, "{'a': 1}"),
+    (list[int] | int, 7.0, "7"), (Literal[1, 2], 2.0, "2"), (int, 1e300, str(int(1e300)))])
+def test_whole_floats_are_integers_as_json_schema_says(hint, given, got):
+    def take(x) -> str:
+        return repr(x)
+
+    take.__annotations__["x"] = hint
+    assert tools.run([tools.of_function(take)], Call("take", {"x": given})) == (got, False)
+
+
+@pytest.mark.parametrize("given", [5.5, float("inf"), float("nan"), True])
+def test_other_floats_are_no_integers(given):
+    assert tools.run([BOOK], Call("book", {"city": "Bonn", "nights": given})).text.endswith("allowed is integer")
+
+
+class Money:
+    def __str__(self) -> str:
+        return "5 EUR"
+
+
+LOOP: list = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize("value, text", [
+    (np.int64(5), "5"), (np.float32(0.5), "0.5"), (Money(), "5 EUR"), (Fraction(1, 3), "1/3"),
+    (datetime.date(2024, 2, 29), "2024-02-29"),
+    ({(1, 2): 3}, "{(1, 2): 3}"), ({"a": {1}}, "{'a': {1}}"), (b"a", "b'a'"), (LOOP, "[[...]]"), (None, "null"),
+    ({"a": 1}, '{"a": 1}'),
+    (tools.Result(np.int64(7)), "7")])
+def test_results_that_are_neither_text_nor_json(value, text):
+    """In every environment whose tools are called by `run`."""
+    def give() -> Any:
+        return value
+
+    tool = tools.of_function(give)
+    assert tools.run([tool], Call("give", {})) == (text, False)
+    own = of_tools(tasks.make("arithmetic", chat=True), [tool], name="give", parser="hermes", reward=None, turns=3)
+    state, _ = base.begin(own, own.task.train[0], 0)
+    assert base.advance(own, state, say(call("give"))).messages == [{"role": "tool", "name": "give", "content": text}]
+
+
+@pytest.mark.parametrize("make", [lambda: 10**5000, lambda: functools.reduce(lambda inner, _: [inner], range(100_000), [])])
+def test_results_that_cannot_be_written_are_errors(make):
+    tool = tools.Tool("power", "", {"type": "object"}, make)
+    text, failed = tools.run([tool], Call("power", {}))
+    assert failed and text.startswith("error: the result of power cannot be written (")
 
 
 def test_faults_of_a_tool_are_no_answers():
@@ -311,15 +415,53 @@ def test_parsers(parse, text, calls):
         assert call.error.startswith(error)
 
 
-@pytest.mark.parametrize("parse", parsers.PARSERS)
-def test_parsers_take_linear_time_and_never_raise(parse):
-    hostile = ["<tool_call>" * 20_000, "```python\n" * 20_000, '{"name": "a"};' * 20_000, "</think>" * 20_000, "{" * 20_000,
-               'f("' + '\\"' * 5_000, "f(" + "'" * 9_999, 'f(")' + "\\" * 9_999,
-               '<tool_call>{"name": "a"}</tool_call>' * 5_000, "\ud800<tool_call>\x00</tool_call>", '{"name":' * 20_000]
-    start = time.process_time()
-    for text in hostile:
-        parsers.PARSERS[parse](text)
-    assert time.process_time() - start < 20, "quadratic time would take minutes"
+WRITE = {"name": "write", "arguments": {"text": "a</think>b"}}
+WRITTEN = [("write", {"text": "a</think>b"}, "")]
+HERMES, LLAMA3, PYTHONIC = f"<tool_call>{json.dumps(WRITE)}</tool_call>", json.dumps(WRITE), '[write(text="a</think>b")]'
+PRINTS = 'print("a</think>b")'
+
+
+@pytest.mark.parametrize("parse, text, calls", [
+    ("hermes", HERMES, WRITTEN), ("hermes", f"<think>or not</think>{HERMES}{HERMES}", WRITTEN * 2),
+    ("hermes", '<tool_call>{"name": "write", "arguments": {"text": "close with </tool_call> tag"}}</tool_call>',
+     [("write", {"text": "close with </tool_call> tag"}, "")]),
+    ("hermes", '<tool_call>{"name": "write", "arguments": {"text": "</tool_call></think>\\"<tool_call>"}}\n</tool_call>.',
+     [("write", {"text": '</tool_call></think>"<tool_call>'}, "")]),
+    ("hermes", f'<think>between "<tool_call>" and "</tool_call>" I write {HERMES}</think>7', []),
+    ("hermes", f'a thought with "<tool_call>" in it</think>{HERMES}', WRITTEN),
+    ("hermes", f"<think>{HERMES} is not the end of this", []),
+    ("hermes", f'<tool_call>{{"name": "write</tool_call>{HERMES}', [("", {}, "the call is not valid JSON"), *WRITTEN]),
+    ("llama3", LLAMA3, WRITTEN), ("llama3", f"<think>or not</think>\n{LLAMA3}; {LLAMA3}", WRITTEN * 2),
+    ("llama3", f"<|python_tag|>{LLAMA3}", WRITTEN), ("llama3", f"{{say {LLAMA3}</think>7", []),
+    ("pythonic", PYTHONIC, WRITTEN), ("pythonic", f"That's it</think>{PYTHONIC}", WRITTEN),
+    ("pythonic", "write(text='a</think>b')", WRITTEN), ("pythonic", f"{PYTHONIC}, or not</think>7", []),
+    ("fenced", f"```python\n{PRINTS}\n```", [("python", {"code": PRINTS}, "")]),
+    ("fenced", f"<think>```python\nprint(1)</think>```python\n{PRINTS}\n```", [("python", {"code": PRINTS}, "")]),
+    ("fenced", f"<think>```python\n{PRINTS}\n``` is a program", []),
+    ("fenced", "```python\nx = </think>\n```python\nprint(1)\n```", [("python", {"code": "print(1)"}, "")]),
+])
+def test_marks_that_a_call_quotes(parse, text, calls):
+    assert [(call.name, call.arguments, call.error[:26]) for call in parsers.PARSERS[parse](text)] == calls
+
+
+@pytest.mark.parametrize("arguments, read", [
+    ("null", {}), ('""', {}), ('"{}"', {}), ('"{\\"city\\": \\"Bonn\\"}"', {"city": "Bonn"}),
+    ('null, "parameters": {"city": "Bonn"}', {"city": "Bonn"}), ("[" * 99 + "]" * 99, None), ('"[1]"', None), ('"Bonn"', None)])
+def test_arguments_that_are_missing_or_a_text(arguments, read):
+    for parse, text in (("hermes", f'<tool_call>{{"name": "book", "arguments": {arguments}}}</tool_call>'),
+                        ("llama3", f'{{"name": "book", "arguments": {arguments}}}')):
+        (one,) = parsers.PARSERS[parse](text)
+        assert (one.name, one.arguments, bool(one.error)) == ("book", read or {}, read is None)
+
+
+def test_arguments_that_are_nested_too_deeply():
+    """Tools, copies of states and other formats walk through arguments by recursion."""
+    for levels, error in ((99, ""), (100, "the arguments are nested deeper than 100 levels")):
+        nested = "[" * levels + "]" * levels
+        texts = {"hermes": f'<tool_call>{{"name": "f", "arguments": {{"x": {nested}}}}}</tool_call>',
+                 "llama3": f'{{"name": "f", "parameters": {{"x": {nested}}}}}', "pythonic": f"f(x={nested})"}
+        for parse, text in texts.items():
+            assert [call.error for call in parsers.PARSERS[parse](text)] == [error]
 
 
 @pytest.mark.parametrize("expression, result", [
@@ -572,7 +714,10 @@ def test_search(tmp_path):
     assert actual.startswith("[1] Spiders\nA spider has eight legs.\n\n[2] \nA horse")
     assert ask("quantum chromodynamics") == ask("?! the") == ask("") == "(nothing found)"
     assert len(ask("tea leaves")) < 1100 and ask("spider " * 5000).startswith("[1] Spiders")
-    for text, why in (("", "holds no documents"), ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),
+    path.write_text('{"text": "tea\u2028and\x85 milk"}\r\n{"text": "horse"}\n', encoding="utf-8")  # only \n ends a line
+    assert search.read_documents(str(path)) == [("", "tea\u2028and\x85 milk"), ("", "horse")]
+    for text, why in (("", "holds no documents"), ('{"text": "the of a"}', "1 documents without a word to find them by"),
+                      ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),
                       ('{"text": 1}', "its text is not a text")):
         other = tmp_path / f"{len(text)}.jsonl"
         other.write_text(text)

@@ -1,7 +1,10 @@
 """Shares, accuracy and diversity of formats in worked numbers."""
+import json
+
 import numpy as np
 import pytest
 
+from jaxrl_llm.diagnostics.echo_chamber import numbers
 from jaxrl_llm.evaluation import echo_chamber as echo
 from jaxrl_llm.evaluation.pass_at_k import count_votes, majority_at_k, pass_at_k
 
@@ -34,3 +37,11 @@ def test_the_first_format_that_fits_the_whole_text():
         echo.format_of("x", ["plain"])
     with pytest.raises(ValueError, match="'bad'.*no regular expression"):
         echo.format_of("x", ["bad=("])
+
+
+def test_a_page_whose_texts_hold_separators_of_lines(tmp_path):
+    """Only "\\n" ends a line of JSON: U+2028 and U+0085 may stand in its texts."""
+    rows = [{"completion_index": g, "solved": g == 0, "completion": "7\u2028\x85"} for g in range(2)]
+    (tmp_path / "page.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    result = numbers(tmp_path / "page.jsonl", [r"plain=\d+\s*"], ["plain", "other"])
+    assert (result["group"], result["shares"], result["pass_at_1"]) == (2, [1.0, 0.0], 0.5)

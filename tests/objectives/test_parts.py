@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import objectives
+from jaxrl_llm import methods, objectives
 from jaxrl_llm.objectives import aggregation, ratios, trust_region
 from jaxrl_llm.objectives.base import token_objective
 from jaxrl_llm.rollouts import from_lists, pad_lists, take
@@ -62,10 +62,44 @@ def test_weights_by_counting(name):
                 "token_mean": 1 / 14,
                 "seq_mean_token_mean": 1 / (5 * max(length, 1)),
                 "seq_mean_token_sum": 1 / 5,
+                "step_mean_token_mean": 1 / (5 * max(length, 1)),  # a rollout without turns is one step
                 "prompt_mean": 1 / (2 * max(own_prompt, 1)),
                 "fixed_length": 1 / 25,
             }[name]
             np.testing.assert_allclose(weights[p, g], [expected] * length + [0] * (4 - length), rtol=1e-6)
+
+
+def test_each_step_counts_the_same_whatever_its_length():
+    """Steps of 3 and 1 tokens, then steps of 2, 1 and 3 in two rollouts, with a token of a tool amid the first one."""
+    one = from_lists([[1, 0]], lengths=[[3, 1]]).replace(step_ids=jnp.zeros((1, 2, 3), jnp.int32))
+    weights = aggregation.token_weights(one, "step_mean_token_mean")
+    advantages = np.array([[[0.7071068] * 3, [-0.7071068] * 3]])
+    np.testing.assert_allclose(-weights * advantages, [[[-.1178511] * 3, [.3535534, 0, 0]]], rtol=1e-6)
+    mask = jnp.array([[[1, 0, 1, 1, 0], [1, 1, 1, 0, 0]]], bool)
+    two = from_lists([[1, 0]], lengths=[[5, 3]]).replace(mask=mask, step_ids=jnp.array([[[0, 1, 1, 3, 0], [0, 0, 0, 0, 0]]]))
+    np.testing.assert_allclose(aggregation.token_weights(two, "step_mean_token_mean"),
+                               [[[1 / 4, 0, 1 / 4, 1 / 4, 0], [1 / 12] * 3 + [0, 0]]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["dart_tis", "dart_curation"])
+def test_the_loss_of_dart_is_a_mean_over_steps(method):
+    """The worked example of arXiv 2509.23866's equations, without its choice of steps: steps of 2 and 2 tokens, then of 1."""
+    old, behavior, new = (np.log(x) for x in ([[.4, .6], [.4, .1], [.3, 1]], [[.5, .5], [.4, .2], [.25, 1]],
+                                              [[.4, .9], [.2, .1], [.3, 1]]))
+    advantage, real = np.array([.70711, .70711, -1.41421]), np.array([[1, 1], [1, 1], [1, 0]], bool)
+    weight, ratio, kl = np.minimum(np.exp(old - behavior), 1), np.exp(new - old), np.exp(old - new) - (old - new) - 1
+    clipped = np.minimum(ratio * advantage[:, None], np.clip(ratio, .8, 1.28) * advantage[:, None])
+    expected = np.mean((-weight * clipped + .1 * kl).mean(1, where=real))
+
+    def rows(x):
+        return jnp.array([[[*x[0], *x[1]], [*x[2], 0, 0]]], jnp.float32)
+
+    rollouts = from_lists([[1, 0]], lengths=[[4, 1]]).replace(
+        old_logprobs=rows(old), behavior_logprobs=rows(behavior), ref_logprobs=rows(old),
+        step_ids=jnp.array([[[0, 0, 1, 1], [0] * 4]]))
+    name, hyper = methods.get(method).objective
+    loss, _ = objectives.make(name, **hyper).update(rows(new), rollouts, rows(np.repeat(advantage, 2).reshape(3, 2)), ())
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 
 def test_terms_with_their_own_denominator_and_a_state():

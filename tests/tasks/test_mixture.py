@@ -1,4 +1,5 @@
 """Several tasks in one run: shares of batches, ids, held-out problems, and the rewards of each."""
+import dataclasses
 import json
 from collections import Counter
 
@@ -38,6 +39,17 @@ def test_ids_levels_and_held_out_problems_of_both():
     assert {p.id for p in chosen} < {p.id for p in held_out(task.heldout, 20)}  # more problems have these among them
     with pytest.raises(IndexError, match="problem 400 of a source of"):
         task.train[400]
+
+
+@pytest.mark.parametrize("problems, counts", [(8, {0: 3, 1: 5}), (7, {0: 3, 1: 4}), (5, {0: 3, 1: 2}), (31, {0: 3, 1: 28}),
+                                              (100, {0: 3, 1: 30})])
+def test_what_a_small_task_lacks_is_measured_on_the_others(problems, counts):
+    task = two()
+    sides = tuple(side[:size] for side, size in zip((list(side) for side in task.heldout.sides), (3, 30)))
+    source = dataclasses.replace(task.heldout, sides=sides)
+    chosen = held_out(source, problems)
+    assert Counter(p.task for p in chosen) == counts and len({p.id for p in chosen}) == len(chosen)
+    assert {p.id for p in chosen} <= {p.id for p in held_out(source, problems + 1)}
 
 
 @pytest.mark.parametrize("weight, shares", [(1, {0: 4, 1: 4}), (3, {0: 2, 1: 6})])

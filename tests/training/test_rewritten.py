@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm import environments
 from jaxrl_llm.environments import Environment, Turn, audit, base
-from jaxrl_llm.environments.purified import merged, purified
+from jaxrl_llm.environments.purified import merged, purified, similarity
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import seeded
@@ -45,6 +45,13 @@ def test_worked_example_of_similar_calls():
         assert merged("so |print(x+1)", "oh |print(x + 1)", "|", limit)[0] == f"{fixed} |print(x + 1)"
         assert merged("so |import os", "oh |y = 3*7", "|", limit)[0] == f"{other} |y = 3*7"
     assert merged("no call", "oh |f()", "|", 0.0) == ("oh |f()", [(0, 0, 8)])
+
+
+def test_similarity_of_long_calls_counts_what_is_around_the_change():
+    one, other = ("x" * 3000 + middle + "y" * 3000 for middle in ("abcd", "abed"))
+    assert similarity(one, other) == pytest.approx(2 * 6003 / 12008)
+    assert similarity("ab" * 400, "ab" * 400 + "c" * 800) == pytest.approx(2 * 800 / 2400)
+    assert similarity("u" * 2000, "v" * 2000) == 0 and similarity("u" * 2000, "u" * 2000) == 1
 
 
 def test_worked_example_of_attempts():

@@ -53,6 +53,17 @@ def test_spans_of_a_marker(tokens, mask, reasoning, thinking, answer):
     assert [bits(x[0, 0]) for x in result] == [reasoning, thinking, answer]
 
 
+@pytest.mark.parametrize("tokens, reasoning", [
+    ("1782378456", "1110000000"),  # 3 ... 4 is a call that quotes the marker
+    ("3784378456", "1111111111"),  # no other marker: all of it
+    ("3783784256", "1110000000"),  # a thought that opens a call and does not close it, then a call
+    ("1342785555", "1111110000"), ("1378555555", "1111000000")])
+def test_markers_that_a_call_quotes_end_no_thought(tokens, reasoning):
+    ids, real = np.array([int(c) for c in tokens]), np.ones(10, bool)
+    result = features.spans(ids[None, None], real[None, None], (7, 8), ((3,), (4,)))
+    assert bits(result.reasoning[0, 0]) == reasoning
+
+
 def test_without_a_marker_or_with_one_that_cannot_fit_all_is_reasoning():
     mask = np.array([[True, True, False]])
     for marker in ((), (1, 2, 3, 4)):

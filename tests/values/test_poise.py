@@ -216,6 +216,16 @@ def test_quality_of_constants_and_of_nothing():
     assert all(np.isfinite(x) for x in nothing.values()) and nothing["pair_accuracy"] == .5
 
 
+def test_labels_that_are_equal_up_to_rounding_are_ties():
+    """Means of the others in groups of 4: 1/3 by two ways, 2/3 and 0. Of the pairs that differ, 3 of 5 are ordered alike."""
+    third = np.float32(1) - np.float32(2) / np.float32(3)
+    labels = jnp.array([np.float32(1) / np.float32(3), third, 2 / 3, 0], jnp.float32)
+    assert labels[0] != labels[1], "the labels of this test differ by rounding"
+    predicted = jnp.array([0.7, 0.3, 0.5, 0.3 + 3e-8], jnp.float32)  # (0, 2) wrong, (1, 2), (0, 3), (2, 3) right, (1, 3) a tie
+    accuracy = diagnostics.pair_accuracy(predicted, labels, jnp.ones(4, bool))
+    assert float(accuracy) == pytest.approx((3 + 0.5) / 5)
+
+
 def test_calibration_in_equal_bins():
     predicted, actual = np.repeat([.2, .8], 50), np.concatenate([np.arange(50) < 20, np.arange(50) < 40]).astype(float)
     rows = diagnostics.reliability(predicted, actual, bins=2)

@@ -52,6 +52,13 @@ def test_fusion_of_four_rewards(prior, mean, variance, expected):
     close(fuse(prior, mean, 4, variance=variance), expected, atol=6e-7)
 
 
+@pytest.mark.parametrize("variance", [0, 0.0, -0.25, float("nan"), float("inf")])
+def test_a_variance_that_is_none_is_refused(variance):
+    for make in (lambda: advantages.v0_5(variance=variance), lambda: fuse(0.5, 0.5, 4, variance=variance)):
+        with pytest.raises(ValueError, match="variance=.* of a reward; give a positive finite number"):
+            make()
+
+
 def test_gain_of_one_more():
     k = jnp.arange(4, 9)
     close(gain(0.5, k, variance=1.0), [0.023810, 0.017857, 0.013889, 0.011111, 0.009091], atol=6e-7)
