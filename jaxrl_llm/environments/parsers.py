@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl_llm import registry
 from jaxrl_llm.environments.tools import Call
-from jaxrl_llm.rewards.code import extract_program
+from jaxrl_llm.rewards.programs import python_block
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _DECODER = json.JSONDecoder()
@@ -71,7 +71,7 @@ def pythonic(text: str) -> list[Call]:
 
 def fenced(text: str) -> list[Call]:
     """The last ```python block, as a call of the tool `python`."""
-    program = extract_program(_answer(text))
+    program = python_block(_answer(text))
     return [] if program is None else [Call("python", {"code": program})]
 
 

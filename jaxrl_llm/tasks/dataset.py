@@ -30,16 +30,16 @@ class Mapping:
         """Raises ValueError for a column that is named here and that no row has."""
         wanted = [*columns.names_in(self.prompt), *([] if self.tests else [self.answer]), *filter(None, [self.tests])]
         wanted += [] if self.level == "level" else [self.level]
-        for path in wanted if self.prompt else ():
+        for path in wanted if self.prompt else [path for path in wanted if path != "answer"]:
             columns.at(dict.fromkeys(table.columns), path if path in table.columns else path.split(".")[0])
 
     def problem(self, row: tables.Row) -> tuple[Problem, str]:
         """The problem of a row, and the text that its answer was taken from; ValueError if the row lacks something."""
         asked = self._asked(row)
-        worked = columns.text(columns.at(row, self.answer), self.answer) if self.answer in row and self.tests else ""
+        worked = columns.text(row[self.answer], self.answer) if self.tests and row.get(self.answer) is not None else ""
         answer: str | None = worked
         if not self.tests:
-            if self.answer not in row and not self.prompt:
+            if self.answer == "answer" not in row and not self.prompt:
                 raise ValueError(f"{self.answer!r} is missing, got keys {sorted(row)}")
             worked = columns.answer(columns.at(row, self.answer), self.answer)
             answer = self._find(worked)  # type: ignore[attr-defined]
@@ -49,7 +49,7 @@ class Mapping:
         used |= {"prompt", "messages"} if not self.prompt else set()
         extra = {name: value for name, value in row.items() if name not in used}
         if self.tests:
-            extra["tests"] = columns.tests(columns.at(row, self.tests), self.tests)
+            extra["tests"] = columns.tests(columns.at(row, self.tests), self.tests, row)
         level = str(columns.at(row, self.level)) if self.level in row or self.level != "level" else ""
         return Problem(asked, answer or "", 0, level, extra), worked
 

@@ -1,10 +1,23 @@
 """JSONL files, one object a line, read strictly: anything that would break readers later is an error with file and line."""
 
+import bz2
+import gzip
 import json
+import lzma
 import warnings
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
 
 MAX_DEPTH = 100  # of nested lists and objects, since later code walks through them by recursion
+
+
+PACKED: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def opened(path: str) -> BinaryIO:
+    """The bytes of a file, which may be compressed, as its ending says."""
+    return PACKED.get(Path(path).suffix, open)(path, "rb")
 
 
 def read(path: str) -> list[tuple[int, dict[str, Any]]]:
@@ -13,7 +26,7 @@ def read(path: str) -> list[tuple[int, dict[str, Any]]]:
     For a key that an object has twice there is a warning, and the last one counts.
     """
     records, twice = [], []
-    with open(path, "rb") as file:
+    with opened(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
