@@ -137,7 +137,8 @@ def _problems(mapping: Mapping, table: tables.Table, invalid: str) -> list[tuple
     problems, refused = [], []
     for i, row in enumerate(table.rows):
         try:
-            problems.append(mapping.problem(row))
+            problem, worked = mapping.problem(row)
+            problems.append((dataclasses.replace(problem, place=table.place(i)), worked))
         except ValueError as error:
             refused.append(f"{table.place(i)}: {error}")
             if invalid == "fail":
