@@ -1,4 +1,4 @@
-"""What rewards read of a problem: its answer as a number, or keys of `Problem.extra`. Checked for all rows when a run starts."""
+"""What rewards read of a problem: its answer as a number, or keys of `Problem.extra`. A run checks all rows at its start."""
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ def target_box(problem: Any) -> None:
     """Raises ValueError unless `box` is (x1, y1, x2, y2) that spans an area, and `image` (width, height)."""
     box, image = problem.extra.get("box"), problem.extra.get("image")
     if not _numbers(box, 4) or not _numbers(image, 2) or not (box[0] < box[2] and box[1] < box[3] and min(image) > 0):
-        raise ValueError(f"the box reward needs problem.extra['box'], four numbers x1, y1, x2, y2 with x1 < x2 and y1 < y2, and "
+        raise ValueError("the box reward needs problem.extra['box'], four numbers x1, y1, x2, y2 with x1 < x2 and y1 < y2, and "
                          f"problem.extra['image'], a width and a height, got {str(box)[:80]} and {str(image)[:80]}")
 
 

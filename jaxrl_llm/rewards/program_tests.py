@@ -1,7 +1,7 @@
 """Tests of programs in the forms that data sets have, read as the reward `code` runs them.
 
-A test is `{"input", "output"}`, two texts, or `{"function", "args", "result"}`: a list of JSON values, or its text in Python, and
-a JSON value. LiveCodeBench's tests of functions and lists of `assert` statements become such calls.
+A test is `{"input", "output"}`, two texts, or `{"function", "args", "result"}`: a list of JSON values, or its text in Python,
+and a JSON value. LiveCodeBench's tests of functions and lists of `assert` statements become such calls.
 """
 import ast
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 _READ = {"input", "output", "function", "args", "result", "wrapped", "testtype", "type", "fn_name", "func_name", "metadata"}
 # What changes the meaning of a test and is not read: checkers, files, code around the program.
-_OTHER_MEANING = {"checker", "generated_checker", "compare_func", "special_judge", "spj", "interactive", "interactor", "tolerance",
-                  "files", "input_file", "output_file", "assert", "assertion", "test_code", "setup", "setup_code"}
+_OTHER_MEANING = {"checker", "generated_checker", "compare_func", "special_judge", "spj", "interactive", "interactor",
+                  "tolerance", "files", "input_file", "output_file", "assert", "assertion", "test_code", "setup", "setup_code"}
 _STREAMS, _CALLS = {"stdin", "stdin_stdout", "standard_input"}, {"functional", "function_call", "call_based"}
 
 
@@ -70,8 +70,8 @@ def _read(test: Any, row: Mapping[str, Any]) -> Any:
         return test
     function = function_of(test) or function_of(row)
     if not function:
-        raise ValueError(f"a test of a function, {str(test)[:80]}, lacks its name: give func_name in the test, or in the column "
-                         "metadata of the problem")
+        raise ValueError(f"a test of a function, {str(test)[:80]}, lacks its name: give func_name in the test, or in the "
+                         "column metadata of the problem")
     return call(function, test.get("input"), test.get("output"))
 
 
@@ -96,8 +96,8 @@ def function_of(described: Mapping[str, Any]) -> str:
         metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
     except (ValueError, RecursionError):  # of something else
         metadata = None
-    names = [source.get(key) for source in (described, metadata) if isinstance(source, Mapping) for key in ("fn_name", "func_name")]
-    return str(next(filter(None, names), ""))
+    sources = [source for source in (described, metadata) if isinstance(source, Mapping)]
+    return str(next(filter(None, (source.get(key) for source in sources for key in ("fn_name", "func_name"))), ""))
 
 
 def call(function: str, given: Any, expected: Any) -> dict[str, Any]:
@@ -163,9 +163,9 @@ def _of_assert(node: ast.stmt, row: Mapping[str, Any]) -> dict[str, Any]:
         given = _literals(ast.unparse(ast.List(made.args, ast.Load())))
         return {"function": function, "args": given, "result": json.loads(json.dumps(expected, allow_nan=False))}
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise ValueError(f"the test {ast.unparse(node)[:120]!r} is not read; an assert statement calls a function (or candidate, "
-                         "which the column entry_point names) with literals and compares the value with one by ==, as in "
-                         "assert f([1, 2]) == 3") from None
+        raise ValueError(f"the test {ast.unparse(node)[:120]!r} is not read; an assert statement calls a function (or "
+                         "candidate, which the column entry_point names) with literals and compares the value with one by "
+                         "==, as in assert f([1, 2]) == 3") from None
 
 
 def _literals(given: str) -> str:

@@ -105,7 +105,8 @@ def check_each(problems: Iterable[Problem], check: Callable[[Problem], object]) 
         try:
             check(problem)
         except ValueError as error:
-            raise ValueError(f"{problem.place or f'problem {problem.id}'}: {error}. Correct it, or remove it from the data") from error
+            place = problem.place or f"problem {problem.id}"
+            raise ValueError(f"{place}: {error}. Correct it, or remove it from the data") from error
 
 
 def question_of(problem: Problem, front: int = 0) -> str:

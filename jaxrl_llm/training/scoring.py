@@ -40,7 +40,8 @@ def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Seq
                   spent: np.ndarray | float = 0.0, share: float = 1.0) -> Scores:
     """The scores of these rows. Each of several processes scores its share, and all get the whole.
 
-    If a reward sees the whole batch at once, the first process scores all of it. `spent` f64[K] and `share`: see `rewards.Combined`.
+    If a reward sees the whole batch at once, the first process scores all of it. `spent` f64[K] and `share` are those of
+    `rewards.Combined`.
     """
     def score(rows):
         if not len(rows):

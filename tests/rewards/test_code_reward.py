@@ -29,9 +29,11 @@ def test_extract_program(completion, program):
 
 @pytest.mark.parametrize(("printed", "expected", "same"), [
     ("1 2\n3\n", "1 2 \n3", True), (".333333", ".3333331", True), ("1\n2", "1 2", False), ("1 2", "1 3", False),
-    ("a", "b", False), ("", "0", False), ("YES\n0.50", "YES\n0.5", True), ("1.9999999999", "2.000000", True),
+    ("a", "b", False), ("", "0", False),
+    ("YES\n0.50", "YES\n0.5", True), ("1.9999999999", "2.000000", True),
     ("1e-12", "0.000000", True), ("a  b", "a b", True), ("x 1.0000001", "x 1", False), ("x 2", "y 2", False),
-    ("0.1", "0.0", False), ("1.9999999999", "2", False), ("YES 2.0", "YES 2", True), ("yes 0.5", "YES 0.5", False), ("1.0 x", "1 x", True), ("nan", "1", False), ("1 2 3", "1 2", False),
+    ("0.1", "0.0", False), ("1.9999999999", "2", False), ("YES 2.0", "YES 2", True), ("yes 0.5", "YES 0.5", False),
+    ("1.0 x", "1 x", True), ("nan", "1", False), ("1 2 3", "1 2", False),
 ])
 def test_same_output(printed, expected, same):
     assert same_output(printed, expected) is same
@@ -176,8 +178,10 @@ def test_assert_statements_are_calls_that_are_compared_outside():
     mbpp = ["assert similar((3, 4), (4, 'x')) == (4,)", "assert not similar((1,), (2,))", 'assert similar("a", "a")']
     assert program_tests.read(mbpp, {}) == [
         {"function": "similar", "args": "[(3, 4), (4, 'x')]", "result": [4]},
-        {"function": "similar", "args": "[(1,), (2,)]", "result": False}, {"function": "similar", "args": "['a', 'a']", "result": True}]
-    human_eval = "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate([1, 2]) == 3, 'sum'\n    assert True\ncheck(f)\n"
+        {"function": "similar", "args": "[(1,), (2,)]", "result": False},
+        {"function": "similar", "args": "['a', 'a']", "result": True}]
+    human_eval = ("METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate([1, 2]) == 3, 'sum'\n"
+                  "    assert True\ncheck(f)\n")
     assert program_tests.read(human_eval, {"entry_point": "f"}) == [{"function": "f", "args": "[[1, 2]]", "result": 3}]
     (test,) = program_tests.read(["assert f((1, 2), {3: 'x'}) == (1, 2, 'x')"], {})
     assert outcome("def f(a, b):\n    return a + (b[3],)", test) == 1  # a list plus a tuple would fail

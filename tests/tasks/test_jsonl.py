@@ -97,7 +97,8 @@ def test_answers_are_taken_as_they_are_written(tmp_path, given, answer):
 def test_compressed_files_and_patterns_of_files(tmp_path, ending, pack):
     for name, rows in (("a1", [GOOD]), ("a2", [{"prompt": "2+2=", "answer": "4"}, {"prompt": "x"}])):
         (tmp_path / f"{name}.jsonl{ending}").write_bytes(pack("\n".join(map(json.dumps, rows)).encode()))
-    good = tasks.make("dataset", path=str(tmp_path / f"a1.jsonl{ending}"), split="", heldout=str(tmp_path / f"a1.jsonl{ending}"))
+    first = str(tmp_path / f"a1.jsonl{ending}")
+    good = tasks.make("dataset", path=first, split="", heldout=first)
     assert [(p.answer, p.prompt) for p in good.heldout] == [("2", ({"role": "user", "content": "1+1="},))]
     with pytest.raises(ValueError, match=rf"a2\.jsonl{ending}, line 2: 'answer' is missing"):
         tasks.make("dataset", path=str(tmp_path / f"a*.jsonl{ending}"))
