@@ -100,7 +100,7 @@ class Scores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Combined:
-    """A weighted sum of rewards, called on lists: `combined(completions, answers, problems, lengths, spent, share) -> Scores`.
+    """A weighted sum of rewards, called on lists: `combined(completions, answers, problems, lengths, spent) -> Scores`.
 
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
@@ -108,13 +108,17 @@ class Combined:
     scores them -1.
     `deadline`: seconds that one reward may take for a whole batch. A timed reward scores missing rows as 0 and counts
     them (`NAME/late`); any other ends in a RewardError. A batch that comes in parts has one deadline: `spent f64[K]` are the
-    `seconds` that its earlier parts took, and of what is left a timed reward takes this `share`, so that slow completions do
-    not take the time of later parts.
+    `seconds` that its earlier parts took, and of what is left a timed reward takes this `share`, see `part`.
     """
 
     rewards: tuple[Reward, ...]
     on_error: str = "raise"
     deadline: float | None = None
+    share: float = 1.0
+
+    def part(self, share: float) -> "Combined":
+        """For a part of a batch, this share of what is left of it: slow completions do not take the time of later parts."""
+        return dataclasses.replace(self, share=share)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -156,7 +160,7 @@ class Combined:
                 reward.check(problem)
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], problems: Sequence | None = None,
-                 lengths: Sequence[int] | None = None, spent: np.ndarray | float = 0.0, share: float = 1.0) -> Scores:
+                 lengths: Sequence[int] | None = None, spent: np.ndarray | float = 0.0) -> Scores:
         problems = [None] * len(completions) if problems is None else problems
         batch = _Batch(completions, answers, problems, None if lengths is None else np.asarray(lengths))
         for name, values in batch._asdict().items():
@@ -165,7 +169,7 @@ class Combined:
         failures: Counter = Counter()
         columns, ends = [], [time.monotonic()]
         for reward, already in zip(self.rewards, np.broadcast_to(spent, len(self.rewards))):
-            columns.append(_within(self.deadline, float(already), share, reward, batch, self.on_error, failures))
+            columns.append(_within(self.deadline, float(already), self.share, reward, batch, self.on_error, failures))
             ends.append(time.monotonic())
         components = np.stack(columns, axis=1).astype(np.float32)
         weights = np.array([reward.weight for reward in self.rewards], np.float32)

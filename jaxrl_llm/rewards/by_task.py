@@ -43,6 +43,9 @@ class ByTask:
     def extract(self, completion: str, problem) -> Hashable | None:
         return self.parts[problem.task].extract(completion, problem)
 
+    def part(self, share: float) -> "ByTask":
+        return dataclasses.replace(self, parts=tuple(part.part(share) for part in self.parts))
+
     def check(self, problem) -> None:
         self.parts[problem.task].check(problem)
 
@@ -50,7 +53,7 @@ class ByTask:
         return [(f"{label}/{name}", how) for label, part in zip(self.labels, self.parts) for name, how in part.prepare()]
 
     def __call__(self, completions: Sequence[str], answers: Sequence[str], problems: Sequence,
-                 lengths: Sequence[int] | None = None, spent: np.ndarray | float = 0.0, share: float = 1.0) -> Scores:
+                 lengths: Sequence[int] | None = None, spent: np.ndarray | float = 0.0) -> Scores:
         task, names = np.array([problem.task for problem in problems], int), self.names
         total, components = np.zeros(len(task), np.float32), np.full((len(task), len(names)), np.nan, np.float32)
         failures: Counter = Counter()
@@ -63,7 +66,7 @@ class ByTask:
             if not rows:
                 continue
             scores = part([completions[row] for row in rows], [answers[row] for row in rows], [problems[row] for row in rows],
-                          None if lengths is None else [lengths[row] for row in rows], spent[own], share)
+                          None if lengths is None else [lengths[row] for row in rows], spent[own])
             total[rows], components[np.ix_(rows, columns)], seconds[own] = scores.total, scores.components, scores.seconds
             failures.update(scores.failures)
         return Scores(total, components, names, dict(failures), seconds)

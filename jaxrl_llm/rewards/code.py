@@ -102,22 +102,23 @@ class Code:
 
     def __call__(self, completions, answers, problems, until: float | None = None, fail_fast: bool = False) -> BatchOutput:
         self.prepare()
-        rows: list[_Answer | Exception | None] = []
-        for completion, problem in zip(completions, problems):
+        answered: dict[int, _Answer] = {}
+        errors: dict[int, Exception] = {}
+        for row, (completion, problem) in enumerate(zip(completions, problems)):
             try:
                 tests, program = tests_of(problem), extract_program(completion)
-                rows.append(None if program is None else _Answer(program, tests, deque(range(len(tests)))))
+                if program is not None:
+                    answered[row] = _Answer(program, tests, deque(range(len(tests))))
             except ValueError as error:
-                rows.append(error)
-                if fail_fast:
-                    return self._scored(rows, len(completions))
-        self._serve(rows, math.inf if until is None else until, fail_fast)
-        return self._scored(rows, len(completions))
+                errors[row] = error
+        if not (errors and fail_fast):
+            errors |= self._serve(answered, math.inf if until is None else until, fail_fast)
+        return self._scored(answered, errors, len(completions))
 
-    def _serve(self, rows: list[_Answer | Exception | None], until: float, fail_fast: bool) -> None:
-        """Runs the tests of all answers in turns; an answer whose sandbox fails becomes an error."""
-        turns = itertools.count()
-        waiting = [(0, next(turns), row) for row, answer in enumerate(rows) if isinstance(answer, _Answer)]
+    def _serve(self, answered: dict[int, _Answer], until: float, fail_fast: bool) -> dict[int, Exception]:
+        """Runs the tests of all answers in turns; returns the errors of those whose sandbox failed."""
+        turns, errors = itertools.count(), dict[int, Exception]()
+        waiting = [(0, next(turns), row) for row in answered]
         running: dict[Future, int] = {}
         stop, ends = os.pipe()
         threads = ThreadPoolExecutor(min(self.workers, max(len(waiting), 1)), "program")
@@ -127,15 +128,16 @@ class Code:
                     quick = sum(put_off < _SLOW for put_off, _, _ in waiting)
                     share = _QUICK * (until - time.monotonic()) * self.workers / quick if quick else math.inf
                     row = heapq.heappop(waiting)[2]
-                    running[threads.submit(self._turn, rows[row], share, until, stop)] = row
+                    running[threads.submit(self._turn, answered[row], share, until, stop)] = row
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     row = running.pop(future)
                     if (error := future.exception()) is not None:
-                        rows[row] = _as_error(error)
+                        errors[row] = _as_error(error)
                         if fail_fast:
-                            return
+                            return errors
                     elif future.result():
-                        heapq.heappush(waiting, (self._put_off(rows[row]), next(turns), row))
+                        heapq.heappush(waiting, (self._put_off(answered[row]), next(turns), row))
+            return errors
         finally:
             os.close(ends)  # ends running programs when the batch is given up
             threads.shutdown(cancel_futures=True)
@@ -177,18 +179,15 @@ class Code:
             share = min(share, left / (len(answer.pending) + 1))
         return min(self.limits.seconds, max(share, _LEAST * self.limits.seconds))
 
-    def _scored(self, rows: list[_Answer | Exception | None], count: int) -> BatchOutput:
-        scores, counts, errors = np.zeros(count), Counter[str](), {}
-        for row, answer in enumerate(rows):
-            if isinstance(answer, Exception):
-                scores[row], errors[row] = np.nan, answer
-            elif answer is None:
-                counts["no_program"] += 1
-            else:
-                outcomes = list(answer.outcomes.values())
-                share = outcomes.count(PASS) / len(answer.tests)
-                scores[row] = 1.0 if share == 1 else self.partial_credit * share
-                counts.update({_FAILURES[outcome] for outcome in outcomes if outcome in _FAILURES})
+    def _scored(self, answered: dict[int, _Answer], errors: dict[int, Exception], count: int) -> BatchOutput:
+        scores, counts = np.zeros(count), Counter(no_program=count - len(answered.keys() | errors.keys()))
+        scores[list(errors)] = np.nan
+        for row in answered.keys() - errors.keys():
+            answer = answered[row]
+            outcomes = list(answer.outcomes.values())
+            share = outcomes.count(PASS) / len(answer.tests)
+            scores[row] = 1.0 if share == 1 else self.partial_credit * share
+            counts.update({_FAILURES[outcome] for outcome in outcomes if outcome in _FAILURES})
         return BatchOutput(scores, dict(counts), errors)
 
 

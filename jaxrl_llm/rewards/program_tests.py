@@ -24,8 +24,8 @@ def read(tests: Any, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if isinstance(tests, str) and "assert" in tests:
         tests = of_asserts(tests, row)
-    elif isinstance(tests, list | tuple) and tests and all(isinstance(test, str) for test in tests):
-        tests = of_asserts("\n".join(tests), row)
+    if isinstance(tests, list | tuple) and tests and all(isinstance(test, str) for test in tests):
+        tests = of_asserts("\n".join(map(str, tests)), row)
     made = [_read(test, row) for test in tests] if isinstance(tests, list | tuple) else tests
     if not well_formed(made):
         raise ValueError("tests are a list of objects with input and output, which are texts and not all blank, or with "
@@ -152,11 +152,11 @@ def _of_assert(node: ast.stmt, row: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if not isinstance(node, ast.Assert):
             raise ValueError
-        made, expected = node.test, True
-        if isinstance(made, ast.UnaryOp) and isinstance(made.op, ast.Not):
-            made, expected = made.operand, False
-        elif isinstance(made, ast.Compare) and len(made.ops) == 1 and isinstance(made.ops[0], ast.Eq | ast.Is):
-            made, expected = made.left, ast.literal_eval(made.comparators[0])
+        said, made, expected = node.test, node.test, True
+        if isinstance(said, ast.UnaryOp) and isinstance(said.op, ast.Not):
+            made, expected = said.operand, False
+        elif isinstance(said, ast.Compare) and len(said.ops) == 1 and isinstance(said.ops[0], ast.Eq | ast.Is):
+            made, expected = said.left, ast.literal_eval(said.comparators[0])
         if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Name) or made.keywords:
             raise ValueError
         function = row["entry_point"] if made.func.id == "candidate" else made.func.id

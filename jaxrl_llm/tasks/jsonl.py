@@ -5,7 +5,8 @@ import gzip
 import json
 import lzma
 import warnings
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,24 +21,31 @@ def opened(path: str) -> BinaryIO:
     return PACKED.get(Path(path).suffix, open)(path, "rb")
 
 
+def _lines(path: str) -> Iterator[bytes]:
+    with opened(path) as file:
+        try:
+            yield from file
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise ValueError(f"{path} cannot be decompressed as its ending says: {error}") from error
+
+
 def read(path: str) -> list[tuple[int, dict[str, Any]]]:
     """`(line number, object)` of each line that is not blank; ValueError naming file and line.
 
     For a key that an object has twice there is a warning, and the last one counts.
     """
     records, twice = [], []
-    with opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record, repeated = parse(line.decode("utf-8-sig"))
-                if not isinstance(record, dict):
-                    raise ValueError(f"expected a JSON object, got {type(record).__name__}")
-            except ValueError as error:  # includes JSON and UTF-8 decoding errors
-                raise ValueError(f"{path}, line {number}: {error}") from error
-            records.append((number, record))
-            twice += [(number, key) for key in repeated]
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            record, repeated = parse(line.decode("utf-8-sig"))
+            if not isinstance(record, dict):
+                raise ValueError(f"expected a JSON object, got {type(record).__name__}")
+        except ValueError as error:  # includes JSON and UTF-8 decoding errors
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        records.append((number, record))
+        twice += [(number, key) for key in repeated]
     if twice:
         lines = len({number for number, _ in twice})
         warnings.warn(f"{path}, line {twice[0][0]}: the key {twice[0][1]!r} is given twice, the last one counts"

@@ -37,17 +37,16 @@ def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()
 
 
 def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,
-                  spent: np.ndarray | float = 0.0, share: float = 1.0) -> Scores:
+                  spent: np.ndarray | float = 0.0) -> Scores:
     """The scores of these rows. Each of several processes scores its share, and all get the whole.
 
-    If a reward sees the whole batch at once, the first process scores all of it. `spent` f64[K] and `share` are those of
-    `rewards.Combined`.
+    If a reward sees the whole batch at once, the first process scores all of it. `spent` f64[K]: see `rewards.Combined`.
     """
     def score(rows):
         if not len(rows):
             return Scores(np.zeros(0, np.float32), np.zeros((0, len(reward.names)), np.float32), reward.names, {})
         chosen = [problems[i] for i in rows]
-        return reward([texts[i] for i in rows], [p.answer for p in chosen], chosen, lengths[rows], spent, share)
+        return reward([texts[i] for i in rows], [p.answer for p in chosen], chosen, lengths[rows], spent)
 
     if not parallel.several():
         return score(np.arange(len(texts)))

@@ -102,6 +102,10 @@ def test_compressed_files_and_patterns_of_files(tmp_path, ending, pack):
     assert [(p.answer, p.prompt) for p in good.heldout] == [("2", ({"role": "user", "content": "1+1="},))]
     with pytest.raises(ValueError, match=rf"a2\.jsonl{ending}, line 2: 'answer' is missing"):
         tasks.make("dataset", path=str(tmp_path / f"a*.jsonl{ending}"))
+    for broken in (b"no", pack(b"x" * 999)[:-9]):
+        (tmp_path / f"b.jsonl{ending}").write_bytes(broken)
+        with pytest.raises(ValueError, match=rf"b\.jsonl{ending} cannot be decompressed"):
+            tasks.make("dataset", path=str(tmp_path / f"b.jsonl{ending}"))
 
 
 def test_bad_bytes_empty_file_and_missing_file(tmp_path):

@@ -121,6 +121,13 @@ def test_a_position_of_other_prompts_answers_or_tests_is_refused(train, change):
         batches(problems, 8, seed=0).set_state(state)
     with pytest.raises(ValueError, match="or another order"):
         batches(same[::-1], 8, seed=0).set_state(state)
+    def made(prompt, options):
+        return [tasks.Problem(prompt, "x", 0, extra={"gym": ("word_ladder", options)})]
+
+    state_of_gym = batches(made("a", "{}"), 1, seed=0).get_state()
+    batches(made("b", "{}"), 1, seed=0).set_state(state_of_gym)  # of one seed, and yet others in another process
+    with pytest.raises(ValueError, match="other prompts"):
+        batches(made("a", '{"size": 3}'), 1, seed=0).set_state(state_of_gym)
     del state["digest"]  # of an earlier release
     batches(problems, 8, seed=0).set_state(state)
 
