@@ -149,9 +149,13 @@ class Code:
         return _SLOW if answer.put_off and slow else len(answer.put_off)
 
     def _turn(self, answer: _Answer, share: float, until: float, stop: int) -> bool:
-        """Runs tests of an answer for `share` seconds, the last of which begins in their first half; whether more is to do."""
+        """Runs tests of an answer for `share` seconds, the last of which begins in their first half; whether more is to do.
+
+        Where the time is too short for all answers, whoever has begun goes on for up to a deadline.
+        """
         begun = now = time.monotonic()
-        while answer.pending and (now < begun + share / 2 or now == begun) and not (answer.slow and share < math.inf):
+        lasts = share / 2 if share >= _LEAST * self.limits.seconds else self.limits.seconds
+        while answer.pending and (now < begun + lasts or now == begun) and not (answer.slow and share < math.inf):
             test, left = answer.pending.popleft(), _ANSWER_DEADLINES * self.limits.seconds - answer.used
             seconds = self._seconds(answer, test, begun + share - now, left)
             if now >= until or left <= 0:
