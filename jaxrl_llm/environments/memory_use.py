@@ -44,8 +44,8 @@ def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = 
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     made = named_tools(tools)
     name = reward or problems.reward
-    step = functools.partial(_step, parse=named_parser(parser), tools=made, score=scorer(name), read=reader(name),
-                             limit=contexts)
+    step = functools.partial(_step, parse=named_parser(parser), tools=made, read=reader(name), limit=contexts,
+                             score=scorer(name, problems.train, problems.heldout))
     schemas = tuple(tool.schema for tool in made)
     return Environment(
         name="+".join([problems.name, *(tool.name for tool in made), "memory"]), task=problems,

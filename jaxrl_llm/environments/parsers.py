@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl_llm import registry
 from jaxrl_llm.environments.tools import Call
-from jaxrl_llm.rewards.code import extract_program
+from jaxrl_llm.rewards.programs import python_block
 from jaxrl_llm.tasks.jsonl import MAX_DEPTH, depth
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -62,7 +62,7 @@ def pythonic(text: str) -> list[Call]:
 
 def fenced(text: str) -> list[Call]:
     """The last ```python block, as a call of the tool `python`."""
-    program = extract_program(_answer(text))
+    program = python_block(_answer(text))
     return [] if program is None else [Call("python", {"code": program})]
 
 
@@ -135,7 +135,7 @@ def _is_call(text: str, start: int) -> bool:
 def _before_program(text: str, starts: list[int]) -> int:
     """The last of the `starts`, or the last one before a program in a fence that quotes the end of a thought there."""
     begin = text.rfind("```python", 0, starts[-1])
-    program = None if begin < 0 else extract_program(text[begin:])
+    program = None if begin < 0 else python_block(text[begin:])
     if program is None or _END not in program or text.find(program, begin) + len(program) < starts[-1]:
         return starts[-1]
     try:

@@ -29,7 +29,7 @@ def sequence(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
         raise ValueError(f"length={length}; give at least 1")
     inner = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     name = reward or inner.reward
-    score = scorer(name)
+    score = scorer(name, inner.train, inner.heldout)
 
     def build(items: Sequence[Problem], number: int) -> Problem:
         return Problem(tuple(dict(message) for message in opening(items[0])), "", number, items[0].level,

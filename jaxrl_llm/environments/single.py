@@ -1,12 +1,13 @@
 """Tasks with one answer as environments: one message of the policy, which the task's verifier scores."""
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import rewards, tasks
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.rewards.math import last_boxed
-from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.base import Problem, check_each
 
 # The form in which each verifier expects the answer:
 _FORMS = {"boxed": r"\boxed{%s}", "token_f1": r"\boxed{%s}", "reasoning_gym": "<answer>%s</answer>"}
@@ -19,7 +20,7 @@ def single(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None
     """
     problems = tasks.make(task, **(options or {}))
     name = reward or problems.reward
-    score = scorer(name)
+    score = scorer(name, problems.train, problems.heldout)
     return Environment(
         name=problems.name, task=problems, reset=lambda problem, key: (problem, opening(problem)),
         step=lambda problem, message: Turn(reward=score(message["content"], problem), done=True),
@@ -31,9 +32,13 @@ def opening(problem: Problem) -> Sequence[Message]:
     return [{"role": "user", "content": problem.prompt}] if isinstance(problem.prompt, str) else list(problem.prompt)
 
 
-def scorer(name: str) -> Callable[[str, Problem], float]:
-    """`score(text, problem)` by a reward of that name; rewards with processes use one, since there are many environments."""
+def scorer(name: str, *sides: Iterable[Problem]) -> Callable[[str, Problem], float]:
+    """`score(text, problem)` by a reward of that name; rewards with processes use one, since there are many environments.
+
+    Raises ValueError for a problem of the `sides` of its task that lacks what the reward reads.
+    """
     combined = rewards.combine([_alone(name)])
+    check_each(itertools.chain(*sides), combined.check)
     return lambda text, problem: float(combined([text], [problem.answer], [problem]).total[0])
 
 

@@ -38,7 +38,7 @@ def solver_verifier(*, task: str = "arithmetic", options: Mapping[str, Any] | No
         raise ValueError(f"loops={loops}; give at least 1")
     problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
     name = reward or problems.reward
-    score = scorer(name)
+    score = scorer(name, problems.train, problems.heldout)
     return Environment(
         name=f"{problems.name}+verifier", task=problems, reset=lambda problem, key: (Dialogue(problem), list(opening(problem))),
         step=functools.partial(_step, score=score, loops=loops), facts={"agent": "turn", "functional_group": "turn"},

@@ -99,8 +99,8 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
     `opened` makes tools for each trajectory, with the same schemas, and an object that is kept as long as the trajectory.
     """
     fenced, verifier = parser == "fenced", reward or problems.reward
-    step = functools.partial(_step, parse=named_parser(parser), score=scorer(verifier), read=reader(verifier), limit=turns,
-                             role="user" if fenced else "tool")
+    step = functools.partial(_step, parse=named_parser(parser), read=reader(verifier), limit=turns,
+                             score=scorer(verifier, problems.train, problems.heldout), role="user" if fenced else "tool")
 
     def reset(problem: Problem, key: int) -> tuple[Dialogue, list[Message]]:
         rules = [{"role": "system", "content": FENCED}] if fenced else []

@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxrl_llm import registry
-from jaxrl_llm.rewards import text
+from jaxrl_llm.rewards import needs, text
 from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
 from jaxrl_llm.rewards.box import HIT, box_reward, find_box
 from jaxrl_llm.rewards.by_task import ByTask
-from jaxrl_llm.rewards.code import Code
+from jaxrl_llm.rewards.code import Code, tests_of
 from jaxrl_llm.rewards.gym import Gym, tagged_answer
 from jaxrl_llm.rewards.isolated import Isolated
 from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
@@ -27,12 +27,13 @@ def exact(*, weight: float = 1.0) -> Reward:
 
 def last_number(*, weight: float = 1.0) -> Reward:
     """1 when the last number in the completion equals the answer as a rational."""
-    return Reward("last_number", text.last_number, weight, extract=text.find_last_number)
+    return Reward("last_number", text.last_number, weight, extract=text.find_last_number,
+                  check=needs.number("last_number"))
 
 
 def numeric(*, weight: float = 1.0) -> Reward:
     """1 when the whole completion is one number equal to the answer as a rational."""
-    return Reward("numeric", text.numeric, weight, extract=text.parse_rational)
+    return Reward("numeric", text.numeric, weight, extract=text.parse_rational, check=needs.number("numeric"))
 
 
 def boxed(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0, strict: bool = True) -> Reward:
@@ -57,7 +58,7 @@ def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: 
 def reasoning_gym(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:
     """The own scorer of a reasoning_gym data set, in [0, 1], on the last `<answer>` tags; needs the problems."""
     return Reward("reasoning_gym", Gym(workers, deadline), weight, per="batch", extract=tagged_answer, splits=True, timed=True,
-                  solved_above=0.99)
+                  solved_above=0.99, check=needs.gym)
 
 
 def isolated(*, target: str, workers: int | None = None, deadline: float = 5.0, weight: float = 1.0) -> Reward:
@@ -69,22 +70,25 @@ def code(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5
          partial_credit: float = 0.0, unsafe: bool = False) -> Reward:
     """1 when the last ```python block passes every test of `problem.extra["tests"]` within its limits, see `Code`."""
     scorer = Code(workers, deadline, memory_mb, partial_credit, unsafe)
-    return Reward("code", scorer, weight, per="batch", splits=True, timed=True, fail_fast=True, prepare=scorer.prepare)
+    return Reward("code", scorer, weight, per="batch", splits=True, timed=True, fail_fast=True, prepare=scorer.prepare,
+                  check=tests_of)
 
 
 def box(*, weight: float = 1.0) -> Reward:
     """How well the last four numbers of a completion, a box in pixels, cover the target, see `box_reward`."""
-    return Reward("box", box_reward, weight, per="batch", extract=find_box, splits=True, solved_above=HIT)
+    return Reward("box", box_reward, weight, per="batch", extract=find_box, splits=True, solved_above=HIT,
+                  check=needs.target_box)
 
 
 def token_f1(*, weight: float = 1.0) -> Reward:
     r"""The F1 of the words of the last `\boxed{}`: 1 if they equal the words of the answer in any order."""
-    return Reward("token_f1", f1_of_words, weight, extract=find_words, solved_above=0.99)
+    return Reward("token_f1", f1_of_words, weight, extract=find_words, solved_above=0.99, check=needs.answer_texts)
 
 
 def swe_rl(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:
     """The similarity of a patch to the true one in [0, 1], or -1 for a bad format, see `swe_rl_reward`."""
-    return Reward("swe_rl", Patches(workers, deadline), weight, per="batch", splits=True, timed=True, solved_above=0.99)
+    return Reward("swe_rl", Patches(workers, deadline), weight, per="batch", splits=True, timed=True, solved_above=0.99,
+                  check=needs.repositories)
 
 
 FACTORIES: dict[str, registry.Factory] = {}

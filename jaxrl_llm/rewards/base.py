@@ -39,6 +39,7 @@ class Reward:
     `prepare()` describes, before a run starts, how this machine runs the reward; it raises RewardError if it cannot.
     `extract(completion)` is the answer that the reward reads, in a form in which equal answers compare equal, or None;
     methods in which rollouts vote need it.
+    `check(problem)`, before a run starts, raises ValueError for a problem that lacks what the reward reads.
     `solved_above`: a completion whose value exceeds it solves its problem; partial credit does not.
     """
 
@@ -52,6 +53,7 @@ class Reward:
     fail_fast: bool = False
     prepare: Callable[[], str] | None = None
     solved_above: float = 0.5
+    check: Callable[[Any], object] | None = None
 
     @property
     def by_row(self) -> bool:
@@ -106,12 +108,17 @@ class Combined:
     scores them -1.
     `deadline`: seconds that one reward may take for a whole batch. A timed reward scores missing rows as 0 and counts
     them (`NAME/late`); any other ends in a RewardError. A batch that comes in parts has one deadline: `spent f64[K]` are the
-    `seconds` that its earlier parts took.
+    `seconds` that its earlier parts took, and of what is left a timed reward takes this `share`, see `part`.
     """
 
     rewards: tuple[Reward, ...]
     on_error: str = "raise"
     deadline: float | None = None
+    share: float = 1.0
+
+    def part(self, share: float) -> "Combined":
+        """For a part of a batch, this share of what is left of it: slow completions do not take the time of later parts."""
+        return dataclasses.replace(self, share=share)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -146,6 +153,12 @@ class Combined:
         """`(name, how it runs here)` of the rewards that depend on the machine. Raises RewardError if one cannot run."""
         return [(reward.name, reward.prepare()) for reward in self.rewards if reward.prepare is not None]
 
+    def check(self, problem: Any) -> None:
+        """Raises ValueError for a problem that lacks what a reward reads; not where `on_error` scores its completions 0."""
+        for reward in self.rewards if self.on_error == "raise" else ():
+            if reward.check is not None:
+                reward.check(problem)
+
     def __call__(self, completions: Sequence[str], answers: Sequence[str], problems: Sequence | None = None,
                  lengths: Sequence[int] | None = None, spent: np.ndarray | float = 0.0) -> Scores:
         problems = [None] * len(completions) if problems is None else problems
@@ -156,19 +169,19 @@ class Combined:
         failures: Counter = Counter()
         columns, ends = [], [time.monotonic()]
         for reward, already in zip(self.rewards, np.broadcast_to(spent, len(self.rewards))):
-            columns.append(_within(self.deadline, float(already), reward, batch, self.on_error, failures))
+            columns.append(_within(self.deadline, float(already), self.share, reward, batch, self.on_error, failures))
             ends.append(time.monotonic())
         components = np.stack(columns, axis=1).astype(np.float32)
         weights = np.array([reward.weight for reward in self.rewards], np.float32)
         return Scores(components @ weights, components, tuple(r.name for r in self.rewards), dict(failures), np.diff(ends))
 
 
-def _within(deadline: float | None, spent: float, reward: Reward, batch: _Batch, on_error: str,
+def _within(deadline: float | None, spent: float, share: float, reward: Reward, batch: _Batch, on_error: str,
             failures: Counter) -> np.ndarray:
     """Scores of one reward: a timed one keeps the deadline itself, any other runs in a thread that is abandoned then."""
     left = None if deadline is None else max(deadline - spent, 0.0)
     if reward.timed:
-        until = None if left is None else time.monotonic() + left
+        until = None if left is None else time.monotonic() + left * share
         return _run_batch(reward, batch, on_error, failures, until)
     score = functools.partial(_run_each if reward.per == "completion" else _run_batch, reward, batch, on_error, failures)
     if left is None:

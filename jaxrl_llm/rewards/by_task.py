@@ -43,6 +43,12 @@ class ByTask:
     def extract(self, completion: str, problem) -> Hashable | None:
         return self.parts[problem.task].extract(completion, problem)
 
+    def part(self, share: float) -> "ByTask":
+        return dataclasses.replace(self, parts=tuple(part.part(share) for part in self.parts))
+
+    def check(self, problem) -> None:
+        self.parts[problem.task].check(problem)
+
     def prepare(self) -> list[tuple[str, str]]:
         return [(f"{label}/{name}", how) for label, part in zip(self.labels, self.parts) for name, how in part.prepare()]
 

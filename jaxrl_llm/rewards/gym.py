@@ -1,5 +1,6 @@
 """Problems of reasoning-gym (arXiv 2505.24760) scored by their data set's own `score_answer`, in killable processes."""
 
+from jaxrl_llm.rewards import needs
 from jaxrl_llm.rewards.base import BatchOutput
 from jaxrl_llm.rewards.pool import WorkerPool
 
@@ -26,8 +27,8 @@ class Gym:
         self._pool = WorkerPool("jaxrl_llm.rewards.gym_scorer:score", workers, deadline, restricted=True, scores=True)
 
     def __call__(self, completions, answers, problems, until: float | None = None) -> BatchOutput:
-        if any(problem is None or "gym" not in problem.extra for problem in problems):
-            raise ValueError("the reasoning_gym reward needs problems of the reasoning_gym task: they name the scorer")
+        for problem in problems:
+            needs.gym(problem)
         outcomes = self._pool.map([(tagged_answer(completion), problem.extra["entry"], *problem.extra["gym"])
                                    for completion, problem in zip(completions, problems)], until)
         statuses = [outcome.status for outcome in outcomes]

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterator, Mapping
 
+from jaxrl_llm.rewards import needs
 from jaxrl_llm.rewards.base import BatchOutput
 from jaxrl_llm.rewards.isolated import Isolated
 
@@ -111,7 +112,6 @@ class Patches(Isolated):
         super().__init__(f"{__name__}:swe_rl_reward", workers, deadline, failed=FORMAT_ERROR)
 
     def __call__(self, completions, answers, problems, until: float | None = None, fail_fast: bool = False) -> BatchOutput:
-        if any(problem is None or not {"files", "new_files"} <= problem.extra.keys() for problem in problems):
-            raise ValueError("the swe_rl reward needs problem.extra['files'] and problem.extra['new_files'], contents by path, "
-                             "as the task edits has them")
+        for problem in problems:
+            needs.repositories(problem)
         return super().__call__(completions, answers, problems, until, fail_fast)

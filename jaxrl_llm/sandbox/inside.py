@@ -23,6 +23,9 @@ _PIVOT_ROOT, _CAPSET = {"x86_64": (155, 126), "aarch64": (41, 91)}.get(os.uname(
 _READ_ONLY, _AT_RECURSIVE = 1 | 2 | 4, 0x8000  # read only, no set-user-ID, no devices
 _FILE_ACCESS_BY_VERSION = (0, 13, 14, 15, 15, 16)  # Landlock: how many kinds of file access each version rules
 _READ_FILES, _DEVICE = 0b1101, 0b110  # execute, read file, read directory; read and write a file
+# What LiveCodeBench and APPS import before a program runs; of a name that several have, the last counts.
+USUAL_MODULES = ("string", "re", "datetime", "time", "collections", "heapq", "bisect", "copy", "fractions", "math", "random",
+                 "statistics", "itertools", "functools", "operator", "io", "sys", "json", "typing")
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
 libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
@@ -157,6 +160,61 @@ def called(names: dict, function: str):
     return names[function] if function in names else getattr(names["Solution"](), function)
 
 
+def undefined(program: str) -> set[str]:
+    """The names that a program reads and that neither it nor Python defines; none where it is nested too deep to be read."""
+    import builtins
+    import symtable
+
+    try:
+        tables, read = [symtable.symtable(program, "<program>", "exec")], set()
+        defined = set(dir(builtins))
+        for table in tables:
+            for symbol in table.get_symbols():
+                if symbol.is_global() or table is tables[0]:
+                    made = symbol.is_assigned() or symbol.is_imported()
+                    (defined if made else read).add(symbol.get_name())
+            tables.extend(table.get_children())
+    except (SyntaxError, RecursionError):
+        return set()
+    return read - defined
+
+
+def usual_names(wanted: set[str]) -> dict:
+    """Those of the names that the usual modules have: a module itself, or what an import of all its names gives."""
+    import importlib
+
+    found: dict = {}
+    for name in USUAL_MODULES if wanted else ():
+        module = importlib.import_module(name)
+        public = getattr(module, "__all__", None) or [one for one in vars(module) if not one.startswith("_")]
+        found |= {one: getattr(module, one) for one in wanted.intersection(public)}
+    return found | {name: importlib.import_module(name) for name in wanted.intersection(USUAL_MODULES)}
+
+
+def as_harness(program: str) -> dict:
+    """What the harnesses of contests' data give to a program: imports, deep recursion, long integers, `open("/dev/stdin")`."""
+    import builtins
+    import io
+
+    sys.setrecursionlimit(50_000)
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
+    actual = io.open
+
+    def open(file, *args, **options):
+        return actual(os.dup(0) if file == "/dev/stdin" else file, *args, **options)
+
+    builtins.open = io.open = open
+    return usual_names(undefined(program))
+
+
+def values(args: list | str) -> list:
+    """The arguments of a call: JSON values, or the text of a list of Python literals, such as tuples."""
+    import ast
+
+    return ast.literal_eval(args) if isinstance(args, str) else args
+
+
 def main(job_fd: int, report_fd: int, lifeline: int) -> None:
     """Confines this process, then runs the program of the job; the value of a named function follows as JSON."""
     with open(job_fd) as file:
@@ -180,10 +238,10 @@ def main(job_fd: int, report_fd: int, lifeline: int) -> None:
         compiled = compile(job["program"], "<program>", "exec")
     except (SyntaxError, ValueError):
         sys.exit(COMPILE_ERROR)
-    names: dict = {"__name__": "__main__"}
+    names: dict = {"__name__": "__main__"} | (as_harness(job["program"]) if job["harness"] else {})
     exec(compiled, names)
     if job["function"]:
-        json.dump(called(names, job["function"])(*job["args"]), report)
+        json.dump(called(names, job["function"])(*values(job["args"])), report)
         report.flush()
 
 

@@ -42,11 +42,13 @@ class Finished(NamedTuple):
     value: bytes
 
 
-def run(program: str, *, stdin: str = "", function: str | None = None, args: Sequence = (), limits: Limits = Limits(),
-        mode: str, ends_at: float = math.inf, stop: int | None = None) -> Finished:
-    """Runs Python text in a sandbox of that `mode`; with a `function`, calls it with the JSON values `args`.
+def run(program: str, *, stdin: str = "", function: str | None = None, args: Sequence | str = (), limits: Limits = Limits(),
+        mode: str, ends_at: float = math.inf, stop: int | None = None, harness: bool = False) -> Finished:
+    """Runs Python text in a sandbox of that `mode`; with a `function`, calls it with the `args`.
 
-    Where the text has no such function, it is a method of its class `Solution`, made without arguments.
+    These are JSON values, or the text of a list of Python literals. Where the program has no such function, it is a method of
+    its class `Solution`, made without arguments. With `harness` names that it lacks are those of the usual modules, integers of
+    any length have a text, and `/dev/stdin` can be opened.
 
     The program sees an interpreter, its packages and an empty folder; not the files, processes, network or environment of
     this machine, and not this process. Everything that it started is gone when this returns. It is killed after
@@ -59,7 +61,8 @@ def run(program: str, *, stdin: str = "", function: str | None = None, args: Seq
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         raise SandboxError("SIGCHLD is ignored in this process, so exit codes are lost; set its handler to signal.SIG_DFL")
     _hide_this_process()
-    job = {"program": program, "function": function, "args": list(args), "packages": _packages(),
+    job = {"program": program, "function": function, "args": args if isinstance(args, str) else list(args),
+           "harness": harness, "packages": _packages(),
            "cpu_seconds": math.ceil(limits.seconds) + 1, "memory_mb": limits.memory_mb, "scratch_mb": limits.scratch_mb,
            "filter": _filter(limits.processes, mode) if syscalls.supported() else "", **modes.settings(mode, limits)}
     with contextlib.ExitStack() as stack:

@@ -17,7 +17,7 @@ class Problem:
     `prompt` is raw text (a `str`, fed to the policy as it is) or chat messages (a tuple of `{"role", "content"}` dicts,
     to be rendered by a chat template). `id` is the position of the problem in its task: training problems are
     `0 .. len(train) - 1`, held-out ones follow, so ids index per-prompt tables and never collide. `task` is the number of
-    its task in a run of several tasks.
+    its task in a run of several tasks. `place` says in words where it was read, such as a file and a line.
     """
 
     prompt: str | Messages
@@ -26,6 +26,7 @@ class Problem:
     level: str = ""
     extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     task: int = 0
+    place: str = dataclasses.field(default="", compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +97,16 @@ def front_of(problems: Iterable[Problem]) -> int:
 def fronts_of(parts: Iterable[Part]) -> list[int]:
     """`front_of` all problems of each task."""
     return [front_of(itertools.chain(part.task.train, part.task.heldout)) for part in parts]
+
+
+def check_each(problems: Iterable[Problem], check: Callable[[Problem], object]) -> None:
+    """Checks every problem; raises ValueError with the place of the first that fails."""
+    for problem in problems:
+        try:
+            check(problem)
+        except ValueError as error:
+            place = problem.place or f"problem {problem.id}"
+            raise ValueError(f"{place}: {error}. Correct it, or remove it from the data") from error
 
 
 def question_of(problem: Problem, front: int = 0) -> str:

@@ -4,13 +4,15 @@ r"""Columns of a row as a problem: templates over columns, answers inside of lon
 so are `{` and `}` around anything that is not a name, as in `\boxed{}`.
 """
 import json
+import math
 import re
+import types
 import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.registry import nearest
-from jaxrl_llm.rewards.code import well_formed
+from jaxrl_llm.rewards import program_tests
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Messages
 from jaxrl_llm.tokenizers.messages import read
@@ -67,11 +69,19 @@ def messages(value: Any, name: str) -> Messages:
 
 
 def answer(value: Any, name: str) -> str:
-    """The text that holds the answer; ValueError if an empty completion would match it, or if it is no text or integer."""
-    if isinstance(value, bool) or not isinstance(value, str | int) or is_blank(str(value)):
-        raise ValueError(f"{name!r} must be a string with something to see in it or an integer, got {value!r}: an empty "
-                         "completion would be right")
-    return str(value)
+    """The text of the answer, as it is written: of a text, a number, a truth value or a list, the last two as JSON.
+
+    Raises ValueError if there is none, or if an empty completion would match it.
+    """
+    if value is None or isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name!r} must be an answer, got {value}; give a text, a number, true, false or a list")
+    if isinstance(value, str) and is_blank(value):
+        raise ValueError(f"{name!r} must be a string with something to see in it, got {value!r}: an empty completion would be "
+                         "right")
+    if not isinstance(value, str | int | float | list):
+        raise ValueError(f"{name!r} must be a text, a number, true, false or a list, got a {type(value).__name__}, "
+                         f"{str(value)[:80]!r}; name a key of it, for example answer='{name}.ground_truth'")
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | list) else str(value)
 
 
 # --- answers inside of texts --------------------------------------------------------------------------------------------
@@ -116,12 +126,13 @@ _EXTRACT: dict[str, Callable[[str], str | None]] = {"": lambda given: given, "gs
 # --- tests of programs --------------------------------------------------------------------------------------------------
 
 
-def tests(value: Any, name: str) -> list[dict[str, Any]]:
-    """Tests as the reward `code` reads them.
+def tests(value: Any, name: str, row: Mapping[str, Any] = types.MappingProxyType({})) -> list[dict[str, Any]]:
+    """Tests as the reward `code` reads them, see `rewards.program_tests`.
 
-    `value`: such a list of objects (`input` and `output`, or `function`, `args` and `result`); or one object of lists, `input`
-    and `output` (or `inputs` and `outputs`), with `fn_name` where they are arguments and results; or either as JSON. Inputs and
-    outputs are texts, numbers or lists of lines. With `fn_name` a list of one result also stands for its one value.
+    `value`: such a list of objects or of assert statements; or one object of lists, `input` and `output` (or `inputs` and
+    `outputs`), with `fn_name` where they are arguments and results; or either as JSON; or assert statements as one text. Inputs
+    and outputs are texts, numbers or lists of lines. With `fn_name` a list of one result also stands for its one value. The
+    `row` has `metadata` or `entry_point`, which name a function.
 
     Raises:
       ValueError: for anything else, and if there is no test, or none that fails for a program without output.
@@ -130,32 +141,28 @@ def tests(value: Any, name: str) -> list[dict[str, Any]]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"column {name!r} is no JSON: {error}") from error
-    if isinstance(value, dict):
-        value = _of_lists(value, name)
-    made = [_with_streams(test) for test in value] if isinstance(value, list) else []
-    if not well_formed(made):
-        raise ValueError(f"column {name!r} holds no tests, {str(value)[:80]!r}; give a list of objects with input and output, "
-                         "or with function, args and result, or an object of two lists, inputs and outputs. Outputs are texts, "
-                         "numbers or lists of lines, and not all of them are blank")
-    return made
+            if "assert" not in value:
+                raise ValueError(f"column {name!r} is no JSON: {error}") from error
+    try:
+        made = _of_lists(value) if isinstance(value, dict) else value
+        return program_tests.read([_with_streams(test, row) for test in made] if isinstance(made, list) else made, row)
+    except ValueError as error:
+        raise ValueError(f"column {name!r}, {str(value)[:80]!r}: {error}. It may also be an object of two lists, inputs and "
+                         "outputs; outputs are texts, numbers or lists of lines, and not all of them are blank") from error
 
 
-def _of_lists(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+def _of_lists(value: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One test for each input and output, with all other keys."""
     inputs, outputs = (value.get(key, value.get(key + "s")) for key in ("input", "output"))
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise ValueError(f"column {name!r} needs two lists of equal length, input and output, got keys {sorted(value)}")
-    function = value.get("fn_name")
-    if function:
-        return [{"function": function, "args": args, "result": result}
-                | ({"wrapped": True} if isinstance(result, list) and len(result) == 1 else {})
-                for args, result in zip(inputs, outputs)]
-    return [{"input": given, "output": expected} for given, expected in zip(inputs, outputs)]
+        raise ValueError(f"two lists of equal length are needed, input and output, got keys {sorted(value)}")
+    others = {key: part for key, part in value.items() if key.removesuffix("s") not in ("input", "output") and part is not None}
+    return [{**others, "input": given, "output": expected} for given, expected in zip(inputs, outputs)]
 
 
-def _with_streams(test: Any) -> Any:
-    """The test with its input and output as texts, where they can be."""
-    if not isinstance(test, dict) or test.get("function"):
+def _with_streams(test: Any, row: Mapping[str, Any]) -> Any:
+    """The test with its input and output as texts, where they can be; those of functions are left as they are."""
+    if not isinstance(test, dict) or test.get("function") or program_tests.is_call(test, row):
         return test
     return {**test, **{key: _stream(test[key]) for key in ("input", "output") if key in test}}
 

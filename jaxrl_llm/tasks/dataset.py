@@ -31,7 +31,7 @@ class Mapping:
         """Raises ValueError for a column that is named here and that no row has."""
         wanted = [*columns.names_in(self.prompt), *([] if self.tests else [self.answer]), *filter(None, [self.tests])]
         wanted += [] if self.level == "level" else [self.level]
-        for path in wanted if self.prompt else ():
+        for path in wanted if self.prompt else [path for path in wanted if path != "answer"]:
             columns.at(dict.fromkeys(table.columns), path if path in table.columns else path.split(".")[0])
 
     def problem(self, row: tables.Row) -> tuple[Problem, str]:
@@ -43,7 +43,7 @@ class Mapping:
         worked = columns.text(row[self.answer], self.answer) if self.tests and row.get(self.answer) is not None else ""
         answer: str | None = worked
         if not self.tests:
-            if self.answer not in row and not self.prompt:
+            if self.answer == "answer" not in row and not self.prompt:
                 raise ValueError(f"{self.answer!r} is missing, got keys {sorted(row)}")
             worked = columns.answer(columns.at(row, self.answer), self.answer)
             answer = self._find(worked)  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ class Mapping:
         extra = {name: value if name == "tests" else present(value) for name, value in row.items()
                  if name not in used and value is not None}
         if self.tests:
-            extra["tests"] = columns.tests(columns.at(row, self.tests), self.tests)
+            extra["tests"] = columns.tests(columns.at(row, self.tests), self.tests, row)
         level = columns.at(row, self.level) if self.level in row or self.level != "level" else None
         return Problem(asked, answer or "", 0, "" if level is None else str(level), extra), worked
 
@@ -143,7 +143,8 @@ def _problems(mapping: Mapping, table: tables.Table, invalid: str) -> list[tuple
     problems, refused = [], []
     for i, row in enumerate(table.rows):
         try:
-            problems.append(mapping.problem(row))
+            problem, worked = mapping.problem(row)
+            problems.append((dataclasses.replace(problem, place=table.place(i)), worked))
         except ValueError as error:
             refused.append(f"{table.place(i)}: {error}")
             if invalid == "fail":

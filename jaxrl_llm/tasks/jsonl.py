@@ -1,20 +1,35 @@
 """JSONL files, one object a line, read strictly: anything that would break readers later is an error with file and line."""
 
+import bz2
+import gzip
 import json
+import lzma
 import warnings
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_DEPTH = 100  # of nested lists and objects, since later code walks through them by recursion
 
 
+PACKED: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def opened(path: str | Path) -> BinaryIO:
+    """The bytes of a file, which may be compressed, as its ending says."""
+    return PACKED.get(Path(path).suffix, open)(path, "rb")
+
+
 def lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
     """`(line number, line)` of each line that is not blank. Only "\\n" ends a line: texts in JSON may hold U+2028."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line
+    with opened(path) as file:
+        try:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+            raise ValueError(f"{path} cannot be decompressed as its ending says: {error}") from error
 
 
 def read(path: str) -> list[tuple[int, dict[str, Any]]]:

@@ -1,7 +1,8 @@
 """An endless order of problems, shuffled or chosen, shared by processes, with a position that can be saved and restored."""
 
+import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,10 @@ class Batches:
     def set_state(self, state: dict[str, Any]) -> None:
         """Raises ValueError when the state belongs to other data, another seed or another batch size."""
         for key, value in self._identity.items():
-            if state.get(key) != value:
+            if key == "digest" and state.get(key, value) != value:  # positions of earlier releases have none
+                raise ValueError("the training problems have other prompts, answers or tests than those of the saved run, or "
+                                 "another order; restore with the same data, or start a new run")
+            if key != "digest" and state.get(key) != value:
                 raise ValueError(f"the saved data position has {key}={state.get(key)}, this run has {key}={value}; "
                                  "restore with the same data, seed and batch size")
         self._next, self._draws = state["next_problem"], state["draws"]
@@ -83,7 +87,7 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
     if batch_size < 1 or batch_size % process_count:
         raise ValueError(f"batch_size={batch_size} problems cannot be shared by {process_count} processes; "
                          f"use a positive multiple of {process_count}")
-    identity: dict[str, Any] = {"problems": len(source), "seed": seed, "batch_size": batch_size}
+    identity: dict[str, Any] = {"problems": len(source), "seed": seed, "batch_size": batch_size, "digest": digest(source)}
     if isinstance(source, Mixed):
         identity["tasks"] = [[len(side), weight] for side, weight in zip(source.sides, source.weights)]
         numbers = [grain.MapDataset.source(range(first, last)).seed(seed + k).shuffle().repeat(_EPOCHS)
@@ -92,6 +96,18 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
     else:
         order = grain.MapDataset.source(source).seed(seed).shuffle().repeat(_EPOCHS)
     return Batches(source, slice(process_index, None, process_count), order, identity)
+
+
+def digest(problems: Iterable[Problem]) -> str:
+    """A number that prompts, answers and tests of programs determine, in their order.
+
+    Some data sets of reasoning_gym are made anew by each process from the same seed; the name and options count for them.
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for problem in problems:
+        known = problem.extra.get("gym") or (problem.prompt, problem.answer, problem.extra.get("tests"))
+        found.update(repr(known).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
 
 
 def tasks_of(problems: Sequence[Problem]) -> tuple[np.ndarray, np.ndarray]:

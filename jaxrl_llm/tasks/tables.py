@@ -1,4 +1,7 @@
 """Rows of data sets as dicts of plain Python values: JSONL files, Hugging Face `datasets`, TFDS builders."""
+import csv
+import glob
+import io
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,7 +28,12 @@ class Table(NamedTuple):
 
 def is_file(path: str) -> bool:
     """Whether a path names a file or a pattern of files, not a data set of several splits."""
-    return Path(path).suffix in _READERS
+    return _ending(path) in _READERS
+
+
+def _ending(path: str) -> str:
+    """The ending of a file's name, without that of its compression."""
+    return Path(Path(path).stem if Path(path).suffix in jsonl.PACKED else path).suffix
 
 
 def read(path: str, split: str, *, subset: str | None = None, data_dir: str | None = None, limit: int | None = None,
@@ -43,9 +51,9 @@ def read(path: str, split: str, *, subset: str | None = None, data_dir: str | No
             raise ValueError(f"{path} is read from prepared files: streaming and subset are for Hugging Face data sets; write "
                              f"a configuration as {TFDS}name/configuration")
         rows: Iterable[Row] = map(_plain, _tfds(path.removeprefix(TFDS), data_dir, split))
-    elif Path(path).suffix == ".jsonl" and not streaming and split == "train":
-        lines = jsonl.read(path)[:limit]
-        return Table([row for _, row in lines], _columns(row for _, row in lines), lambda i: f"{path}, line {lines[i][0]}")
+    elif _ending(path) == ".jsonl" and not streaming and split == "train":
+        lines = [(f"{file}, line {number}", row) for file in _files(path) for number, row in jsonl.read(file)][:limit]
+        return Table([row for _, row in lines], _columns(row for _, row in lines), lambda i: lines[i][0])
     else:
         rows = _hugging_face(path, split, subset, data_dir, streaming)
     limited = list(itertools.islice(rows, limit))
@@ -68,10 +76,13 @@ def _hugging_face(path: str, split: str, subset: str | None, data_dir: str | Non
         return splits[split]
     try:
         if is_file(path):
-            kind = _READERS[folder.suffix].removesuffix("l")
-            return datasets.load_dataset(kind, data_files=str(folder), split=split, streaming=streaming)
+            kind = _READERS[_ending(path)].removesuffix("l")
+            options = _as_text(datasets, str(folder)) if kind == "csv" else {}
+            return datasets.load_dataset(kind, data_files=str(folder), split=split, streaming=streaming, **options)
         name = str(folder) if folder.is_dir() else path
-        return datasets.load_dataset(name, subset, data_dir=data_dir, split=split, streaming=streaming)
+        kinds = {_ending(str(file)): str(file) for file in folder.rglob("*")} if folder.is_dir() else {}
+        options = _as_text(datasets, kinds[".csv"]) if _READERS.keys() & kinds.keys() == {".csv"} else {}
+        return datasets.load_dataset(name, subset, data_dir=data_dir, split=split, streaming=streaming, **options)
     except ConnectionError as error:
         raise ValueError(f"cannot read the data set {path!r}: {error}. Check the name and the network; on a machine without "
                          "one, download it elsewhere and give its folder") from error
@@ -80,6 +91,18 @@ def _hugging_face(path: str, split: str, subset: str | None, data_dir: str | Non
                          f"{', '.join(_READERS)}, or {TFDS}BUILDER") from error
     except ValueError as error:  # of splits and subsets: it names those that there are
         raise ValueError(f"data set {path!r}, subset {subset!r}, split {split!r}: {error}") from error
+
+
+def _files(pattern: str) -> list[str]:
+    """The files that a pattern stands for, in the order of their names; the pattern itself if there are none."""
+    return sorted(glob.glob(pattern)) or [pattern]
+
+
+def _as_text(datasets, pattern: str) -> dict[str, Any]:
+    """Options by which the cells of CSV files are the texts of the file: `01` stays, and so does `NA`."""
+    with jsonl.opened(_files(pattern)[0]) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as lines:
+        names = next(csv.reader(lines), [])
+    return {"features": datasets.Features({name: datasets.Value("string") for name in names}), "keep_default_na": False}
 
 
 def _tfds(builder: str, data_dir: str | None, split: str) -> Iterable[Row]:

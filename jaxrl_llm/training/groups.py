@@ -195,7 +195,8 @@ class Sampler:
                 steps += int(np.sum(part.decode_steps))
                 part = jax.tree.map(lambda x: x[:len(mine)] if np.ndim(x) else x, part)
                 part, written = decode(part, self.tokenizer, self.stop_strings)
-                scores.append(shared_scores(self.reward, written, [problem for problem in mine for _ in range(self.group)],
+                reward = self.reward.part(len(mine) / max(len(mine) + len(left), 1))
+                scores.append(shared_scores(reward, written, [problem for problem in mine for _ in range(self.group)],
                                             np.sum(part.mask, -1).reshape(-1), sum(earlier.seconds for earlier in scores)))
             done.append(part)
             texts += written

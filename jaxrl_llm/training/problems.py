@@ -1,12 +1,13 @@
 """The tasks, rewards and evaluation sets that a configuration specifies as text: `name(option=value, ...), ...`."""
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from jaxrl_llm import rewards, tasks
 from jaxrl_llm.registry import one_of
-from jaxrl_llm.tasks.base import fronts_of, question_of
+from jaxrl_llm.tasks.base import check_each, fronts_of, question_of
 from jaxrl_llm.training import config as config_lib
 
 _SET = {"problems": 64, "every": 0, "samples": None, "temperature": None, "top_p": None, "max_tokens": None}
@@ -56,8 +57,14 @@ def make_reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined | rewa
     """The weighted sum of `config.rewards`, or else the task's own reward; each of several tasks has its own reward.
 
     The first component is the score. Raises ValueError if several rewards share the largest weight and `config.score` does not
-    name the score.
+    name the score, and for a problem that lacks what its reward reads, by its file and line.
     """
+    made = _reward(config, task)
+    check_each(itertools.chain(task.train, task.heldout), made.check)
+    return made
+
+
+def _reward(config: ConfigDict, task: tasks.Task) -> rewards.Combined | rewards.ByTask:
     if config.rewards or not task.parts:
         return _combined(config, config.rewards or task.reward, config.score)
     if config.score:
@@ -104,6 +111,7 @@ def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
                              f"{spec.samples}, top_p={spec.top_p}, max_tokens={spec.max_tokens}; problems and samples are at "
                              "least 1, every at least 0, top_p above 0 and at most 1, and max_tokens from 1 to "
                              f"sampling.max_tokens={config.sampling.max_tokens}")
+        check_each(spec.task.heldout, spec.reward.check)
         taken.add(spec.label)
         made.append(spec)
     _refuse_trained(task, made)

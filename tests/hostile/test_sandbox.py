@@ -316,7 +316,8 @@ def test_hostile_output_is_compared_in_linear_time(hostile):
 
 
 @pytest.mark.parametrize("hostile", ["```python\n" * 10**5, "```python " * 10**5, "```python" + " " * 10**6, "`" * 10**6,
-                                     "```python\n```" * 10**5], ids=lambda text: repr(text[:14]))
+                                     "```python\n```" * 10**5, "```\n" * 10**5, " ```python\n```" * 10**5,
+                                     " " * 10**6 + "```python\n" + "\n   " * 10**5 + "x"], ids=lambda text: repr(text[:14]))
 def test_programs_are_found_in_linear_time(hostile):
     begun = time.monotonic()
     assert extract_program(hostile) in (None, "")

@@ -115,6 +115,8 @@ def test_what_earlier_parts_of_a_batch_took_counts_towards_its_deadline():
     both(["a"], ["a"], spent=np.array([600.0, 0.0]))
     assert first.seconds.shape == (2,) and (first.seconds >= 0).all()
     assert seen[0] - seen[1] > 500 and seen[1] > time.monotonic() + 300
+    both.part(0.25)(["a"], ["a"], spent=np.array([600.0, 0.0]))  # of the 400 seconds that are left
+    assert time.monotonic() + 50 < seen[2] < time.monotonic() + 101
     with pytest.raises(RewardError, match="'exact' did not score 1 completions"):
         combine([Reward("exact", lambda *_: time.sleep(5) or 1.0)], deadline=1000)(["a"], ["a"], spent=np.array([1000.0]))
 

@@ -1,4 +1,5 @@
 """Data sets of every form by one mapping of columns: rows, held-out rows, and errors that name the row or column."""
+import gzip
 import json
 import sys
 
@@ -104,7 +105,11 @@ def test_keys_of_columns_and_messages(tmp_path):
     rows = [{"prompt": [{"role": "user", "content": f"q{n}"}], "reward_model": {"ground_truth": str(n)}} for n in range(20)]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "verl.parquet")
     task = tasks.make("dataset", path=str(tmp_path / "verl.parquet"), prompt="{prompt}", answer="reward_model.ground_truth")
-    assert all(p.prompt == ({"role": "user", "content": f"q{p.answer}"},) for p in task.train)
+    plain = tasks.make("dataset", path=str(tmp_path / "verl.parquet"), answer="reward_model.ground_truth")
+    for made in (task, plain):
+        assert len(made.train) > 9 and all(p.prompt == ({"role": "user", "content": f"q{p.answer}"},) for p in made.train)
+    with pytest.raises(ValueError, match="no column 'reward_model.truth'; there are ground_truth"):
+        tasks.make("dataset", path=str(tmp_path / "verl.parquet"), answer="reward_model.truth")
     with pytest.raises(ValueError, match="no column 'reward_model.truth'; there are ground_truth"):
         tasks.make("dataset", path=str(tmp_path / "verl.parquet"), prompt="{prompt}", answer="reward_model.truth")
 
@@ -163,6 +168,19 @@ def test_messages_in_the_forms_of_openai():
             columns.messages([wrong], "messages")
     with pytest.raises(ValueError, match=r"messages\[0\].content=.*image.*; give a text, or parts of type 'text' only"):
         columns.messages([{"role": "user", "content": [{"type": "image"}]}], "messages")
+
+
+@pytest.mark.parametrize("place", ["codes.csv", "codes.csv.gz", "folder"])
+def test_cells_of_csv_files_are_the_texts_of_the_file(folder, tmp_path, place):
+    wanted = {"q1": "01", "q2": "NA", "q3": "None", "q4": "0.50", "q5": "1e3", "q6": "true", "q7": 'a "b"'}
+    text = "q,a,level\n" + "".join('"{}","{}",\n'.format(q, a.replace('"', '""')) for q, a in wanted.items())
+    (tmp_path / "folder").mkdir()
+    for file in ("codes.csv", "folder/codes.csv"):
+        (tmp_path / file).write_text(text)
+    (tmp_path / "codes.csv.gz").write_bytes(gzip.compress(text.encode()))
+    task = tasks.make("dataset", path=str(tmp_path / place), prompt="{q}", answer="a", chat=False, heldout=0.5)
+    assert {p.prompt: (p.answer, p.level) for side in (task.train, task.heldout) for p in side} == {
+        q: (a, "") for q, a in wanted.items()}
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -227,6 +245,22 @@ def test_tests_of_programs_in_the_forms_that_data_sets_have(tmp_path, value):
     task = tasks.make("dataset", path=str(tmp_path / "code.parquet"), prompt="{description}", tests="tests")
     assert task.reward == "code"
     assert task.train[0].extra["tests"] == [{"input": "1\n", "output": "2\n"}, {"input": "5\n", "output": "6\n"}]
+
+
+def test_tests_of_functions_read_the_name_beside_them(tmp_path):
+    """The form of LiveCodeBench: tests as JSON, the function's name in the JSON of another column."""
+    made = {"function": "f", "args": [[1, 2], 3], "result": 6}
+    test = {"input": "[1, 2]\n3", "output": "6"}
+    rows = [{"q": f"q{n}", "metadata": '{"func_name": "f"}', "tests": json.dumps([{**test, "testtype": "functional"}])}
+            for n in range(9)]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "lcb.parquet")
+    task = tasks.make("dataset", path=str(tmp_path / "lcb.parquet"), prompt="{q}", tests="tests")
+    assert all(problem.extra["tests"] == [made] for problem in task.train)
+    assert columns.tests({"inputs": ["[1, 2]\n3"], "outputs": ["6"], "fn_name": "f"}, "t") == [made]
+    assert columns.tests({"inputs": [[[1, 2], 3]], "outputs": [6]}, "t", {"metadata": {"func_name": "f"}}) == [made]
+    assert columns.tests("assert f([1, 2], 3) == 6", "t") == [{**made, "args": "[[1, 2], 3]"}]
+    with pytest.raises(ValueError, match="column 't'.*testtype 'x'"):
+        columns.tests({"inputs": ["1"], "outputs": ["2"], "testtype": "x"}, "t")
 
 
 def test_templates_and_answers_inside_of_texts():

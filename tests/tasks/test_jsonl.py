@@ -1,6 +1,9 @@
 """JSONL problems: valid lines, and the exact place of an error."""
 
+import bz2
+import gzip
 import json
+import lzma
 
 import pytest
 
@@ -74,14 +77,35 @@ def test_prompts_that_differ_in_case_and_white_space_are_one(tmp_path):
     ({"prompt": "", "answer": "1"}, "'prompt' must be a non-empty string"),
     ({"prompt": 3, "answer": "1"}, "'prompt' must be a non-empty string"),
     ({"prompt": "x", "answer": ""}, "'answer' must be"),
-    ({"prompt": "x", "answer": 0.5}, "'answer' must be"),
-    ({"prompt": "x", "answer": True}, "'answer' must be"),
+    ({"prompt": "x", "answer": None}, "'answer' must be an answer, got None"),
+    ({"prompt": "x", "answer": {"value": 5}}, "got a dict, .*for example answer='answer.ground_truth'"),
     ({"messages": [{"role": "user"}], "answer": "1"}, "'messages' must be"),
     ({"messages": [], "answer": "1"}, "'messages' must be"),
 ])
 def test_bad_line_is_named(tmp_path, line, message):
     with pytest.raises(ValueError, match=rf"bad\.jsonl, line 3: .*{message}"):
         read_problems(write(tmp_path / "bad.jsonl", GOOD, "", line, GOOD))
+
+
+@pytest.mark.parametrize(("given", "answer"), [
+    (0.5, "0.5"), (5.0, "5.0"), (-1e-7, "-1e-07"), (True, "true"), (False, "false"), ([1, "é"], '[1, "é"]'), (0, "0")])
+def test_answers_are_taken_as_they_are_written(tmp_path, given, answer):
+    assert [p.answer for p in read_problems(write(tmp_path / "a.jsonl", {"prompt": "x", "answer": given}))] == [answer]
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress), (".bz2", bz2.compress)])
+def test_compressed_files_and_patterns_of_files(tmp_path, ending, pack):
+    for name, rows in (("a1", [GOOD]), ("a2", [{"prompt": "2+2=", "answer": "4"}, {"prompt": "x"}])):
+        (tmp_path / f"{name}.jsonl{ending}").write_bytes(pack("\n".join(map(json.dumps, rows)).encode()))
+    first = str(tmp_path / f"a1.jsonl{ending}")
+    good = tasks.make("dataset", path=first, split="", heldout=first)
+    assert [(p.answer, p.prompt) for p in good.heldout] == [("2", ({"role": "user", "content": "1+1="},))]
+    with pytest.raises(ValueError, match=rf"a2\.jsonl{ending}, line 2: 'answer' is missing"):
+        tasks.make("dataset", path=str(tmp_path / f"a*.jsonl{ending}"))
+    for broken in (b"no", pack(b"x" * 999)[:-9]):
+        (tmp_path / f"b.jsonl{ending}").write_bytes(broken)
+        with pytest.raises(ValueError, match=rf"b\.jsonl{ending} cannot be decompressed"):
+            tasks.make("dataset", path=str(tmp_path / f"b.jsonl{ending}"))
 
 
 def test_bad_bytes_empty_file_and_missing_file(tmp_path):

@@ -1,5 +1,6 @@
 """Batches: full epochs, shards, and a saved position that continues exactly."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -107,6 +108,28 @@ def test_empty_source_and_foreign_state(train):
         batches(train, 8, seed=1).set_state(state)
     with pytest.raises(ValueError, match="problems=82, this run has problems=10"):
         batches([train[i] for i in range(10)], 8, seed=0).set_state(state)
+
+
+@pytest.mark.parametrize("change", [{"answer": "7"}, {"prompt": "1+1="}, {"extra": {"tests": [{"output": "7"}]}}])
+def test_a_position_of_other_prompts_answers_or_tests_is_refused(train, change):
+    state = json.loads(json.dumps(batches(train, 8, seed=0).get_state()))
+    problems = [train[i] for i in range(82)]
+    same = [dataclasses.replace(problem, place="elsewhere", extra={"by": "me"}) for problem in problems]
+    batches(same, 8, seed=0).set_state(state)
+    problems[3] = dataclasses.replace(problems[3], **change)
+    with pytest.raises(ValueError, match="other prompts, answers or tests than those of the saved run"):
+        batches(problems, 8, seed=0).set_state(state)
+    with pytest.raises(ValueError, match="or another order"):
+        batches(same[::-1], 8, seed=0).set_state(state)
+    def made(prompt, options):
+        return [tasks.Problem(prompt, "x", 0, extra={"gym": ("word_ladder", options)})]
+
+    state_of_gym = batches(made("a", "{}"), 1, seed=0).get_state()
+    batches(made("b", "{}"), 1, seed=0).set_state(state_of_gym)  # of one seed, and yet others in another process
+    with pytest.raises(ValueError, match="other prompts"):
+        batches(made("a", '{"size": 3}'), 1, seed=0).set_state(state_of_gym)
+    del state["digest"]  # of an earlier release
+    batches(problems, 8, seed=0).set_state(state)
 
 
 def test_chosen_batches_leave_the_order_as_it_is_and_are_counted(train):

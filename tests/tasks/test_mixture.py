@@ -215,3 +215,5 @@ def test_rewards_of_a_mixture_are_one_batch_for_each_task():
     problems = [tasks.Problem("a", "1", 0), tasks.Problem("b", "2", 1, task=1)]
     both(["x", "y"], ["1", "2"], problems, None, np.array([90.0, 0.0]))
     assert 80 < spent[1] - spent[0] <= 91
+    both.part(0.5)(["x", "y"], ["1", "2"], problems, None, np.array([90.0, 0.0]))
+    assert 40 < spent[3] - spent[2] <= 46
