@@ -6,6 +6,8 @@ With `--compare` it prints the two counts of `boxed`, math-verify and the grader
 """
 
 import argparse
+import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,6 +15,7 @@ from typing import NamedTuple
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import attacks, graders
 from jaxrl_llm.rewards.rational import parse_rational
+from jaxrl_llm.rewards.self_test_case import table
 
 # (what the policy gave as its answer, reference, is it right?)
 FORMS = (
@@ -293,6 +296,15 @@ def compare() -> None:
               f"{len(result.false_negatives)} |")
 
 
+def print_programs() -> None:
+    """Prints who judges outputs and programs wrongly, by kind, and the verdicts of the reward `code` that are wrong."""
+    name = "jaxrl_llm.rewards.self_test_programs"
+    if importlib.util.find_spec(name) is None:
+        return
+    programs = importlib.import_module(name)
+    print(table(programs.PROGRAM_CASES, programs.PROGRAM_JUDGES))
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.rewards.self_test", description="What each verifier gets wrong.")
     parser.add_argument("--compare", action="store_true", help="the boxed verifier beside other graders, as a table")
@@ -304,6 +316,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if attacks.report() else 1
     else:
         print_errors()
+        print_programs()
     return 0
 
 
