@@ -22,7 +22,7 @@ def boxed():
 @pytest.mark.parametrize(("text", "content"), [
     (r"\boxed{ 2 } and \boxed{x^{2}+1}", "x^{2}+1"), (r"first \boxed{3} then \boxed{4", None), ("5", None),
     (r"\boxed{\{1,2\}}", r"\{1,2\}"), (r"\boxed{\left\{x\right.}", r"\left\{x\right."), (r"\boxed{}", ""),
-    (r"\boxed{a}}", "a"), (r"\boxed{\\}", r"\\"), ("\\boxed{a\\", None), (r"\boxed 7", None),
+    (r"\boxed{a}}", "a"), (r"\boxed{\\}", r"\\"), ("\\boxed{a\\", None), (r"\boxed 7", "7"),
 ])
 def test_last_boxed(text, content):
     assert last_boxed(text) == content
