@@ -38,7 +38,8 @@ _OTHER_MEANING = re.compile(
     r"otherwise|approximately|approx|roughly|\w+n't|odd|even|plus|minus|over|out|below\s+zero|divided|squared|cubed|factorial|mod|"
     r"choose|base|pi|basis|mn|bn|mio|mln|mrd|half|halves|tens|(?:dozen|hundred|thousand|million|billion|trillion|lakh|crore)s?|"
     rf"(?:{_PARTS})s|(?:{_PARTS}|{_DIGITS}){_END})\b", re.IGNORECASE)
-_NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx)(?![a-z])")
+_NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx|to|sim|simeq|iff|implies|cup|"
+                      r"equiv|(?:[Ll]ong)?(?:[Ll]eft|[Rr]ight|[Ll]eftright)arrow)(?![a-z])")
 
 
 class Value(NamedTuple):
@@ -79,13 +80,13 @@ def number_verdict(answer: str, given: str) -> bool | None:
     reference = read(answer)
     if reference is None:
         return None
-    *before, last = _split(given, "=")
+    *before, last = split(given, "=")
     if len(before) == 1 and read(last) is None:  # 5 = x
         before, last = [last], before[0]
     value = read(last)
     if value is None or not same(reference, value):
         return False
-    return all(same(reference, side) if (side := read(text)) else _is_name(text) for text in before)
+    return all(same(reference, side) if (side := read(text)) else is_name(text) for text in before)
 
 
 def _changes(words: str) -> bool:
@@ -97,6 +98,11 @@ def other_words(answer: str, given: str) -> bool:
     """Whether `given` and the reference differ in words that doubt an answer or change its value."""
     said = [sorted(word.lower() for word in _OTHER_MEANING.findall(text)) for text in (answer, given)]
     return said[0] != said[1]
+
+
+def other_label(answer: str, given: str) -> bool:
+    """Whether `given` equates the label of a choice, a capital letter, with others (`B = C`)."""
+    return bool(re.fullmatch("[A-J]", answer) and re.fullmatch(r"[A-J](?:\s*(?:=|\\equiv)\s*[A-J])+", given))
 
 
 def work_left(answer: str, given: str) -> bool:
@@ -162,7 +168,7 @@ def _number(text: str) -> Fraction | None:
     return None
 
 
-def _split(text: str, separators: str) -> list[str]:
+def split(text: str, separators: str) -> list[str]:
     """The parts between separators that stand outside all brackets."""
     parts, depth = [""], 0
     for character in text:
@@ -174,6 +180,6 @@ def _split(text: str, separators: str) -> list[str]:
     return parts
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """Whether the text may precede an equals sign: a name or an expression, but no list, choice, denial or inequality."""
-    return len(_split(text, ",;")) == 1 and not _changes(text) and not _NO_NAME.search(text.rstrip(" "))
+    return len(split(text, ",;")) == 1 and not _changes(text) and not _NO_NAME.search(text.rstrip(" "))

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 
 from jaxrl_llm.rewards.base import BatchOutput, RewardError
-from jaxrl_llm.rewards.evaluated import number_verdict, other_words, read, ungrouped, work_left
+from jaxrl_llm.rewards.evaluated import number_verdict, other_label, other_words, read, ungrouped, work_left
 from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.rational import FRAC, parse_rational
 from jaxrl_llm.rewards.spelling import compact, normalise
@@ -75,7 +75,8 @@ def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
         return False
     if strict:
         verdict = number_verdict(answer, given)
-        return False if verdict is None and (other_words(answer, given) or work_left(answer, given)) else verdict
+        return False if verdict is None and (other_words(answer, given) or other_label(answer, given) or work_left(
+            answer, given)) else verdict
     numbers = parse_rational(answer), parse_rational(given)
     return None if None in numbers else numbers[0] == numbers[1]
 

@@ -7,14 +7,18 @@ what is left to do, and falls back to some number of a text that it cannot read.
 import itertools
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
+from jaxrl_llm.rewards.evaluated import is_name, split
 from jaxrl_llm.rewards.operations import operations
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timer is off: the pool has one
+_ASIDE = re.compile(  # words with their powers; fractions, which are reduced; inverse functions
+    r"\\(?:text|math)[a-z]*\{[^{}]*\}(?:\^\{?-?\d\}?)?|\\frac(?:\d|\{\d+\}){2}|\\frac \d \d|\d+ ?/ ?\d+|\^\{-1\}")
 _DIGITS, _TOLERANCE = 60, sympy.Float("1e-50", 60)
 _ROUNDED = sympy.Float("1e-4")  # of decimals, which math-verify compares to six places
 
@@ -29,14 +33,26 @@ def symbolic_equal(answer: str, given: str, strict: bool = True) -> bool:
 
 
 def _read(text: str, strict: bool) -> list:
-    """What math-verify reads in a box; `strict`: never a number out of a text that it cannot read as a whole.
+    """What math-verify reads in a box; `strict`: nothing where it leaves numerals out, as behind words that it cannot read.
 
     The box may hold words around a formula in dollars, which is then read, too.
     """
-    kinds = [LatexExtractionConfig(), *([] if strict else [ExprExtractionConfig()])]
+    kinds, found = [LatexExtractionConfig(), *([] if strict else [ExprExtractionConfig()])], []
     # Its timer uses signals, which work in main threads only and cannot stop every computation, so it is turned off.
-    return [one for part in [rf"\boxed{{{text}}}", *([text] if "$" in text else [])]
-            for one in parse(part, kinds, parsing_timeout=None, raise_on_error=True)]
+    for part in [rf"\boxed{{{text}}}", *([text] if "$" in text else [])]:
+        read = parse(part, kinds, parsing_timeout=None, raise_on_error=True)
+        found += read if not strict or all(isinstance(one, str) or _is_whole(text, one) for one in read) else []
+    return found
+
+
+def _is_whole(text: str, read) -> bool:
+    """Whether what was read has the digits of the text, those of units and of a name before an equals sign aside."""
+    name, *values = split(text, "=")
+    text = _ASIDE.sub("", "=".join(values) if values and is_name(name) else text)
+    said, kept = (Counter(re.findall("[1-9]", part)) for part in (text, sympy.srepr(read)))
+    if read.has(sympy.FiniteSet):  # members that are equal are counted once
+        said = Counter(set(said))
+    return "overline" in text or not said - kept
 
 
 def _same(reference, found, decimals: list[str], strict: bool) -> bool:
@@ -81,7 +97,7 @@ def _chained(reference, sides: list) -> bool:
         if isinstance(side, sympy.Symbol):
             if place and known and side.name not in known:
                 return False
-        elif _letters(side) <= known and not _agree(side, sides[-1]):
+        elif "," in _letters(side) or _letters(side) <= known and not _agree(side, sides[-1]):
             return False
     return True
 
@@ -126,6 +142,8 @@ def _equal(left, right) -> bool:
     if left.is_Rational and right.is_Rational and not decimal:
         return left == right or (percent and left in (100 * right, right / 100))
     left, right = sympy.N(left, _DIGITS), sympy.N(right, _DIGITS)
+    if left.is_infinite or right.is_infinite:
+        return left == right
     if not (left.is_number and right.is_number and left.is_finite and right.is_finite):
         return True
     scales = (1, 100, sympy.Rational(1, 100)) if percent else (1,)

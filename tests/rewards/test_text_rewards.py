@@ -90,7 +90,7 @@ def test_make_refuses(name, options, message):
 @pytest.mark.parametrize(("name", "completion", "answer"), [
     ("exact", " 12\n", "12"), ("exact", " ", None), ("last_number", "so 1/2, no: 0.75.", Fraction(3, 4)),
     ("last_number", "none", None), ("numeric", "1,000", Fraction(1000)), ("numeric", "1 2", None),
-    ("boxed", r"\boxed{1} \boxed{\dfrac{1}{2}}", Fraction(1, 2)), ("boxed", r"\boxed{ x^{2} }", "x^{2}"),
+    ("boxed", r"\boxed{1} \boxed{\dfrac{1}{2}}", Fraction(1, 2)), ("boxed", r"\boxed{ x^{2} }", "x^2"),
     ("boxed", r"\boxed{}", None), ("boxed", "12", None), ("reasoning_gym", "<answer> a b </answer>", "a b")])
 def test_the_answer_that_a_reward_reads(name, completion, answer):
     assert rewards.make(name).extract(completion) == answer
