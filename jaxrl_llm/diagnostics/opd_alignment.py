@@ -13,10 +13,11 @@ from jaxrl_llm.evaluation import opd_alignment as opd
 from jaxrl_llm.figures import COLORS
 from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.generation.sampler import generate, row_keys
+from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.groups import Sampler
-from jaxrl_llm.training.scoring import decode, shared_scores, spelled, through_stop_string
+from jaxrl_llm.training.scoring import decode, shared_scores, spelled
 from jaxrl_llm.training.trained import Trained, trained
 from jaxrl_llm.training.workdir import checkpoint_steps
 

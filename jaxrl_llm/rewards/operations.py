@@ -22,7 +22,8 @@ def operations(found) -> set[str]:
 
 def _of(node) -> Iterator[str]:
     if isinstance(node, sympy.Add):
-        rests = [term.doit().as_coeff_Mul()[1] for term in _terms(node)]
+        rests = [rest for term in _terms(node)
+                 for rest in {part.as_coeff_Mul()[1] for part in sympy.Add.make_args(term.doit().expand())}]
         if len(set(rests)) < len(rests):
             yield "like terms are added"
     elif isinstance(node, sympy.Mul):

@@ -49,7 +49,7 @@ def _is_whole(text: str, read) -> bool:
     """Whether what was read has the digits of the text, those of units and of a name before an equals sign aside."""
     name, *values = split(text, "=")
     text = _ASIDE.sub("", "=".join(values) if values and is_name(name) else text)
-    said, kept = (Counter(re.findall("[1-9]", part)) for part in (text, sympy.srepr(read)))
+    said, kept = (Counter(re.findall("[1-9]", part)) for part in (text, str(read)))
     if read.has(sympy.FiniteSet):  # members that are equal are counted once
         said = Counter(set(said))
     return "overline" in text or not said - kept
@@ -103,9 +103,12 @@ def _chained(reference, sides: list) -> bool:
 
 
 def _rounds(side, text: str) -> bool:
-    """Whether the text is a decimal beside the true value, at most one unit of its last digit away."""
+    """Whether the text is the value of `side`, rounded or cut off to some decimals."""
     match = re.fullmatch(r"\s*(-?\d+\.(\d+))(?:\s*\\[cl]?dots)?\s*", text)
-    return bool(match) and bool(abs(sympy.N(side) - sympy.Float(match[1])) <= sympy.Float(10) ** -len(match[2]))
+    if match is None:
+        return False
+    value, decimal, unit = abs(sympy.N(side)), abs(sympy.Float(match[1])), sympy.Float(10) ** -len(match[2])
+    return bool(sympy.N(side) * sympy.Float(match[1]) >= 0 and -unit / 2 <= value - decimal < unit)
 
 
 def _agree(left, right) -> bool:

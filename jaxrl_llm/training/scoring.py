@@ -8,6 +8,7 @@ import numpy as np
 from jaxrl_llm import parallel
 from jaxrl_llm.generation.sampler import Completions
 from jaxrl_llm.rewards import ByTask, Combined, Scores
+from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.tasks.base import Problem
 
 
@@ -39,11 +40,6 @@ def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()
 def spelled(rows: Sequence[np.ndarray | Sequence[int]], tokenizer) -> list[str]:
     """The text of each row of tokens, without a stop token of the tokenizer at its end."""
     return tokenizer.decode_batch([row[:-1] if len(row) and int(row[-1]) in tokenizer.stop_ids else row for row in rows])
-
-
-def through_stop_string(text: str, stop_strings: Sequence[str]) -> str:
-    """The text through the stop string that is complete first; all of it without one."""
-    return text[:min((text.index(stop) + len(stop) for stop in stop_strings if stop in text), default=len(text))]
 
 
 def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,
