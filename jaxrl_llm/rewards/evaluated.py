@@ -38,6 +38,7 @@ _OTHER_MEANING = re.compile(
     r"otherwise|approximately|approx|roughly|\w+n't|odd|even|plus|minus|over|out|below\s+zero|divided|squared|cubed|factorial|mod|"
     r"choose|base|pi|basis|mn|bn|mio|mln|mrd|half|halves|tens|(?:dozen|hundred|thousand|million|billion|trillion|lakh|crore)s?|"
     rf"(?:{_PARTS})s|(?:{_PARTS}|{_DIGITS}){_END})\b", re.IGNORECASE)
+_BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 _NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx|to|sim|simeq|iff|implies|cup|"
                       r"equiv|(?:[Ll]ong)?(?:[Ll]eft|[Rr]ight|[Ll]eftright)arrow)(?![a-z])")
 
@@ -95,9 +96,9 @@ def _changes(words: str) -> bool:
 
 
 def other_words(answer: str, given: str) -> bool:
-    """Whether `given` and the reference differ in words that doubt an answer or change its value."""
-    said = [sorted(word.lower() for word in _OTHER_MEANING.findall(text)) for text in (answer, given)]
-    return said[0] != said[1]
+    """Whether `given` and the reference differ in words that doubt an answer or change its value, or in the base of digits."""
+    words, bases = ([set(pattern.findall(text.lower())) for text in (answer, given)] for pattern in (_OTHER_MEANING, _BASE))
+    return words[0] != words[1] or (all(bases) and bases[0] != bases[1])
 
 
 def other_label(answer: str, given: str) -> bool:

@@ -23,7 +23,7 @@ def operations(found) -> set[str]:
 def _of(node) -> Iterator[str]:
     if isinstance(node, sympy.Add):
         rests = [rest for term in _terms(node)
-                 for rest in {part.as_coeff_Mul()[1] for part in sympy.Add.make_args(term.doit().expand())}]
+                 for rest in {part.as_coeff_Mul()[1] for part in sympy.Add.make_args(_worked_out(term))}]
         if len(set(rests)) < len(rests):
             yield "like terms are added"
     elif isinstance(node, sympy.Mul):
@@ -46,6 +46,12 @@ def _of(node) -> Iterator[str]:
         yield "a trigonometric function is taken"
     elif isinstance(node, sympy.log):
         yield "a logarithm is taken"
+
+
+def _worked_out(term):
+    """The term simplified; a root of a decimal stays a root."""
+    value = term.doit().expand()
+    return term if value.is_Float and not term.is_Float else value
 
 
 def _terms(node) -> Iterator:

@@ -30,7 +30,7 @@ _BODY = rf"(?:{FRAC}|{_SCALED}|{_MIXED}|{_SLASHED})"
 NUMERAL = rf"{_BODY}\.?"  # without its sign
 # Digits glued to a letter (x2) are part of a name, those behind cm^ an exponent; digits around a comma that does not group
 # (12,34) are no number.
-_NUMBER = re.compile(r"(?<![\w.])(?<!\d,)(?<![A-Za-z}]\^)(?<![A-Za-z}]\^\{)"
+_NUMBER = re.compile(r"(?=[\d.\\])(?<![\w.])(?<!\d,)(?<![A-Za-z}]\^)(?<![A-Za-z}]\^\{)"
                      rf"(?:{FRAC}|{_SCALED}|{_MIXED}|{_SLASHED}(?![.,]?\d|[eE]\d))")
 _WHOLE = re.compile(rf"(?P<sign>[-+]?)\s*[$\u20ac\u00a3]?(?P<body>{_BODY})\.?")
 _INSIDEFRAC = re.compile(rf"(?P<whole>\d*)\s*\\[dt]?frac\s*(?P<top>{_PART})\s*(?P<bottom>{_PART})")

@@ -11,11 +11,12 @@ _TABLE = str.maketrans(_SIGNS)
 _ROOT = re.compile(r"\u221a\s*(?:(\d+(?:\.\d+)?|[A-Za-z])|\(([^()\u221a]*)\)|(?=\{))")
 _MODULUS = re.compile(r"\\pmod\s*\{?\s*(\w+)\s*\}?|\(\s*(?:\\(?:text|mathrm)\{\s*mod\s*\}|\\b?mod(?![a-z])|mod\s)\s*(\w+)\s*\)")
 _COLOUR = re.compile(r"\\(?:textcolor|color)\s*(?:\[[A-Za-z]*\])?\{[A-Za-z0-9!.,\s]*\}")
-_LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\!\s*")
+_LAYOUT = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\(?:display|text)style(?![a-z])|\\!\s*")
 _GROUPS, _THIN = re.compile(r"(?<=\d)\\[,;:] ?(?=\d)"), re.compile(r"\\[,;:]")
 _IMAGINARY = re.compile(r"(?<=\d) (?=i(?![A-Za-z]))")  # 4 i is 4i
-_NAMES = re.compile(r"\\(?:[dtc]frac|varnothing|le|ge|ne)(?![A-Za-z])")
-_SAME = {r"\varnothing": r"\emptyset", r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq"}
+_NAMES = re.compile(r"\\(?:[dtc]frac|[mh]box|varnothing|le|ge|ne)(?![A-Za-z])")
+_SAME = {r"\mbox": r"\text", r"\hbox": r"\text",
+         r"\varnothing": r"\emptyset", r"\le": r"\leq", r"\ge": r"\geq", r"\ne": r"\neq"}
 
 
 def normalise(text: str) -> str:
@@ -31,6 +32,8 @@ def normalise(text: str) -> str:
 def compact(text: str) -> str:
     r"""The normalised text without the spaces and braces that mean nothing: `n \equiv 1` is `n\equiv1`, `x^{2}` is `x^2`."""
     text = re.sub(r"(\\[A-Za-z]+) (?![A-Za-z])", r"\1", text.replace("\\ ", " "))
+    if text[:1] == "{" and text.find("}") == len(text) - 1:
+        text = text[1:-1]
     text = re.sub(r"([_^])\{([A-Za-z0-9])\}", r"\1\2", text)
     return re.sub(r"(?<![A-Za-z0-9]) | (?![A-Za-z0-9])", "", text)
 

@@ -17,8 +17,10 @@ from jaxrl_llm.rewards.evaluated import is_name, split
 from jaxrl_llm.rewards.operations import operations
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timer is off: the pool has one
-_ASIDE = re.compile(  # words with their powers; fractions, which are reduced; inverse functions
-    r"\\(?:text|math)[a-z]*\{[^{}]*\}(?:\^\{?-?\d\}?)?|\\frac(?:\d|\{\d+\}){2}|\\frac \d \d|\d+ ?/ ?\d+|\^\{-1\}")
+_ASIDE = re.compile(  # words with their powers; fractions, which are reduced; inverse functions; bases of numerals
+    r"\\(?:text|math)[a-z]*\{[^{}]*\}(?:\^\{?-?\d\}?)?|\\frac(?: ?\d|\{\d+\}){2}|\d+ ?/ ?\d+|\^\{-1\}|(?<=\d)_\{?\d+\}?")
+_EVALUATED = re.compile(r"\\(?:overline|bar|[dt]?binom|choose)(?![a-z])|\d{12}")  # numerals become others
+
 _DIGITS, _TOLERANCE = 60, sympy.Float("1e-50", 60)
 _ROUNDED = sympy.Float("1e-4")  # of decimals, which math-verify compares to six places
 
@@ -52,7 +54,7 @@ def _is_whole(text: str, read) -> bool:
     said, kept = (Counter(re.findall("[1-9]", part)) for part in (text, str(read)))
     if read.has(sympy.FiniteSet):  # members that are equal are counted once
         said = Counter(set(said))
-    return "overline" in text or not said - kept
+    return bool(_EVALUATED.search(text) or _EVALUATED.search(str(read))) or not said - kept
 
 
 def _same(reference, found, decimals: list[str], strict: bool) -> bool:
