@@ -66,13 +66,13 @@ _BOXES: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         r"36\pi": ((r"\frac{4}{3}\pi r^3 = 36\pi",), (r"\frac{4}{3}\pi \cdot 27", r"6^2\pi")),
         r"(2,\pi)": ((), (r"(\sqrt{4},\pi)", r"(2,\frac{\pi}{2}+\frac{\pi}{2})")),
         r"\ln 8": ((r"3\ln 2",), (r"\ln(2\cdot 4)",))}}
-STOP_CASES = tuple(Case("stop strings", *row, {"pattern": pattern, "stop": stop}) for pattern, stop, *row in (
-    ("<answer>.*</answer>", "</answer>", "<answer>5</answer> junk", "", True),
-    ("<answer>.*</answer>", "</answer>", "<answer>5", "", False),
-    ("<think>.*</think>.*", "</think>", "<think>a</think> b", "", True),
-    (r"\d+;", ";", "12;13", "", True),
-    (r"\d+;", ";", "12", "", False),
-    ("```python.*```", "\n```", "```python\n1\n```\nmore", "", True)))
+STOP_CASES = tuple(Case("stop strings", text, "", right, {"pattern": pattern, "stop": stop}) for pattern, stop, text, right in (
+    ("<answer>.*</answer>", "</answer>", "<answer>5</answer> junk", True),
+    ("<answer>.*</answer>", "</answer>", "<answer>5", False),
+    ("<think>.*</think>.*", "</think>", "<think>a</think> b", True),
+    (r"\d+;", ";", "12;13", True),
+    (r"\d+;", ";", "12", False),
+    ("```python.*```", "\n```", "```python\n1\n```\nmore", True)))
 
 
 def _cases() -> Iterator[Case]:

@@ -117,6 +117,7 @@ def test_some_rewards_read_no_answer():
     ("Gustave", "Eiffel", (), 0), ("NYC", "New York", ("NYC", "The Big Apple"), 1), ("the York", "New York", ("NYC",), 0.5),
     ("", "x", (), 0), ("...", "...", (), 0), (r"\text{Paris}", "Paris", (), 1),
     (r"\textbf{the} Eiffel\ Tower", "Eiffel Tower", (), 0.8), ("Paris", r"\text{Paris}", (), 1),
+    (r"\textcolor{red}{Paris}", "Paris", (), 1), (r"\color{blue}Paris", "Paris", (), 1),
 ])
 def test_f1_of_words(boxed, answer, others, value):
     problem = Problem("?", answer, 0, extra={"answers": others})
