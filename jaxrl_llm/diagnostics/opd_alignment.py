@@ -13,10 +13,11 @@ from jaxrl_llm.evaluation import opd_alignment as opd
 from jaxrl_llm.figures import COLORS
 from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.generation.sampler import generate, row_keys
+from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.groups import Sampler
-from jaxrl_llm.training.scoring import decode, shared_scores
+from jaxrl_llm.training.scoring import decode, shared_scores, spelled
 from jaxrl_llm.training.trained import Trained, trained
 from jaxrl_llm.training.workdir import checkpoint_steps
 
@@ -95,7 +96,7 @@ def success(student: Trained, node: Node, tokens: int, samples: int, seed: int) 
                                           samples, seed)))
     ends = {j: made.get(j, [heads[j]]) for j in heads}
     rows = [row for rows in ends.values() for row in rows]
-    texts = sampler.tokenizer.decode_batch([[i for i in row if i not in stops] for row in rows])
+    texts = [through_stop_string(text, sampler.stop_strings) for text in spelled(rows, sampler.tokenizer)]
     scores = shared_scores(sampler.reward, texts, [node.problem] * len(rows), np.array(list(map(len, rows))))
     right = scores.components[:, 0] > sampler.reward.solved_above[node.problem.task]
     owner = np.repeat(forced, [len(rows) for rows in ends.values()])

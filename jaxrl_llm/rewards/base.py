@@ -6,6 +6,7 @@ import queue
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ class ReportedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Reward:
-    """A named score function.
+    """A named score function; None instead of a score abstains, see `Combined`.
 
     `per` says what `fn` takes. "completion": `fn(completion, answer, problem) -> float`. "batch":
     `fn(completions, answers, problems) -> f32[N]` or a `BatchOutput`. "lengths": `fn(lengths i32[N]) -> f32[N]`,
@@ -71,7 +72,10 @@ class Reward:
 
 
 class BatchOutput(NamedTuple):
-    """`scores f32[N]`, NaN where scoring failed; `counts` of failures that are scored 0; `errors` of the NaN rows."""
+    """`scores f32[N]`, NaN where scoring failed, None where the reward abstains.
+
+    `counts` of failures that are scored 0; `errors` of the NaN rows.
+    """
 
     scores: Any
     counts: dict[str, int] = {}
@@ -103,6 +107,8 @@ class Combined:
     """A weighted sum of rewards, called on lists: `combined(completions, answers, problems, lengths, spent) -> Scores`.
 
     `lengths` (tokens of each completion) is needed by length rewards only, `problems` by those that read them.
+    None for a completion abstains: its component is NaN and the others are added up without it, to 0 where all abstain. The
+    first reward, whose component is the evaluated score, has 0 there.
     `on_error`: "raise" stops with a RewardError; "zero" scores the completion 0 and counts it in `failures`.
     Time-outs and crashes that a verifier handles itself (`boxed`, `code`, `reasoning_gym`) are scored 0 and counted; `swe_rl`
     scores them -1.
@@ -173,7 +179,12 @@ class Combined:
             ends.append(time.monotonic())
         components = np.stack(columns, axis=1).astype(np.float32)
         weights = np.array([reward.weight for reward in self.rewards], np.float32)
-        return Scores(components @ weights, components, tuple(r.name for r in self.rewards), dict(failures), np.diff(ends))
+        counted = ~np.isnan(components)
+        if len(components) and not counted.any():
+            warnings.warn(f"all rewards ({', '.join(self.names)}) return None for all {len(components)} completions, "
+                          "so nothing is scored; a function without a return statement returns None", stacklevel=2)
+        components[:, 0] = np.where(counted[:, 0], components[:, 0], 0)
+        return Scores(np.where(counted, components, 0) @ weights, components, self.names, dict(failures), np.diff(ends))
 
 
 def _within(deadline: float | None, spent: float, share: float, reward: Reward, batch: _Batch, on_error: str,
@@ -210,7 +221,8 @@ def _run_each(reward: Reward, batch: _Batch, on_error: str, failures: Counter) -
     scores = np.zeros(len(batch.completions))
     for row, arguments in enumerate(zip(batch.completions, batch.answers, batch.problems)):
         try:
-            scores[row] = number(reward.fn(*arguments))
+            value = reward.fn(*arguments)
+            scores[row] = np.nan if value is None else number(value)
         except RewardError:
             raise
         except Exception as error:
@@ -229,17 +241,17 @@ def _run_batch(reward: Reward, batch: _Batch, on_error: str, failures: Counter, 
     try:
         output = reward.fn(*arguments, **keywords)
         output = output if isinstance(output, BatchOutput) else BatchOutput(output)
-        scores = _column(output.scores, count)
+        scores, abstained = _column(output.scores, count)
     except RewardError:
         raise
     except Exception as error:
         _fail(reward, error, batch, list(range(count)), on_error, failures)
         return np.zeros(count)
     failures.update({f"{reward.name}/{kind}": number for kind, number in output.counts.items() if number})
-    for row in np.flatnonzero(~_finite(scores)):
+    for row in np.flatnonzero(~_finite(scores) & ~abstained):
         why = output.errors.get(int(row)) or ValueError(f"returned {scores[row]}, not a finite number")
         _fail(reward, why, batch, [int(row)], on_error, failures)
-    return np.where(_finite(scores), scores, 0.0)
+    return np.where(_finite(scores), scores, np.where(abstained, np.nan, 0.0))
 
 
 def number(value: Any) -> float:
@@ -265,10 +277,11 @@ def number(value: Any) -> float:
     return converted
 
 
-def _column(value: Any, count: int) -> np.ndarray:
-    """`float64[count]`, NaN or infinite where `value` is, or has an integer that no float holds."""
+def _column(value: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """`float64[count]`, NaN or infinite where `value` is, or has an integer that no float holds; where it is None."""
     try:
         array = np.asarray(value)
+        abstained = np.equal(array, None)
         if array.dtype == object:
             huge = [isinstance(x, int) and abs(x) > sys.float_info.max for x in array.ravel()]
             array = np.where(np.reshape(huge, array.shape), np.inf, array)
@@ -277,7 +290,7 @@ def _column(value: Any, count: int) -> np.ndarray:
         raise ValueError(f"returned {_shorten(value)}, which is not numbers") from error
     if array.shape != (count,):
         raise ValueError(f"returned shape {array.shape}, expected {(count,)}")
-    return array
+    return array, abstained
 
 
 def _finite(array):

@@ -10,29 +10,37 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from jaxrl_llm.rewards.rational import MAX_CHARACTERS, NUMERAL, parse_rational
+from jaxrl_llm.rewards.rational import MAX_CHARACTERS, NUMERAL, parse_rational, tidy
 
-_NUMBER = re.compile(r"[-+\u2212]?\s*(?:" + "|".join((
-    r"\d*\.\d*\\(?:overline|bar)\{\d{1,20}\}",
-    r"(?:(?:\d+(?:\.\d+)?|\.\d+)\s*(?:\\cdot|\\times|\*|\u00d7)\s*)?10\s*\^\s*(?:\{[-\u2212]?\d{1,3}\}|[-\u2212]?\d{1,3})",
-    NUMERAL)) + ")")
-_POWER = re.compile(r"(?P<factor>.*?)(?:\\cdot|\\times|\*|\u00d7)?\s*10\s*\^\s*\{?(?P<exponent>[-\u2212]?\d+)\}?")
+_NUMBER = re.compile(rf"[-+]?\s*(?:\d*\.\d*\\(?:overline|bar)\{{\d{{1,20}}\}}|{NUMERAL})(?:_\{{?(?:10|\\text\{{ten\}})\}}?)?")
 _REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<head>\d*)\\(?:overline|bar)\{(?P<cycle>\d+)\}")
 _LAYOUT = re.compile(r"\\(?:displaystyle|textstyle|q?quad)(?![a-z])|\\[ ()\[\]\\]|~")
 _FONT = re.compile(r"\\(?:text(?:bf|it|rm)|math(?:bf|rm|it)|boldsymbol|bm|underline|fbox)(?![a-z])")
 _SHORT_UNITS = ("nm|mm|cm|dm|km|m|in|ft|yd|mi|mg|g|kg|lbs?|oz|ms|s|sec|min|h|hr|hrs|mL|ml|cL|L|l|N|J|kJ|W|kW|V|A|Hz|Pa|K|mph|"
                 "kph|kmh|rpm|deg|rad|USD|EUR|cc|cents?")
-_WORD = rf"(?:\\text\{{[^{{}}0-9%]*\}}|(?:{_SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
-_UNIT = rf"{_WORD}(?:\^\{{?[23]\}}?|[\u00b2\u00b3])?"
+_POWER = r"(?:\^\{?-?[1-4]\}?|\^\{(?:\\circ)\})"
+_WORD = rf"(?:\\text\{{(?:[^{{}}0-9%^]|{_POWER})*\}}|(?:{_SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
+_UNIT = rf"{_WORD}(?:{_POWER})?"
 _SUFFIX = re.compile(r"|".join((
     r"(?P<percent>\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|(?<=\s)percent))",
     r"\s*(?:\^\s*\{?\s*\\circ\s*\}?|\u00b0|\\degree)\s*(?:[CF]|\\text\{\s*[CF]\s*\})?",
     r"\s*\^\s*\{\s*(?:\\text)?\s*\{?(?:st|nd|rd|th)\}?\s*\}",
-    rf"\s*{_UNIT}(?:(?:\s*/\s*|\s*\\cdot\s*|\s+){_UNIT})*",
+    rf"\s*{_UNIT}(?:(?:\s*/\s*|\s*\\cdot\s*|\s+|(?=\\text)){_UNIT})*",
     "")))
-_OTHER_MEANING = re.compile(r"\b(?:or|and|not|nor|plus|minus|times|squared|cubed|factorial|half|dozen|hundred|thousand|million|"
-                            r"billion|trillion|mod|choose|base|over|divided)\b", re.IGNORECASE)
-_NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx)(?![a-z])")
+_END = r"(?=\W*$)"
+_PARTS = "third|fifth|sixth|seventh|eighth|ninth|tenth|eleventh|twelfth|hundredth|thousandth|millionth"
+_DIGITS = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_ALTERNATIVES = re.compile(r"\b(?:or|and)\b", re.IGNORECASE)
+# Words that doubt an answer, offer another one, or change its value: no units. A fraction such as "tenth" may be an ordinal
+# before a noun (5 fifth graders), and a numeral may be a part of a word (5 two-digit numbers).
+_OTHER_MEANING = re.compile(
+    r"(?<!\\)\b(?:not|nor|neither|either|but|maybe|perhaps|possibly|probably|unless|except|versus|vs|else|instead|alternatively|"
+    r"otherwise|approximately|approx|roughly|\w+n't|odd|even|plus|minus|over|out|below\s+zero|divided|squared|cubed|factorial|mod|"
+    r"choose|base|pi|basis|mn|bn|mio|mln|mrd|half|halves|tens|(?:dozen|hundred|thousand|million|billion|trillion|lakh|crore)s?|"
+    rf"(?:{_PARTS})s|(?:{_PARTS}|{_DIGITS}){_END})\b", re.IGNORECASE)
+_BASE = re.compile(r"(?<=\d)_\{?(\d+)")
+_NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx|to|sim|simeq|iff|implies|cup|"
+                      r"equiv|(?:[Ll]ong)?(?:[Ll]eft|[Rr]ight|[Ll]eftright)arrow)(?![a-z])")
 
 
 class Value(NamedTuple):
@@ -46,7 +54,7 @@ def read(text: str) -> Value | None:
     """The text as one number that has been worked out, or None. Parentheses around a comma are those of a pair."""
     if len(text) > MAX_CHARACTERS:
         return None
-    text = _FONT.sub(r"\\text", _LAYOUT.sub(" ", text)).replace(r"\cfrac", r"\frac")
+    text = _FONT.sub(r"\\text", _LAYOUT.sub(" ", tidy(text)))
     text = text.strip().strip("\u20ac\u00a3\u00a5").strip()
     while (inner := _unwrapped(text)) is not None:
         if text.endswith(")") and "," in inner:
@@ -54,9 +62,9 @@ def read(text: str) -> Value | None:
         text = inner.strip()
     match = _NUMBER.match(text)
     suffix = match and _SUFFIX.fullmatch(text, match.end())
-    if not suffix or _OTHER_MEANING.search(suffix.group()):
+    if not suffix or _changes(suffix.group()) or suffix.group().startswith(("K", r"\text{k}")):  # thousands
         return None
-    number = _number(match.group())
+    number = _number(match.group().partition("_")[0])
     return None if number is None else Value(number, bool(suffix["percent"]))
 
 
@@ -73,13 +81,29 @@ def number_verdict(answer: str, given: str) -> bool | None:
     reference = read(answer)
     if reference is None:
         return None
-    *before, last = _split(given, "=")
+    *before, last = split(given, "=")
     if len(before) == 1 and read(last) is None:  # 5 = x
         before, last = [last], before[0]
     value = read(last)
     if value is None or not same(reference, value):
         return False
-    return all(same(reference, side) if (side := read(text)) else _is_name(text) for text in before)
+    return all(same(reference, side) if (side := read(text)) else is_name(text) for text in before)
+
+
+def _changes(words: str) -> bool:
+    """Whether words beside a number deny it, offer another one, or change its value."""
+    return bool(_OTHER_MEANING.search(words) or _ALTERNATIVES.search(words))
+
+
+def other_words(answer: str, given: str) -> bool:
+    """Whether `given` and the reference differ in words that doubt an answer or change its value, or in the base of digits."""
+    words, bases = ([set(pattern.findall(text.lower())) for text in (answer, given)] for pattern in (_OTHER_MEANING, _BASE))
+    return words[0] != words[1] or (all(bases) and bases[0] != bases[1])
+
+
+def other_label(answer: str, given: str) -> bool:
+    """Whether `given` equates the label of a choice, a capital letter, with others (`B = C`)."""
+    return bool(re.fullmatch("[A-J]", answer) and re.fullmatch(r"[A-J](?:\s*(?:=|\\equiv)\s*[A-J])+", given))
 
 
 def work_left(answer: str, given: str) -> bool:
@@ -136,19 +160,16 @@ def _number(text: str) -> Fraction | None:
     """The numeral as an exact number."""
     if (number := parse_rational(text)) is not None:
         return number
-    sign = -1 if text[0] in "-\u2212" else 1
-    text = text.lstrip("-+\u2212 ").replace("\u2212", "-")
+    sign = -1 if text[0] == "-" else 1
+    text = text.lstrip("-+ ")
     if repeating := _REPEATING.fullmatch(text):
         head, cycle = repeating["head"], repeating["cycle"]
         digits = Fraction(int((repeating["whole"] or "0") + head))
         return sign * (digits + Fraction(int(cycle), 10 ** len(cycle) - 1)) / 10 ** len(head)
-    if power := _POWER.fullmatch(text):
-        factor = parse_rational(power["factor"]) if power["factor"].strip() else Fraction(1)
-        return None if factor is None else sign * factor * Fraction(10) ** int(power["exponent"])
     return None
 
 
-def _split(text: str, separators: str) -> list[str]:
+def split(text: str, separators: str) -> list[str]:
     """The parts between separators that stand outside all brackets."""
     parts, depth = [""], 0
     for character in text:
@@ -160,6 +181,6 @@ def _split(text: str, separators: str) -> list[str]:
     return parts
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
     """Whether the text may precede an equals sign: a name or an expression, but no list, choice, denial or inequality."""
-    return len(_split(text, ",;")) == 1 and not _OTHER_MEANING.search(text) and not _NO_NAME.search(text.rstrip(" "))
+    return len(split(text, ",;")) == 1 and not _changes(text) and not _NO_NAME.search(text.rstrip(" "))

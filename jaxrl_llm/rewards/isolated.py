@@ -27,10 +27,10 @@ class Isolated:
     def __call__(self, completions, answers, problems, until: float | None = None, fail_fast: bool = False) -> BatchOutput:
         outcomes = self._pool.map(list(zip(completions, answers, problems)), until,
                                   (lambda outcome: outcome.status != "ok") if fail_fast and self._failed is None else None)
-        scores, counts, errors = np.zeros(len(outcomes)), Counter[str](), {}
+        scores, counts, errors = np.zeros(len(outcomes), object), Counter[str](), {}
         for row, outcome in enumerate(outcomes):
             if outcome.status == "ok":
-                scores[row] = number(outcome.value)
+                scores[row] = None if outcome.value is None else number(outcome.value)
             elif outcome.status == "late" or self._failed is not None:
                 scores[row] = 0 if outcome.status == "late" else self._failed
                 counts[outcome.status] += 1

@@ -7,27 +7,47 @@ from fractions import Fraction
 import numpy as np
 
 from jaxrl_llm.rewards.base import BatchOutput, RewardError
-from jaxrl_llm.rewards.evaluated import number_verdict, ungrouped, work_left
+from jaxrl_llm.rewards.evaluated import number_verdict, other_label, other_words, read, ungrouped, work_left
 from jaxrl_llm.rewards.pool import WorkerPool
-from jaxrl_llm.rewards.rational import parse_rational
+from jaxrl_llm.rewards.rational import FRAC, parse_rational
+from jaxrl_llm.rewards.spelling import compact, normalise
 
 CANARIES = (("x^2+2x+1", "(x+1)^2", True), ("x+1", "x+2", False), (r"\{1,2\}", r"\{2,1\}", True))
 MAX_GIVEN = 1000  # characters
 _PATIENCE = 3  # how often the canaries are judged before a late one counts as a wrong judgement
-_SPACING = re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[!,;:]|\{,\}")
+_BOX = re.compile(r"\\boxed(?![A-Za-z])\s*")
+_BARE = re.compile(rf"[-+\u2212]?\s?(?:{FRAC}|\d+(?:[.,]\d+)*|\.\d+)|\\[A-Za-z]+|[A-Za-z](?![A-Za-z])")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, or None when there is none or its braces do not close.
+    r"""The content of the last `\boxed{...}`, `\boxed {...}` or `\boxed 5`; None without one, or if its braces do not close.
 
     Braces are counted from the box's own; `\{` and `\}` are not counted. An unclosed last box never falls back to an
-    earlier one.
+    earlier one; a `\boxed` that nothing follows which could be in a box is no box.
     """
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    begin = position = start + len(r"\boxed{")
-    depth = 1
+    end = len(text)
+    while (end := text.rfind(r"\boxed", 0, end)) >= 0:
+        if (box := _BOX.match(text, end)) is None:
+            continue
+        if text[box.end():box.end() + 1] == "{":
+            close = _closing(text, box.end())
+            return None if close is None else text[box.end() + 1:close].strip()
+        if bare := _BARE.match(text, box.end()):
+            return _with_arguments(text, bare).strip()
+    return None
+
+
+def _with_arguments(text: str, bare: re.Match) -> str:
+    """The match and, behind a command, its arguments in braces."""
+    end = bare.end()
+    while bare.group().startswith("\\") and text[end:end + 1] == "{" and (close := _closing(text, end)):
+        end = close + 1
+    return text[bare.start():end]
+
+
+def _closing(text: str, opening: int) -> int | None:
+    """Where the brace at `opening` is closed; None if it is not."""
+    depth, position = 0, opening
     while position < len(text):
         character = text[position]
         if character == "\\":
@@ -35,33 +55,28 @@ def last_boxed(text: str) -> str | None:
         elif character in "{}":
             depth += 1 if character == "{" else -1
             if depth == 0:
-                return text[begin:position].strip()
+                return position
         position += 1
     return None
-
-
-def normalise(text: str) -> str:
-    r"""Layout only: dollars and a final full stop, `\left \right`, thin spaces, `\dfrac`, runs of white space."""
-    text = _SPACING.sub(lambda match: "," if match.group() == "{,}" else "", text.replace(r"\$", ""))
-    text = re.sub(r"\\[dt]frac", r"\\frac", text)
-    return " ".join(text.split()).lstrip("$ ").rstrip("$ .")
 
 
 def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
     """Equal as text, or (un)equal as two numbers; None when only a symbolic check can tell.
 
     `strict`: if the answer is a number or another constant, an expression that is not worked out yet is wrong (see
-    `jaxrl_llm.rewards.evaluated`). Two numbers with a space between them (1 000) are not a number; the symbolic checker would
-    multiply them. A text too long to be an answer is wrong: the symbolic checker would not return.
+    `jaxrl_llm.rewards.evaluated`), as are words that doubt the answer or change its value. Digits with a space between them
+    that are not one number (12 34) are wrong; the symbolic checker would multiply them. A text too long to be an answer is
+    wrong: the symbolic checker would not return.
     """
     answer, given = normalise(answer), normalise(given)
-    if answer in (given, ungrouped(answer, given)):
+    if compact(answer) in (compact(given), compact(ungrouped(answer, given))):
         return True
-    if not given or len(given) > MAX_GIVEN or (re.search(r"\d\s+\d", given) and "frac" not in given):
+    if not given or len(given) > MAX_GIVEN or (re.search(r"\d\s+\d", given) and "frac" not in given and not read(given)):
         return False
     if strict:
         verdict = number_verdict(answer, given)
-        return False if verdict is None and work_left(answer, given) else verdict
+        return False if verdict is None and (other_words(answer, given) or other_label(answer, given) or work_left(
+            answer, given)) else verdict
     numbers = parse_rational(answer), parse_rational(given)
     return None if None in numbers else numbers[0] == numbers[1]
 
@@ -72,7 +87,7 @@ def boxed_answer(completion: str) -> Fraction | str | None:
     Expressions that are equal only for a symbolic checker count as different answers.
     """
     answer = normalise(last_boxed(completion) or "")
-    return None if not answer else answer if (number := parse_rational(answer)) is None else number
+    return None if not answer else compact(answer) if (number := parse_rational(answer)) is None else number
 
 
 class Boxed:
@@ -97,7 +112,8 @@ class Boxed:
                   "late": 0}
         if open_pairs:
             self._check_canaries(until)
-        asked = [(answer, ungrouped(answer, given)) for answer, given in open_pairs]
+        spelled = [(normalise(answer), normalise(given)) for answer, given in open_pairs]
+        asked = [(answer, ungrouped(answer, given), self._strict) for answer, given in spelled]
         for pair, outcome in zip(open_pairs, self._pool.map(asked, until)):
             verdicts[pair] = outcome.value is True
             if outcome.status != "ok":

@@ -2,17 +2,22 @@ r"""A table of right and wrong answers in tricky forms, and how each verifier ju
 
 `python -m jaxrl_llm.rewards.self_test` prints, for each verifier, how many wrong answers it accepts (false positives)
 and how many right ones it rejects (false negatives), and which. Some are intended: `exact` rejects every other spelling.
+Then come further cases by kind, beside the rules of math-verify, verl (where installed) and LiveCodeBench.
 With `--compare` it prints the two counts of `boxed`, math-verify and the graders of verl, where installed, on one table.
 """
 
 import argparse
+import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import attacks, graders
+from jaxrl_llm.rewards import self_test_answers as answers
 from jaxrl_llm.rewards.rational import parse_rational
+from jaxrl_llm.rewards.self_test_case import table
 
 # (what the policy gave as its answer, reference, is it right?)
 FORMS = (
@@ -293,6 +298,21 @@ def compare() -> None:
               f"{len(result.false_negatives)} |")
 
 
+def print_kinds() -> None:
+    """Prints who judges answers, stop strings and programs wrongly, by kind: wrong ones accepted / right ones rejected."""
+    for cases, judges in ((answers.ANSWER_CASES, answers.ANSWER_JUDGES), (answers.NUMBER_CASES, answers.NUMBER_JUDGES),
+                          (answers.STOP_CASES, answers.STOP_JUDGES), *_programs()):
+        print(f"\n{table(cases, judges)}")
+
+
+def _programs() -> list[tuple]:
+    name = "jaxrl_llm.rewards.self_test_programs"
+    if importlib.util.find_spec(name) is None:
+        return []
+    programs = importlib.import_module(name)
+    return [(programs.PROGRAM_CASES, programs.PROGRAM_JUDGES)]
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.rewards.self_test", description="What each verifier gets wrong.")
     parser.add_argument("--compare", action="store_true", help="the boxed verifier beside other graders, as a table")
@@ -304,6 +324,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if attacks.report() else 1
     else:
         print_errors()
+        print_kinds()
     return 0
 
 

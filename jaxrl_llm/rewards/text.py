@@ -1,6 +1,7 @@
 """Verifiers that need only the text: exact string, last number, whole-answer number, and the shape of the text."""
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 import re2
@@ -12,6 +13,11 @@ from jaxrl_llm.rewards.rational import parse_rational
 def exact(completion: str, answer: str, problem) -> float:
     """1 when the completion equals the answer, white space at both ends aside."""
     return float(completion.strip() == answer.strip())
+
+
+def through_stop_string(text: str, stop_strings: Sequence[str]) -> str:
+    """The text through the stop string that is complete first; all of it without one."""
+    return text[:min((text.index(stop) + len(stop) for stop in stop_strings if stop in text), default=len(text))]
 
 
 def whole_text(completion: str) -> str | None:

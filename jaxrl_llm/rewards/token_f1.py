@@ -3,13 +3,14 @@ import re
 from collections import Counter
 
 from jaxrl_llm.rewards.math import last_boxed
+from jaxrl_llm.rewards.spelling import normalise
 
 _COMMAND, _WORD = re.compile(r"\\[A-Za-z]+"), re.compile(r"\w+")
 
 
 def words(text: str) -> tuple[str, ...]:
     r"""The words and numbers of a text in small letters, without punctuation and commands such as `\text`."""
-    return tuple(_WORD.findall(_COMMAND.sub(" ", text).casefold()))
+    return tuple(_WORD.findall(_COMMAND.sub(" ", normalise(text)).casefold()))
 
 
 def find_words(completion: str) -> tuple[str, ...] | None:

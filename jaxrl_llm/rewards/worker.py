@@ -49,10 +49,10 @@ def describe(error: BaseException) -> str:
 
 
 def answer(function, request: bytes, scores: bool) -> bytes:
-    """What follows the number in the reply: `"value": ...`, a number for `scores`, or `"error": text`."""
+    """What follows the number in the reply: `"value": ...`, a number or null for `scores`, or `"error": text`."""
     try:
         value = function(*pickle.loads(request))
-        return b'"value": ' + json.dumps(to_number(value) if scores else value, default=float).encode()
+        return b'"value": ' + json.dumps(to_number(value) if scores and value is not None else value, default=float).encode()
     except BaseException as error:  # SystemExit as well: the process has more to answer
         return b'"error": ' + json.dumps(describe(error)).encode()
 

@@ -116,7 +116,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.top_k = 0               # samples from the k most probable tokens; 0: all
     c.sampling.top_p = 1.0             # samples from the smallest set of tokens of at least this probability; 1: all
     c.sampling.min_p = 0.0             # drops tokens below this share of the most probable token's probability; 0: none
-    c.sampling.stop_strings = ()       # texts that end a completion; what follows them is cut
+    c.sampling.stop_strings = ()       # texts that end a completion, and belong to what rewards read; what follows them is cut
     c.sampling.micro_batches = 1       # parts of a batch that are sampled one after another; more parts need less memory
     c.sampling.engine = "auto"         # sampler of single turns: "scan", "slots", or the faster one, see docs/guides/engine.md
     c.sampling.paged_cache = False     # the engine's keys and values lie in pages of one pool, see docs/guides/engine.md

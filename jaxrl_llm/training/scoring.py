@@ -8,6 +8,7 @@ import numpy as np
 from jaxrl_llm import parallel
 from jaxrl_llm.generation.sampler import Completions
 from jaxrl_llm.rewards import ByTask, Combined, Scores
+from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.tasks.base import Problem
 
 
@@ -23,17 +24,22 @@ def cut_at_stop_strings(rows: Sequence[np.ndarray], tokenizer, stop_strings: Seq
 
 
 def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()) -> tuple[Completions, list[str]]:
-    """Texts of all rows; rows that contain a stop string are cut there and count as stopped."""
+    """Texts of all rows; rows that contain a stop string are cut behind it, as is their text, and count as stopped."""
     P, G, T = completions.mask.shape
     mask, stopped = np.array(completions.mask).reshape(-1, T), np.array(completions.stopped).reshape(-1)
     tokens = np.asarray(completions.tokens).reshape(-1, T)
-    rows = [row[:length] for row, length in zip(tokens, mask.sum(-1) - stopped)]
-    texts = tokenizer.decode_batch(rows)
+    rows = [row[:length] for row, length in zip(tokens, mask.sum(-1))]
+    texts = spelled(rows, tokenizer)
     hits = [i for i, text in enumerate(texts) if any(stop in text for stop in stop_strings)]
     for i, kept in zip(hits, cut_at_stop_strings([rows[i] for i in hits], tokenizer, stop_strings)):
         mask[i, kept:], stopped[i] = False, True
-        texts[i] = texts[i][:min(texts[i].index(stop) for stop in stop_strings if stop in texts[i])]
+        texts[i] = through_stop_string(texts[i], stop_strings)
     return completions.replace(mask=mask.reshape(P, G, T), stopped=stopped.reshape(P, G)), texts
+
+
+def spelled(rows: Sequence[np.ndarray | Sequence[int]], tokenizer) -> list[str]:
+    """The text of each row of tokens, without a stop token of the tokenizer at its end."""
+    return tokenizer.decode_batch([row[:-1] if len(row) and int(row[-1]) in tokenizer.stop_ids else row for row in rows])
 
 
 def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,

@@ -27,6 +27,8 @@ def fault(completion, answer, problem):
         return 0.5
     if completion == "numpy":
         return np.float32(0.25)
+    if completion == "none":
+        return None
     if completion == "pid":
         return os.getpid()
     return float(completion == answer)

@@ -24,13 +24,13 @@ def test_no_completions_give_empty_arrays():
 
 
 def misbehave(completion, answer, problem):
-    return {"raise": lambda: 1 / 0, "nan": lambda: float("nan"), "none": lambda: None, "text": lambda: "one",
+    return {"raise": lambda: 1 / 0, "nan": lambda: float("nan"), "text": lambda: "one",
             "array": lambda: np.zeros(2), "inf": lambda: -np.inf,
             "huge": lambda: 1e300, "fine": lambda: np.float64(1)}[completion]()
 
 
 @pytest.mark.parametrize(("completion", "message"), [
-    ("raise", "ZeroDivisionError"), ("nan", "returned nan, not a finite number"), ("none", "returned None"),
+    ("raise", "ZeroDivisionError"), ("nan", "returned nan, not a finite number"),
     ("text", "'one', which is not a number"), ("inf", "returned -inf"), ("huge", "returned 1e\\+300"),
     ("array", r"returned shape \(2,\), expected \(\)"),
 ])
@@ -48,7 +48,7 @@ def test_a_bad_completion_reward_is_named_or_counted(completion, message):
     (1.0, r"returned shape \(\), expected \(2,\)", [0, 0], 2),
     ([[1.0], [1.0]], r"returned shape \(2, 1\)", [0, 0], 2),
     ([1.0, float("nan")], "completion 1 'b' .*returned nan", [1, 0], 1),
-    ([1.0, None], "completion 1 'b' .*returned nan", [1, 0], 1),
+    ([float("nan"), None], "completion 0 'a' .*returned nan", [0, 0], 1),
     ("ab", "not numbers", [0, 0], 2),
 ])
 def test_a_bad_batch_reward_is_named_or_counted(output, message, expected, failed):
@@ -57,6 +57,27 @@ def test_a_bad_batch_reward_is_named_or_counted(output, message, expected, faile
         combine([reward])(["a", "b"], ["", ""])
     scores = combine([reward], on_error="zero")(["a", "b"], ["", ""])
     assert scores.total.tolist() == expected and scores.failures == {"mine/error": failed}
+
+
+def test_none_abstains_and_the_other_rewards_count():
+    def only_numbers(completion, answer, problem):
+        return float(completion == answer) if completion.isdigit() else None
+
+    def in_batches(completions, answers, problems):
+        return [None if text == "b" else 0.5 for text in completions]
+
+    reward = combine(["exact", (Reward("numbers", only_numbers), 2.0), Reward("batch", in_batches, per="batch")])
+    scores = reward(["7", "b", "8"], ["7", "b", "7"])
+    assert scores.total.tolist() == [3.5, 1.0, 0.5] and scores.failures == {}
+    np.testing.assert_equal(scores.components, [[1, 1, 0.5], [1, np.nan, np.nan], [0, 0, 0.5]])
+    first = combine([Reward("numbers", only_numbers), "exact"])(["b", "7"], ["b", "7"])
+    assert first.total.tolist() == [1, 2] and first.components[:, 0].tolist() == [0, 1]  # the evaluated score is a number
+
+
+def test_rewards_that_abstain_everywhere_score_0_and_warn():
+    forgotten = combine([Reward("mine", lambda *_: None)])
+    with pytest.warns(UserWarning, match=r"all rewards \(mine\) return None for all 2 .* without a return statement"):
+        assert forgotten(["a", "b"], ["a", "b"]).total.tolist() == [0, 0]
 
 
 def test_a_reference_the_verifier_cannot_read_is_an_error():

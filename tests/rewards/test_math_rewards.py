@@ -5,11 +5,13 @@ import threading
 import pytest
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import RewardError, combine, math, self_test
+from jaxrl_llm.rewards import RewardError, combine, math, self_test, self_test_answers
 from jaxrl_llm.rewards.math import last_boxed, normalise, quick_verdict
 from jaxrl_llm.rewards.process import Outcome
+from jaxrl_llm.rewards.self_test_case import wrong
 
 pytest.importorskip("math_verify")
+from jaxrl_llm.rewards.symbolic import symbolic_equal  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,10 @@ def boxed():
 @pytest.mark.parametrize(("text", "content"), [
     (r"\boxed{ 2 } and \boxed{x^{2}+1}", "x^{2}+1"), (r"first \boxed{3} then \boxed{4", None), ("5", None),
     (r"\boxed{\{1,2\}}", r"\{1,2\}"), (r"\boxed{\left\{x\right.}", r"\left\{x\right."), (r"\boxed{}", ""),
-    (r"\boxed{a}}", "a"), (r"\boxed{\\}", r"\\"), ("\\boxed{a\\", None), (r"\boxed 7", None),
+    (r"\boxed {5}", "5"), (r"$\boxed 5$.", "5"), (r"\boxed -1,024.", "-1,024"), (r"\boxed\frac12", r"\frac12"),
+    (r"\boxed \sqrt{2} \)", r"\sqrt{2}"), (r"so \boxed\text{Paris}", r"\text{Paris}"), (r"\boxed A", "A"),
+    (r"\boxed{5}, as \boxed is asked", "5"), (r"\boxedx 5", None), (r"\boxed{3} \boxed {4", None),
+    (r"\boxed{a}}", "a"), (r"\boxed{\\}", r"\\"), ("\\boxed{a\\", None), (r"\boxed 7", "7"),
 ])
 def test_last_boxed(text, content):
     assert last_boxed(text) == content
@@ -54,11 +59,27 @@ def test_quick_verdicts_need_no_worker():
     ("1000", "1,000", True), ("1,000", "1{,}000", True), ("1000", r"1{,}000 \text{ m}", True), ("5", "(5)", True),
     ("100", "(0,100)", False), ("100", "0,100", False), ("12144", "(12,144)", False), ("12144", r"\left(12,144\right)", False),
     ("12144", r"\mathbf{(12,144)}", False), ("12,144", "12144", True),
-    ("(0,100)", "(0, 100)", None), ("(0,100)", "100", None), ("(12,144)", "(12, 144)", None), ("(12,144)", "12144", None),
+    ("(0,100)", "(0, 100)", True), ("(0,100)", "100", None), ("(12,144)", "(12, 144)", True), ("(12,144)", "12144", None),
     (r"1000\pi", r"1,000\pi", True), (r"1000\pi", r"1{,}000\pi", True), (r"\pi+1234567", r"1,234,567+\pi", None),
     (r"1000\pi", r"1,00\pi", False), (r"1000\pi", r"1,000,\pi", False), (r"1000\pi", r"1000\pi,2", False),
     (r"\pm 2", "2,-2", None), (r"1 \pm \sqrt{19}", r"1+\sqrt{19}, 1-\sqrt{19}", None), ("2", "2,3", False),
     (r"2\sqrt{2}", r"2\sqrt{2},2\sqrt{2}", False), (r"2\sqrt{2}", r"2\sqrt{2}, 3", False),
+    # words that change a number, and those that do not
+    ("5", r"5\text{ thousands}", False), ("5", "5 dozens", False), ("5", r"5\text{ tenths}", False), ("5", "5K", False),
+    ("5", "5 K", True), ("5", r"5\,\mathrm{K}", True), ("5", r"5\text{ fifth graders}", True), ("5", "5 tenth", False),
+    ("5", r"5\text{ two-digit numbers}", True), ("5", r"5\text{ point two}", False), ("5", r"5\text{ below zero}", False),
+    ("5", r"5 \text{ but maybe } 6", False), ("5", "5 vs 6", False), ("5", "5 pi", False), ("k", "k = 5", None),
+    ("5", "k = 5", True),
+    # one number in several spellings
+    ("5/2", "2 1/2", True), ("5/2", "2\u00bd cups", True), ("1/2", "2 1/2", False), ("1000", "1 000", True),
+    ("-5", "x = - 5", True),
+    ("12", r"12_{10}", True), ("12", "12_3", False), ("12", r"12\ \mathrm{m\,s^{-1}}", True),
+    ("12", r"\textcolor{red}{12}", True),
+    (r"6\sqrt{3}", "6\u221a3", True), (r"\emptyset", r"\varnothing", True),
+    (r"n \equiv 1 \pmod{4}", r"n\equiv 1 \pmod 4", True),
+    ("1010_2", "1010_{2}", True), ("x^{2}", "x^2", True), ("3+4i", "3 + 4 i", True), ("C", "B = C", False),
+    ("C", "x = C", None),
+    (r"2\pi", r"2\pi\text{ thousands}", False), ("x", r"x \text{ is odd}", False), (r"\{1,2\}", r"1 \text{ or } 2", None),
     # left to the symbolic checker
     (r"\sqrt{8}", r"2\sqrt{2}", None), ("x^2+2x+1", "(x+1)^2", None), (r"\pi", r"2\pi-\pi", None), ("(1,2)", "(1,1+1)", False),
     ("(1,2)", r"(1,\sqrt{4})", None), ("(1,2)", r"\begin{pmatrix}1\\2\end{pmatrix}", None)])
@@ -135,7 +156,7 @@ def test_a_canary_that_is_late_is_judged_again(monkeypatch):
 
 
 # verifier: (cases, false positives, false negatives). Each wrong verdict is listed by the module when it is run.
-EXPECTED = {"exact": (74, 0, 39), "numeric": (59, 0, 9), "last_number": (78, 8, 5), "boxed": (211, 3, 0)}
+EXPECTED = {"exact": (74, 0, 39), "numeric": (59, 0, 7), "last_number": (78, 7, 2), "boxed": (211, 3, 0)}
 
 
 def counts(result):
@@ -159,8 +180,39 @@ def test_counts_of_the_boxed_verifier():
         ("5 cm^2", "5"), (r"0.8\overline{3}", "5/6"), (r"0.8\bar{3}", "5/6"), ("5 km/h", "5"))]
 
 
+@pytest.mark.slow
+def test_further_answers_by_kind():
+    cases = self_test_answers.ANSWER_CASES
+    assert len(cases) == 153 and sum(case.right for case in cases) == 68
+    assert wrong(cases, self_test_answers.ANSWER_JUDGES["boxed"](cases)) == ([], [])
+
+
+def test_further_numbers_and_stop_strings():
+    numbers, stops = self_test_answers.NUMBER_CASES, self_test_answers.STOP_CASES
+    assert len(numbers) == 35 and wrong(numbers, self_test_answers.NUMBER_JUDGES["last_number"](numbers)) == ([], [])
+    ours, without = self_test_answers.STOP_JUDGES.values()
+    assert wrong(stops, ours(stops)) == ([], []) and list(map(len, wrong(stops, without(stops)))) == [0, 4]
+
+
+@pytest.mark.parametrize("answer, given, equal", [
+    (r"\frac{1}{2^{99}}", r"\frac{1}{2^{98}}", False), (r"\frac{1}{2004!}", r"\frac{1}{2006!}", False),
+    ("e^{-50}", "e^{-51}", False),
+    (r"x+\frac{1}{2^{99}}", r"x+\frac{1}{2^{98}}", False), (r"[\frac{1}{2^{99}},1]", r"[\frac{1}{2^{98}},1]", False),
+    (r"-\infty", r"\infty", False), (r"\frac{1}{2^{99}}", "2^{-99}", True), (r"\frac{\pi}{4}", "0.785398", True),
+    ("2x+4y-3=0", r"y=-\frac{1}{2}x+\frac{3}{4}", True), (r"\sqrt{2}", r"\sqrt{2} \approx 1.414", True),
+    (r"\sqrt{2}", r"\sqrt{2} \approx 1.5", False), (r"\sqrt{3}", r"\sqrt{2} = \sqrt{3}", False), ("x+1", "y=x+2=x+1", False),
+    ("C", "A=B=C", False), (r"2\pi", r"C = 2\pi r = 2\pi", True), (r"2\pi", r"\pi+\pi", False),
+    (r"10\pi", r"2\pi\cdot 5", False),
+    ("4+6i", "(1+2i)+(3+4i)", False), (r"5\sqrt{3}", r"\sqrt{12}+\sqrt{27}", False), (r"\ln 8", r"3\ln 2", True),
+    (r"\frac{1+\sqrt{5}}{2}", r"\frac{1}{2}+\frac{\sqrt{5}}{2}", True), (r"\frac{\sqrt{3}}{2}", r"\sin 60^\circ", False),
+    (r"36\pi", r"6^2\pi", False), (r"(2,\pi)", r"(\sqrt{4},\pi)", False), ("1,3", r"1,3,5,\ldots", False),
+    (r"\sqrt{3}", r"\sqrt{3}\text{ (or }\sqrt{2}", False), (r"\text{odd}", "odd", True)])
+def test_what_math_verify_accepts_is_checked_again(answer, given, equal):
+    assert symbolic_equal(answer, given) is equal
+
+
 def test_known_false_positives_of_last_number():
     assert self_test.report("last_number").false_positives == [
-        ("The answer is 1 000.", "0"), ("The answer is 2+3.", "3"), ("The answer is 5 or 6.", "6"),
+        ("The answer is 2+3.", "3"), ("The answer is 5 or 6.", "6"),
         (r"The answer is \sqrt{2}.", "2"), (r"\boxed{1} \boxed{2} \boxed{}", "2"), ("The answer is not 5", "5"),
         ("It is 3, not 5", "5"), ("1 2 3 4 5 6 7 8 9", "9")]

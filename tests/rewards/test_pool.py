@@ -5,6 +5,7 @@ import pathlib
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import rewards
@@ -89,13 +90,13 @@ def test_a_worker_that_cannot_start_stops_the_run(target):
 @pytest.mark.slow
 def test_isolated_reward_names_or_counts_each_fault():
     reward = rewards.make("isolated", target="reward_faults:fault", workers=1, deadline=1.0)
-    completions = ["a", "sleep", "exit", "raise", "text", "numpy"]
-    scores = combine([reward], on_error="zero")(completions, ["a"] * 6)
-    assert scores.total.tolist() == [1, 0, 0, 0, 0, 0.25]
+    completions = ["a", "sleep", "exit", "raise", "text", "numpy", "none"]
+    scores = combine(["exact", reward], on_error="zero")(completions, ["a"] * 7)
+    np.testing.assert_equal(scores.components[:, 1], [1, 0, 0, 0, 0, 0.25, np.nan])
     name = "reward_faults:fault"
     assert scores.failures == {f"{name}/timeout": 1, f"{name}/crash": 1, f"{name}/error": 2}
     with pytest.raises(RewardError, match=f"reward '{name}' failed on completion 1 'sleep' .*TimeoutError: no result"):
-        combine([reward])(completions, ["a"] * 6)
+        combine([reward])(completions, ["a"] * 7)
     reward.fn.close()
 
 

@@ -18,6 +18,12 @@ from jaxrl_llm.tasks.base import Problem
     (r"1 \frac 1{2}", Fraction(3, 2)), ("1e3", Fraction(1000)),
     ("1E-2", Fraction(1, 100)),
     ("0,100", None), ("000,100", None), ("", None), ("x", None), ("1 2", None), ("1,00", None), ("1e999", None),
+    ("2 1/2", Fraction(5, 2)), ("-2 1/2", Fraction(-5, 2)), ("3 5/2", None), ("2\u00bd", Fraction(5, 2)),
+    ("\u215e", Fraction(7, 8)),
+    ("1\u20442", Fraction(1, 2)), ("1 000", Fraction(1000)), ("1\u202f234.5", Fraction(2469, 2)), (r"1\,000", Fraction(1000)),
+    ("1'000", Fraction(1000)), ("12,34,567", Fraction(1234567)), ("1 2 000", None), ("\u20135", Fraction(-5)),
+    ("-$5", Fraction(-5)), ("2 \u00d7 10^3", Fraction(2000)), ("2\u00b710\u207b\u00b3", Fraction(1, 500)),
+    (r"10^{-2}", Fraction(1, 100)), ("5\u00b2", None), ("0 000", None),
     ("9" * 201, None), (r"\frac{1}{0}", None),
     ("__import__('os')", None), ("2+3", None), ("1_000", None), ("nan", None), ("inf", None), ("5 cm", None),
 ])
@@ -31,6 +37,12 @@ def test_parse_rational(text, value):
     ("costs $1,234.50!", Fraction(2469, 2)), ("a half: 1/2.", Fraction(1, 2)), (r"so $\frac{3}{4}$.", Fraction(3, 4)),
     ("x2 and y3", None), ("none", None), ("", None), ("list 12,34", None), ("1.2.3", None), ("5e1000", None),
     ("7/0", None),
+    ("the answer is 2 1/2 cups", Fraction(5, 2)), ("x = - 5", -5), ("x = \u2212 5", -5), ("1 000", 1000), ("10 - 3", 3),
+    ("- 5 apples", 5), ("the answer \u2014 5", 5), ("(- 2 1/2)", Fraction(-5, 2)), ("it is -$1,000.50", Fraction(-2001, 2)),
+    ("negative 5", -5), ("the non-negative 5", 5), ("2\u00bd cups", Fraction(5, 2)), ("3 5/2", Fraction(5, 2)),
+    ("32 64 128 256 512", 512), ("25 cm^2", 25), ("25 cm\u00b2", 25), ("x^{2}", None), ("2 \\times 10^{3}", 2000),
+    ("5\u20136", 6),
+    ("it was 0", 0), ("12 345 people", 12345), ("in 2010 100 came", 100),
     ("3.", 3), ("50% of 8 is 4.0", 4), ("4 (four)", 4), ("12km", 12),
 ])
 def test_last_number(text, value):
@@ -90,7 +102,7 @@ def test_make_refuses(name, options, message):
 @pytest.mark.parametrize(("name", "completion", "answer"), [
     ("exact", " 12\n", "12"), ("exact", " ", None), ("last_number", "so 1/2, no: 0.75.", Fraction(3, 4)),
     ("last_number", "none", None), ("numeric", "1,000", Fraction(1000)), ("numeric", "1 2", None),
-    ("boxed", r"\boxed{1} \boxed{\dfrac{1}{2}}", Fraction(1, 2)), ("boxed", r"\boxed{ x^{2} }", "x^{2}"),
+    ("boxed", r"\boxed{1} \boxed{\dfrac{1}{2}}", Fraction(1, 2)), ("boxed", r"\boxed{ x^{2} }", "x^2"),
     ("boxed", r"\boxed{}", None), ("boxed", "12", None), ("reasoning_gym", "<answer> a b </answer>", "a b")])
 def test_the_answer_that_a_reward_reads(name, completion, answer):
     assert rewards.make(name).extract(completion) == answer
@@ -105,6 +117,7 @@ def test_some_rewards_read_no_answer():
     ("Gustave", "Eiffel", (), 0), ("NYC", "New York", ("NYC", "The Big Apple"), 1), ("the York", "New York", ("NYC",), 0.5),
     ("", "x", (), 0), ("...", "...", (), 0), (r"\text{Paris}", "Paris", (), 1),
     (r"\textbf{the} Eiffel\ Tower", "Eiffel Tower", (), 0.8), ("Paris", r"\text{Paris}", (), 1),
+    (r"\textcolor{red}{Paris}", "Paris", (), 1), (r"\color{blue}Paris", "Paris", (), 1),
 ])
 def test_f1_of_words(boxed, answer, others, value):
     problem = Problem("?", answer, 0, extra={"answers": others})

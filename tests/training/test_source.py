@@ -127,7 +127,7 @@ def test_parts_make_the_forest_of_the_whole(parts):
     for name, column in vars(whole).items():
         if name != "decode_steps":  # of each part its own
             np.testing.assert_equal(vars(forest)[name], column, err_msg=name)
-    assert whole.rewards[whole.ends].sum() == 5 and len(log) == 2 * -(-5 // (6 // parts))  # none of filling alone
+    assert whole.rewards[whole.ends].sum() == 4 and len(log) == 2 * -(-5 // (6 // parts))  # none of filling alone
 
 
 def test_a_part_is_begun_before_the_rewards_of_the_one_before():
