@@ -365,7 +365,7 @@ class _Session:
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
         """The learning rate of a step's last update if it has a schedule, the step's duration, sampled tokens per second."""
-        updates = optimizers.updates_made(done.learned.state.opt_state)
+        updates = optimizers.updates_planned(done.learned.state.opt_state)
         rates = {} if updates is None else {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0)))
                                             * done.learned.metrics.get("control/learning_rate", 1.0)}
         return rates | {"time/step": seconds, "speed/tokens_per_second": done.finished.metrics["completion/tokens"] / seconds}

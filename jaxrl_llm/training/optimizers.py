@@ -4,15 +4,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 from optax import contrib
 
-from jaxrl_llm import registry
+from jaxrl_llm import parallel, registry
 from jaxrl_llm.memo import remembered
 
 UNSET = {"b1": -1.0, "b2": -1.0, "momentum": 0.0, "weight_decay": 0.0}  # values of the configuration that all accept
 _KEY = "config.optimizer.name"
+# States of schedules, of optax and of `objectives.scheduled`, and the field that counts their updates.
+_COUNTS = {"ScaleByScheduleState": "count", "WeightDecaySchedule": "count", "WrappedScheduleState": "count",
+           "Counted": "updates"}
 
 
 class Kind(NamedTuple):
@@ -120,10 +124,28 @@ def _schedule(learning_rate: float, rest: int, warmup_updates: int, schedule: st
     return optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
 
 
-def updates_made(opt_state: Any) -> int | None:
+def updates_planned(opt_state: Any) -> int | None:
     """Updates so far; None for an optimiser that does not count them, whose learning rate then follows no schedule."""
     counts = [int(count) for _, count in optax.tree.get_all_with_path(opt_state, "count")]
     return max(counts, default=None)
+
+
+def at_update(tree: Any, number: int) -> Any:
+    """A state in which all schedules are at this update, counted from 0.
+
+    Schedules count the updates that are planned: one without a gradient is not made, and must not delay the decay of the rate.
+    The other counts, such as that of Adam's bias correction, are of updates that were made.
+    """
+    def counts(node):
+        return type(node).__name__ in _COUNTS
+
+    def put(node):
+        if not counts(node):
+            return node
+        name = _COUNTS[type(node).__name__]
+        return node._replace(**{name: parallel.put(np.int32(number), getattr(node, name).sharding)})
+
+    return jax.tree.map(put, tree, is_leaf=counts)
 
 
 def metrics(o: ConfigDict, opt_state: Any) -> dict[str, jax.Array]:

@@ -340,7 +340,7 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
     context = recorders.Context(
         asked=frozenset(), config=c, policy=policy, estimator=estimator, logprobs=layout.logprobs, jitted=jitted,
         guarded=lambda name, function, times=1: Guarded(name, function, times * ladders.programs),
-        optimizer=lambda rate: optimizer_of(c, rate, c.steps)[0],
+        optimizer=lambda rate, updates=1: optimizer_of(c, rate, c.steps * updates)[0],
         loaded=teachers.loader(c, task, tokenizer, policy.mesh, longest_text, logprobs_of),
         pieces=pieces_of(c), capture=capture, square_norms=gradient_norms.make(policy),
         as_sampled=made.replay is not None and made.replay.as_sampled)
