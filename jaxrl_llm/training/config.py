@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm.control.budget import UTILITIES
@@ -26,12 +27,15 @@ _AT_LEAST = {
        "sampling.max_draws probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
        "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size "
        "model.experts_per_token",
-    0: "model.experts model.expert_size learner.balance learner.packed_rows "
+    0: "seed sampling.temperature sampling.top_k sampling.observation_tokens pool.groups "
+       "model.experts model.expert_size learner.balance learner.packed_rows "
        "lora.rank prompts.max_tokens sampling.max_group budget.prompts "
        "optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
        "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.loss "
        "warmup.learning_rate server.max_mismatch warmup.strays eval.every checkpoint.every samples_every",
 }
+_FINITE = ("sampling.temperature optimizer.learning_rate optimizer.weight_decay critic.learning_rate warmup.learning_rate "
+           "learner.balance")  # deadlines, ages and bounds such as clip_norm may be infinite: none
 
 
 def default_config() -> ConfigDict:
@@ -344,6 +348,11 @@ def check(config: ConfigDict) -> None:
             value = _value(config, name)
             if not value >= least:  # refuses NaN too
                 raise ValueError(f"config.{name} is {value}; it must be at least {least}")
+    for name in _FINITE.split():
+        if not np.isfinite(_value(config, name)):
+            raise ValueError(f"config.{name} is {_value(config, name)}; give a finite number")
+    if not 0 < config.lora.alpha < np.inf:
+        raise ValueError(f"config.lora.alpha is {config.lora.alpha}; give a finite number above 0")
     for name in ("b1", "b2"):
         value = config.optimizer[name]
         if value != UNSET[name] and not 0 <= value < 1:
@@ -363,8 +372,11 @@ def check(config: ConfigDict) -> None:
     if config.pool.path and not 0 < config.pool.groups < config.prompts.per_step:
         raise ValueError(f"config.pool.groups={config.pool.groups} of the prompts.per_step={config.prompts.per_step} come from "
                          "the pool; give 1 or more, and leave one to this run")
-    if not 0 <= config.environment_invalid <= 1:
-        raise ValueError(f"config.environment_invalid is {config.environment_invalid}; give a share from 0 to 1")
+    for name in ("environment_invalid", "warmup.strays"):
+        if not 0 <= _value(config, name) <= 1:
+            raise ValueError(f"config.{name} is {_value(config, name)}; give a share from 0 to 1")
+    _check_sampling(config.sampling)
+    _check_new_model(config.model)
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
     for name in parts(config.learner.offload):
         one_of("config.learner.offload", name, OFFLOADABLE)
@@ -391,6 +403,33 @@ def check(config: ConfigDict) -> None:
             f"prompts.per_step={P} does not divide into learner.minibatches={config.learner.minibatches} x "
             f"learner.micro_batches={config.learner.micro_batches}; their product must be one of "
             f"{[n for n in range(1, P + 1) if P % n == 0]}")
+
+
+def _check_sampling(s: ConfigDict) -> None:
+    """Raises ValueError for values of `config.sampling` that leave no text, or no distribution."""
+    if not 0 < s.top_p <= 1:
+        raise ValueError(f"config.sampling.top_p is {s.top_p}; give more than 0 and at most 1 (1: all tokens)")
+    if not 0 <= s.min_p < 1:
+        raise ValueError(f"config.sampling.min_p is {s.min_p}; give 0 or more and less than 1 (0: all tokens)")
+    for text in s.stop_strings:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"config.sampling.stop_strings is {s.stop_strings!r}, of which {text!r} is no text that a "
+                             "completion could end with; leave it out, or give a text of one character or more")
+
+
+def _check_new_model(m: ConfigDict) -> None:
+    """Raises ValueError for sizes of a model from scratch that do not divide."""
+    if m.path or m.sizes:
+        return
+    if m.hidden_size % (2 * m.num_heads):
+        raise ValueError(f"config.model.hidden_size is {m.hidden_size}, which {m.num_heads} heads (config.model.num_heads) do not "
+                         f"share in even widths; give a multiple of {2 * m.num_heads}, or another number of heads")
+    if m.experts and m.experts_per_token > m.experts:
+        raise ValueError(f"config.model.experts_per_token is {m.experts_per_token} of config.model.experts={m.experts}; give no "
+                         "more than there are")
+    if m.experts and not m.expert_size and m.mlp_size % m.experts_per_token:
+        raise ValueError(f"config.model.mlp_size is {m.mlp_size}, which config.model.experts_per_token={m.experts_per_token} do "
+                         "not share evenly; give a multiple, or set config.model.expert_size")
 
 
 def arithmetic_table(config: ConfigDict, prompt_tokens: int, groups: int = 1) -> list[tuple[str, str]]:
