@@ -257,6 +257,7 @@ class _Session:
             self.changed = False
             if start == 0:
                 self.save()
+                self.checkpoints.wait()  # a folder that cannot hold checkpoints ends the run before anything is trained
             preemption.check()
             for step in range(start + 1, self.run.config.steps + 1):
                 self.step(step)

@@ -63,10 +63,14 @@ class Workdir(NamedTuple):
 
 
 def folder_of(path: str | Path) -> Path:
-    """A workdir as an absolute path; ValueError for a URL."""
+    """A workdir as an absolute path; ValueError for a URL, and for characters with which checkpoints could not be read."""
     if "://" in str(path):
         raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
-    return Path(path).expanduser().absolute()
+    folder = Path(path).expanduser().absolute()
+    if special := [part for part in folder.parts if set("*?[\\") & {*part} or part in ("gs:", "s3:")]:
+        raise ValueError(f"workdir {str(folder)!r}: orbax, which writes the checkpoints, reads {special[0]!r} as a pattern or an "
+                         "address; take a folder without *, ?, [ and backslash, and none named gs: or s3:")
+    return folder
 
 
 def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
