@@ -137,9 +137,10 @@ def _learning(c: ConfigDict) -> None:
     c.optimizer = ConfigDict()
     c.optimizer.name = "adamw"         # "adam", "lion", "muon", "adafactor", "rmsprop", "sgd", module:function ("optax:nadam")
     c.optimizer.learning_rate = 1e-4   # peak learning rate, reached after warmup_updates
-    c.optimizer.warmup_updates = 5     # updates of the linear warm-up of the learning rate
-    c.optimizer.schedule = "constant"  # learning rate after the warm-up; "linear" and "cosine" decay to 0
+    c.optimizer.warmup_updates = 5     # planned updates, also without a gradient, of the linear warm-up of the learning rate
+    c.optimizer.schedule = "constant"  # rate after the warm-up; "linear" and "cosine" decay to 0 at the last planned update
     c.optimizer.weight_decay = 0.0     # decoupled weight decay: each update subtracts learning rate x this x weight
+    c.optimizer.decayed = "all"        # weights that decay: "all", or "matrices": without norms and biases
     c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's default, 0.9 for Adam
     c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's default, 0.999 for Adam
     c.optimizer.momentum = 0.0         # of SGD and RMSProp: decay of the sum of updates; 0: none

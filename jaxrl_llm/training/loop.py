@@ -33,6 +33,7 @@ from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
 from jaxrl_llm.training.pages import lessons, write_page
 from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
+from jaxrl_llm.training.rates import rate_rows
 from jaxrl_llm.training.schedules import Step
 from jaxrl_llm.training.source import jsonable
 from jaxrl_llm.training.start import check_other
@@ -106,7 +107,8 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: P
     check_agreement(work)  # nothing is written before every process has checked
     if not work.resume and primary:
         work.record()
-    _print_head(run, params, replaced)
+    reached = folders.checkpoint_steps(work.checkpoints)[-1] if work.resume else 0
+    _print_head(run, params, replaced, rate_rows(run, work.earlier if work.resume else None, reached))
     with (Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
@@ -148,12 +150,13 @@ def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tupl
     return [("method", run.method.slug), *replaced, *rows]
 
 
-def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()) -> None:
-    """Prints the run, its devices and its needs."""
+def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = (), rates: Sequence[tuple[str, str]] = ()
+                ) -> None:
+    """Prints the run, its devices and its needs, with the rows of `rates.rate_rows`."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
     server = [] if run.source.server is None else [("sampled by", run.source.server.url)]
-    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run, replaced),
+    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run, replaced), *rates,
             *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups), *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")

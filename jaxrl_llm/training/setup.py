@@ -402,7 +402,7 @@ def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[
     o, learner = config.optimizer, config.learner
     return optimizers.make_optimizer(
         learning_rate, steps * learner.epochs * learner.minibatches, name=o.name, warmup_updates=o.warmup_updates,
-        schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, momentum=o.momentum)
+        schedule=o.schedule, decayed=o.decayed, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, momentum=o.momentum)
 
 
 def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:

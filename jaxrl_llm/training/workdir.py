@@ -27,6 +27,8 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", 
 class Workdir(NamedTuple):
     """A checked run folder; `resume` says that a checkpoint exists and the run must continue from it.
 
+    `config` is the resolved configuration, `earlier` that of the folder, if there is one.
+
     Nothing is written before `record()`: a resume that fails earlier leaves the folder unchanged.
     """
 
@@ -34,6 +36,7 @@ class Workdir(NamedTuple):
     resume: bool
     config: dict[str, Any]
     changes: list[str]
+    earlier: dict[str, Any] | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -105,7 +108,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
             f"{path} holds checkpoints of this configuration; continue with --resume, "
             "start afresh in another --workdir, or delete the folder"
         )
-    return Workdir(path, has_checkpoints, resolved, changes)
+    return Workdir(path, has_checkpoints, resolved, changes, stored)
 
 
 def check_agreement(work: Workdir) -> None:

@@ -12,7 +12,7 @@ from jaxrl_llm.descent import descend
 from jaxrl_llm.objectives.scheduled import Counted, scheduled
 from jaxrl_llm.parallel import make_mesh
 from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import optimizers, parts, setup, shapes, start
+from jaxrl_llm.training import optimizers, parts, rates, setup, shapes, start
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.controls import Controls
@@ -128,3 +128,62 @@ def test_a_step_that_is_not_finite_is_refused(rate, within):
     jax.tree.map(np.testing.assert_array_equal, (new, kept), (weights, state))
     *_, finite = descend(optax.adamw(1e-3), 1.0, gradient, jnp.float32(0.5), weights, state)
     assert finite
+
+
+def rows_of(earlier=None, step=0, **changes):
+    """The rows of the head of a run with one update in each step."""
+    config = config_lib.resolve(default_config(), {})
+    config.update_from_flattened_dict({f"optimizer.{key}": value for key, value in changes.items() if key != "steps"})
+    config.steps = changes.get("steps", config.steps)
+    schedule = setup.optimizer_of(config, config.optimizer.learning_rate, config.steps)[1]
+    learner = Learner(None, None, (), None, make_mesh(), (1,), 1)
+    return rates.rate_rows(setup.Run(config, None, None, learner, schedule, frozenset()), earlier, step)
+
+
+def resolved(steps, schedule="linear"):
+    return {"steps": steps, "learner": {"epochs": 1, "minibatches": 1},
+            "optimizer": {"learning_rate": 1e-3, "warmup_updates": 0, "schedule": schedule}}
+
+
+@pytest.mark.parametrize("schedule, last, now", (("linear", "0.0001", "0.00075"), ("cosine", "2.4e-05", "0.00085")))
+def test_the_head_says_that_more_steps_take_the_rate_up_again(schedule, last, now):
+    """Ten updates of 1e-3, then forty: linear 1/10 and 30/40; cosine (1 + cos 0.9 pi) / 2 and (1 + cos 0.25 pi) / 2."""
+    given = dict(step=10, learning_rate=1e-3, warmup_updates=0, schedule=schedule)
+    (name, text), = rows_of(resolved(10, schedule), steps=40, **given)
+    assert name == "learning rate" and text == (f"rises from {last} to {now}: the {schedule} schedule now ends at step 40, and "
+                                                "ended at 10")
+    assert rows_of(resolved(10, schedule), steps=10, **given) == rows_of(None, steps=40, **given) == []
+    assert rows_of(resolved(10, "constant"), **{**given, "schedule": "constant"}, steps=40) == []
+    assert rows_of(resolved(40, schedule), steps=40, **given) == [], "an interrupted run goes on as it was"
+
+
+def test_the_head_says_that_a_warm_up_is_longer_than_the_run():
+    (_, text), = rows_of(steps=10, warmup_updates=200)
+    assert text == "optimizer.warmup_updates=200 of 10 planned updates: the last has 5% of optimizer.learning_rate"
+    assert rows_of(steps=10, warmup_updates=9) == []
+
+
+def tree():
+    return {"embed": jnp.ones((5, 4)), "layers": {"norm": {"scale": jnp.ones((2, 4))}, "q": {
+        "kernel": jnp.ones((2, 4, 4)), "bias": jnp.ones((2, 4))}}}
+
+
+@pytest.mark.parametrize("name", [name for name, kind in optimizers.TABLE.items() if "weight_decay" in kind.own])
+def test_decay_without_norms_and_biases(name):
+    """Of weights 1 with decay 1/2 at rate 1/10 each loses 1/20, but not norms and biases; as the parameter groups of PyTorch."""
+    changes = []
+    for settings in ({}, {"weight_decay": 0.5, "decayed": "matrices"}):
+        optimizer, _ = optimizers.make_optimizer(0.1, 10, name=name, **settings)
+        gradient = jax.tree.map(lambda x: 0.01 * x, tree())
+        changes.append(optimizer.update(gradient, optimizer.init(tree()), tree())[0])
+    lost = jax.tree.map(lambda plain, decayed: np.unique(np.round(np.float64(plain - decayed), 4) + 0).tolist(), *changes)
+    assert lost == {"embed": [0.05], "layers": {"norm": {"scale": [0.0]}, "q": {"kernel": [0.05], "bias": [0.0]}}}
+
+
+@pytest.mark.parametrize("settings, message", (
+    (dict(decayed="norms", weight_decay=0.1), "Unknown config.optimizer.decayed 'norms'"),
+    (dict(decayed="matrices"), "config.optimizer.decayed='matrices' is about weight decay, and there is none"),
+    (dict(decayed="matrices", weight_decay=0.1, name="optax:adamw"), "optax:adamw decides by itself what decays")))
+def test_what_decays_is_refused_where_nothing_would(settings, message):
+    with pytest.raises(ValueError, match=message):
+        optimizers.make_optimizer(1e-3, 10, **settings)
