@@ -23,7 +23,8 @@ class Range(NamedTuple):
         return text + (f" and at most {self.high:g}" if self.high < math.inf else ", finite" if self.finite else "")
 
 
-_ANY, _POSITIVE, _SHARE, _LEAST_0, _BOUND = Range(-math.inf), Range(0, closed=False), Range(0, 1), Range(0), Range(0, finite=False)
+_ANY, _POSITIVE, _SHARE, _LEAST_0 = Range(-math.inf), Range(0, closed=False), Range(0, 1), Range(0)
+_BOUND = Range(0, finite=False)
 RANGES = {  # an infinite bound is one that is never reached
     "eps": _LEAST_0, "whiten_eps": _LEAST_0, "kl_coef": _LEAST_0, "clip_low": _BOUND, "clip_high": _BOUND, "min_ratio": _BOUND,
     "max_ratio": Range(0, closed=False, finite=False), "cap": Range(0, closed=False, finite=False), "tau": _POSITIVE,

@@ -40,8 +40,9 @@ def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bo
     """Enters `factory` into `table` under its own name and checks the keywords of every later call.
 
     All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. With `pure`, so do
-    numbers outside the `ranges` of their names, and factories of this package depend on their keywords alone: equal ones give the same object again, so that runs of a process share what
-    is compiled with it. Your own factories may read what they like, and are called each time.
+    numbers outside the `ranges` of their names, and factories of this package depend on their keywords alone: equal ones give
+    the same object again, so that runs of a process share what is compiled with it. Your own factories may read what they like,
+    and are called each time.
     """
     slug = factory.__name__
     made = memo.remembered(64)(factory) if pure and factory.__module__.startswith("jaxrl_llm.") else factory

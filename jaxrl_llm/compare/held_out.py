@@ -184,7 +184,7 @@ def measured(folder: Path, task: str) -> tuple[Row, dict[int, Row]]:
 def differing(ours: Row, theirs: Row) -> dict[str, tuple[Any, Any]]:
     """What two headers differ in and what a difference of policies does not explain: `{name: (ours, theirs)}`.
 
-    Weights, seeds and the sizes of batches are left out, and keys that one of the two versions did not have are at their default.
+    Weights, seeds and the sizes of batches are left out. A key that one version did not have has its default.
     """
     default = flatten_dict({"settings": resolve_config(default_config())}, sep=".")
     one, other = ({**default, **flatten_dict(header, sep=".")} for header in (ours, theirs))

@@ -27,8 +27,8 @@ class Recorder(NamedTuple):
     `params`, `lora` are the policy's, `own` is the pytree that the recorder keeps beside it, made by `init(params)`; None:
     nothing.
     `provides` names the arrays. `fit(own, policy, rollouts) -> (own, metrics)`, with `policy = (params, lora)`, trains `own` on
-    each mini-batch, before the policy's update; None: it is frozen. `updates`: updates of its optimiser in a fit. `given` is `own` if it is neither made from the policy nor
-    trained: weights of another model, which a run does not save.
+    each mini-batch, before the policy's update; None: it is frozen. `updates`: updates of its optimiser in a fit. `given` is
+    `own` if it is neither made from the policy nor trained: weights of another model, which a run does not save.
     """
 
     name: str

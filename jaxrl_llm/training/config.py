@@ -423,14 +423,14 @@ def _check_new_model(m: ConfigDict) -> None:
     if m.path or m.sizes:
         return
     if m.hidden_size % (2 * m.num_heads):
-        raise ValueError(f"config.model.hidden_size is {m.hidden_size}, which {m.num_heads} heads (config.model.num_heads) do not "
+        raise ValueError(f"config.model.hidden_size is {m.hidden_size}, which config.model.num_heads={m.num_heads} do not "
                          f"share in even widths; give a multiple of {2 * m.num_heads}, or another number of heads")
     if m.experts and m.experts_per_token > m.experts:
-        raise ValueError(f"config.model.experts_per_token is {m.experts_per_token} of config.model.experts={m.experts}; give no "
-                         "more than there are")
+        raise ValueError(f"config.model.experts_per_token is {m.experts_per_token} of config.model.experts={m.experts}; give "
+                         "no more than there are")
     if m.experts and not m.expert_size and m.mlp_size % m.experts_per_token:
-        raise ValueError(f"config.model.mlp_size is {m.mlp_size}, which config.model.experts_per_token={m.experts_per_token} do "
-                         "not share evenly; give a multiple, or set config.model.expert_size")
+        raise ValueError(f"config.model.mlp_size is {m.mlp_size}, which config.model.experts_per_token={m.experts_per_token} "
+                         "do not share evenly; give a multiple, or set config.model.expert_size")
 
 
 def arithmetic_table(config: ConfigDict, prompt_tokens: int, groups: int = 1) -> list[tuple[str, str]]:

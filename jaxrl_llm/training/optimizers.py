@@ -33,7 +33,8 @@ def without_norms(params: Any) -> Any:
     return jax.tree.map_with_path(lambda path, _: not jax.tree_util.keystr(path[-1:]).strip("[]'").endswith(_FLAT), params)
 
 
-def muon(schedule: optax.Schedule, *, b1: float, b2: float, weight_decay: float, mask: Callable | None = None) -> optax.GradientTransformation:
+def muon(schedule: optax.Schedule, *, b1: float, b2: float, weight_decay: float, mask: Callable | None = None
+         ) -> optax.GradientTransformation:
     """Muon (arXiv 2502.16982) for each matrix of the layers; AdamW, with these b1 and b2, for all other parameters.
 
     Matrices are `[layers, ..., in, out]`; tables, norms and biases have two axes or fewer. Updates have the root mean square
@@ -109,8 +110,9 @@ def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "ada
     """An optimiser with linear warm-up to `learning_rate`, then `constant`, `linear` or `cosine` (the last two down to 0).
 
     The update itself clips by global norm, since it needs the norm anyway. Returns the optimiser and its schedule (for the
-    log). Of the weights those `decayed` decay: "all", or "matrices", without norms and biases. `settings` are those of `settings_of`. Your own "module:function" is called with them and the schedule as
-    `learning_rate`, and returns an `optax.GradientTransformation`: any function of optax fits, for example "optax:nadam".
+    log). Of the weights those `decayed` decay: "all", or "matrices", without norms and biases. `settings` are those of
+    `settings_of`. Your own "module:function" is called with them and the schedule as `learning_rate`, and returns an
+    `optax.GradientTransformation`: any function of optax fits, for example "optax:nadam".
     """
     settings = settings_of(name, **settings)
     rate = schedule_of(learning_rate, total_updates, warmup_updates, schedule)
@@ -120,7 +122,8 @@ def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "ada
                          "config.optimizer.weight_decay, or leave it at 'all'")
     if ":" in name:
         if masked:
-            raise ValueError(f"config.optimizer.decayed={decayed!r}, and {name} decides by itself what decays; leave it at 'all'")
+            raise ValueError(f"config.optimizer.decayed={decayed!r}, and {name} decides by itself what decays; leave it at "
+                             "'all'")
         return registry.own(_KEY, name, {"learning_rate": rate, **settings}, optax.GradientTransformation), rate
     return _of_table(name, rate, **settings, **masked), rate
 

@@ -17,7 +17,8 @@ class EvalSpec(NamedTuple):
     """An evaluation set of `config.eval.sets`: the held-out problems of a task, and the settings of their sampling.
 
     `every`: steps between its evaluations; 0: together with those of the run's own task. `samples`: completions per problem;
-    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training.
+    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training. `sampler`: that of completions that may be
+    longer than those of training, see `training.setup.with_own_sampler`; None: the sampler of training.
     """
 
     label: str
@@ -29,6 +30,7 @@ class EvalSpec(NamedTuple):
     temperature: float | None
     top_p: float | None
     max_tokens: int | None
+    sampler: Any = None
 
 
 def make_task(text: str) -> tasks.Task:
@@ -101,12 +103,11 @@ def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
         samples, top_p, tokens = (1 if own[key] is None else own[key] for key in ("samples", "top_p", "max_tokens"))
         warmth = 1 if spec.temperature is None else spec.temperature
         inside = min(spec.problems, samples, tokens) >= 1 and spec.every >= 0 and 0 < top_p <= 1 and 0 <= warmth < math.inf
-        if not inside or tokens > config.sampling.max_tokens:
+        if not inside:
             raise ValueError(f"evaluation set {spec.label!r}: problems={spec.problems}, every={spec.every}, samples="
                              f"{spec.samples}, temperature={spec.temperature}, top_p={spec.top_p}, max_tokens="
-                             f"{spec.max_tokens}; problems and samples are at least 1, every and temperature at least 0, top_p "
-                             "above 0 and at most 1, and max_tokens from 1 to "
-                             f"sampling.max_tokens={config.sampling.max_tokens}")
+                             f"{spec.max_tokens}; problems, samples and max_tokens are at least 1, every and temperature at "
+                             "least 0, top_p above 0 and at most 1")
         taken.add(spec.label)
         made.append(spec)
     _refuse_trained(task, made)

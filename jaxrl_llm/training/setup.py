@@ -143,6 +143,7 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
                else make_sampler(config, model, mesh, tokenizer, asked, judge, server, 1 + len(restricted)))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
+    sets = tuple(with_own_sampler(one, config, model, mesh, tokenizer, server) for one in sets)
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
                   readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server,
@@ -181,6 +182,16 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
         pieces = 1  # the engine processes that many rows at a time
     return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
                    model.dtype, tuple(s.stop_strings), pieces, streams=slotted or server is not None)
+
+
+def with_own_sampler(one: EvalSpec, config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
+                     server: external.Server | None) -> EvalSpec:
+    """The evaluation set, with a sampler if its completions may be longer than those of training, whose program is too short."""
+    if (one.max_tokens or 0) <= config.sampling.max_tokens:
+        return one
+    config = config.copy_and_resolve_references()
+    config.sampling.max_tokens = one.max_tokens
+    return one._replace(sampler=make_sampler(config, model, mesh, tokenizer, [one.task.heldout], one.reward, server))
 
 
 def check_paged(config: ConfigDict, model: Transformer, by_engine: bool) -> None:

@@ -71,8 +71,8 @@ def folder_of(path: str | Path) -> Path:
         raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
     folder = Path(path).expanduser().absolute()
     if special := [part for part in folder.parts if set("*?[\\") & {*part} or part in ("gs:", "s3:")]:
-        raise ValueError(f"workdir {str(folder)!r}: orbax, which writes the checkpoints, reads {special[0]!r} as a pattern or an "
-                         "address; take a folder without *, ?, [ and backslash, and none named gs: or s3:")
+        raise ValueError(f"workdir {str(folder)!r}: orbax, which writes the checkpoints, reads {special[0]!r} as a pattern or "
+                         "an address; take a folder without *, ?, [ and backslash, and none named gs: or s3:")
     return folder
 
 

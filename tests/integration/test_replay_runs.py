@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import numpy as np
+import optax
 import pytest
 import run_files
 import tiny_config

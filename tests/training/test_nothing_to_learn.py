@@ -23,7 +23,10 @@ def changed(**keys):
 
 def float_keys(config, prefix=""):
     for key, value in config.items():
-        yield from float_keys(value, f"{prefix}{key}.") if hasattr(value, "items") else [prefix + key] * isinstance(value, float)
+        if hasattr(value, "items"):
+            yield from float_keys(value, f"{prefix}{key}.")
+        elif isinstance(value, float):
+            yield prefix + key
 
 
 def test_every_number_of_the_configuration_is_finite_unless_it_is_a_bound():

@@ -170,7 +170,7 @@ def tree():
 
 @pytest.mark.parametrize("name", [name for name, kind in optimizers.TABLE.items() if "weight_decay" in kind.own])
 def test_decay_without_norms_and_biases(name):
-    """Of weights 1 with decay 1/2 at rate 1/10 each loses 1/20, but not norms and biases; as the parameter groups of PyTorch."""
+    """Of weights 1 with decay 1/2 at rate 1/10 each loses 1/20, but not norms and biases, as the groups of PyTorch."""
     changes = []
     for settings in ({}, {"weight_decay": 0.5, "decayed": "matrices"}):
         optimizer, _ = optimizers.make_optimizer(0.1, 10, name=name, **settings)
