@@ -17,8 +17,8 @@ class EvalSpec(NamedTuple):
     """An evaluation set of `config.eval.sets`: the held-out problems of a task, and the settings of their sampling.
 
     `every`: steps between its evaluations; 0: together with those of the run's own task. `samples`: completions per problem;
-    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training. `sampler`: that of completions that may be
-    longer than those of training, see `training.setup.with_own_sampler`; None: the sampler of training.
+    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training. `sampler`: that of completions that may
+    be longer than those of training, see `training.setup.with_own_sampler`; None: the sampler of training.
     """
 
     label: str

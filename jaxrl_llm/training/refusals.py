@@ -91,13 +91,14 @@ def compares(made: Parts, group: int) -> bool:
     P, shape = 4, (4, group, 2)
     logprobs = np.full(shape, -1, np.float32)
     rewards = np.repeat(np.linspace(0.1, 1, P, dtype=np.float32)[:, None], group, axis=1)
-    fields = {"old_logprobs": logprobs, "ref_logprobs": 1.25 * logprobs, "behavior_logprobs": logprobs, "entropies": -logprobs,
+    fields: dict[str, Any] = {"old_logprobs": logprobs, "ref_logprobs": 1.25 * logprobs, "behavior_logprobs": logprobs, "entropies": -logprobs,
               "prompt_ids": np.arange(P), "reward_components": rewards[..., None], "rewards": rewards,
               "tokens": np.ones(shape, np.int32)}
     estimator, quiet = made.estimator, {*_PROBABILITIES, "truncated", "policy_version", "current_version"}
     if not {*estimator.needs} <= {*fields} or not {*made.objective.needs} <= quiet or made.replay is not None:
         return False
-    alike = Rollouts(mask=np.ones(shape, bool), valid=np.ones(shape[:2], bool), **fields)
+    there: Any = np.ones(shape, bool)
+    alike = Rollouts(mask=there, valid=there[..., 0], **fields)
     return not np.any(estimator.update(alike, estimator.init())[0])
 
 

@@ -186,7 +186,7 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
 
 def with_own_sampler(one: EvalSpec, config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
                      server: external.Server | None) -> EvalSpec:
-    """The evaluation set, with a sampler if its completions may be longer than those of training, whose program is too short."""
+    """The evaluation set, with a sampler if its completions may be longer than the program of training."""
     if (one.max_tokens or 0) <= config.sampling.max_tokens:
         return one
     config = config.copy_and_resolve_references()
