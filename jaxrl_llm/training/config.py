@@ -344,38 +344,13 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
 
 def check(config: ConfigDict) -> None:
     """Raises ValueError for values that cannot work, before anything is loaded or compiled."""
-    for least, names in _AT_LEAST.items():
-        for name in names.split():
-            value = _value(config, name)
-            if not value >= least:  # refuses NaN too
-                raise ValueError(f"config.{name} is {value}; it must be at least {least}")
-    for name in _FINITE.split():
-        if not np.isfinite(_value(config, name)):
-            raise ValueError(f"config.{name} is {_value(config, name)}; give a finite number")
-    if not 0 < config.lora.alpha < np.inf:
-        raise ValueError(f"config.lora.alpha is {config.lora.alpha}; give a finite number above 0")
-    for name in ("b1", "b2"):
-        value = config.optimizer[name]
-        if value != UNSET[name] and not 0 <= value < 1:
-            raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
-    for name in ("momentum", "ema"):
-        if not 0 <= config.optimizer[name] < 1:
-            raise ValueError(f"config.optimizer.{name} is {config.optimizer[name]}; give a decay below 1, for example 0.99, or "
-                             "0: none")
-    for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
-                          ("pool.max_age", config.pool.max_age),
-                          ("environment_deadline", config.environment_deadline)):
-        if not seconds > 0:
-            raise ValueError(f"config.{name} is {seconds}; give a number of seconds above 0")
+    _check_numbers(config)
     if config.server.url and not config.server.weights:
         raise ValueError(f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
                          "config.server.weights to a folder that both see")
     if config.pool.path and not 0 < config.pool.groups < config.prompts.per_step:
         raise ValueError(f"config.pool.groups={config.pool.groups} of the prompts.per_step={config.prompts.per_step} come from "
                          "the pool; give 1 or more, and leave one to this run")
-    for name in ("environment_invalid", "warmup.strays"):
-        if not 0 <= _value(config, name) <= 1:
-            raise ValueError(f"config.{name} is {_value(config, name)}; give a share from 0 to 1")
     _check_sampling(config.sampling)
     _check_new_model(config.model)
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
@@ -404,6 +379,36 @@ def check(config: ConfigDict) -> None:
             f"prompts.per_step={P} does not divide into learner.minibatches={config.learner.minibatches} x "
             f"learner.micro_batches={config.learner.micro_batches}; their product must be one of "
             f"{[n for n in range(1, P + 1) if P % n == 0]}")
+
+
+def _check_numbers(config: ConfigDict) -> None:
+    """Raises ValueError for numbers outside their range, of which infinite ones are bounds that are never reached."""
+    for least, names in _AT_LEAST.items():
+        for name in names.split():
+            value = _value(config, name)
+            if not value >= least:  # refuses NaN too
+                raise ValueError(f"config.{name} is {value}; it must be at least {least}")
+    for name in _FINITE.split():
+        if not np.isfinite(_value(config, name)):
+            raise ValueError(f"config.{name} is {_value(config, name)}; give a finite number")
+    if not 0 < config.lora.alpha < np.inf:
+        raise ValueError(f"config.lora.alpha is {config.lora.alpha}; give a finite number above 0")
+    for name in ("b1", "b2"):
+        value = config.optimizer[name]
+        if value != UNSET[name] and not 0 <= value < 1:
+            raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
+    for name in ("momentum", "ema"):
+        if not 0 <= config.optimizer[name] < 1:
+            raise ValueError(f"config.optimizer.{name} is {config.optimizer[name]}; give a decay below 1, for example 0.99, or "
+                             "0: none")
+    for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
+                          ("pool.max_age", config.pool.max_age),
+                          ("environment_deadline", config.environment_deadline)):
+        if not seconds > 0:
+            raise ValueError(f"config.{name} is {seconds}; give a number of seconds above 0")
+    for name in ("environment_invalid", "warmup.strays"):
+        if not 0 <= _value(config, name) <= 1:
+            raise ValueError(f"config.{name} is {_value(config, name)}; give a share from 0 to 1")
 
 
 def _check_sampling(s: ConfigDict) -> None:

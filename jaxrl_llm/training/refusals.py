@@ -41,14 +41,7 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
         check_budget(config, made)
     if c.learner.packed_rows:
         check_packed(made)
-    more = config.budget.utility or estimator.wants_more is not None
-    alone = c.sampling.group < 2 and not ((more or made.rule or "group_sizes" in knobs) and c.sampling.max_group > 1)
-    if alone and ("features" in needs or compares(made, 1)):
-        raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
-                         f"{c.sampling.group}; give 2 or more")
-    if not (c.sampling.temperature or "temperature" in knobs or c.environment) and compares(made, c.sampling.group):
-        raise ValueError(f"config.sampling.temperature is 0, at which all completions of a prompt are equal, and method "
-                         f"{method.slug!r} compares them; give more than 0, usually 1")
+    check_group(config, made)
     if estimator.has_critic and c.critic.pretrain_steps >= c.steps:
         raise ValueError(f"config.critic.pretrain_steps={c.critic.pretrain_steps} leave none of the {c.steps} steps "
                          "to the policy; set fewer (0: none), or more steps")
@@ -83,6 +76,18 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
     parts.sampling_of(config)
 
 
+def check_group(config: ConfigDict, made: Parts) -> None:
+    """Raises ValueError if a method compares completions of a prompt, and there is one, or all are equal."""
+    s, knobs = config.sampling, made.controls.knobs
+    more = config.budget.utility or made.estimator.wants_more is not None or made.rule is not None or "group_sizes" in knobs
+    if s.group < 2 and not (more and s.max_group > 1) and ("features" in made.needs or compares(made, 1)):
+        raise ValueError(f"method {made.method.slug!r} compares the completions of a prompt, but sampling.group is {s.group}; "
+                         "give 2 or more")
+    if not (s.temperature or "temperature" in knobs or config.environment) and compares(made, s.group):
+        raise ValueError(f"config.sampling.temperature is 0, at which all completions of a prompt are equal, and method "
+                         f"{made.method.slug!r} compares them; give more than 0, usually 1")
+
+
 def compares(made: Parts, group: int) -> bool:
     """Whether a method learns nothing from groups of this number of equal completions, whatever their rewards are.
 
@@ -91,9 +96,9 @@ def compares(made: Parts, group: int) -> bool:
     P, shape = 4, (4, group, 2)
     logprobs = np.full(shape, -1, np.float32)
     rewards = np.repeat(np.linspace(0.1, 1, P, dtype=np.float32)[:, None], group, axis=1)
-    fields: dict[str, Any] = {"old_logprobs": logprobs, "ref_logprobs": 1.25 * logprobs, "behavior_logprobs": logprobs, "entropies": -logprobs,
-              "prompt_ids": np.arange(P), "reward_components": rewards[..., None], "rewards": rewards,
-              "tokens": np.ones(shape, np.int32)}
+    fields: dict[str, Any] = {
+        **dict(zip(_PROBABILITIES, (logprobs, 1.25 * logprobs, logprobs, -logprobs))), "prompt_ids": np.arange(P),
+        "reward_components": rewards[..., None], "rewards": rewards, "tokens": np.ones(shape, np.int32)}
     estimator, quiet = made.estimator, {*_PROBABILITIES, "truncated", "policy_version", "current_version"}
     if not {*estimator.needs} <= {*fields} or not {*made.objective.needs} <= quiet or made.replay is not None:
         return False
