@@ -78,7 +78,7 @@ def main():
     temperature = run.config.sampling.temperature if _TEMPERATURE.value is None else _TEMPERATURE.value
     header = held_out.header_of(run, problems=problems, temperature=temperature, seed=_SEED.value)
     against = Path(_AGAINST.value).expanduser() if _AGAINST.value else None
-    theirs = held_out.measured(against, header["task"]) if against else None  # fails before sampling
+    other, theirs = held_out.measured(against, header["task"]) if against else ({}, None)  # fails before sampling
     folder = folder_of(step, temperature)
     what = {**header, "model": run.config.model.path, "workdir": _WORKDIR.value, "average": _AVERAGE.value}
     file = folder / held_out.FILE if folder else None
@@ -100,7 +100,8 @@ def main():
     else:
         facts = {**what, "all": summary.measure(joined), "levels": summary.by_level(joined)}
         if theirs is not None:
-            facts["against"] = {"file": _AGAINST.value, **summary.compare(joined, theirs)}
+            facts["against"] = {"file": _AGAINST.value, "differing": held_out.differing(header, other),
+                                **summary.compare(joined, theirs)}
         evaluation_page.print_evaluation(title, facts)
     if folder:
         file = folder / ("until.json" if _UNTIL.value else "evaluation.json")

@@ -19,10 +19,11 @@ def keep_finite(new, old):
 
 def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, grads, loss: jax.Array, tree, opt_state,
             rate: jax.Array | None = None):
-    """One optimiser step, refused if the loss or the gradient is not finite, or if the whole gradient is 0.
+    """One optimiser step, refused if loss, gradient or step is not finite, or if the whole gradient is 0.
 
     The gradient is scaled to `clip_norm` if its global norm is larger, the step by `rate` if there is one. Returns `(tree,
-    opt_state, norm, finite)`.
+    opt_state, norm, finite)`. Of the step only the smallest leaf is looked at: a rate that is not finite shows in each of them,
+    and to look at all would need memory for old and new moments at once.
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)
@@ -35,6 +36,8 @@ def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, gr
             changes = jax.tree.map(lambda change: (rate * change).astype(change.dtype), changes)
         return optax.apply_updates(tree, changes), opt_state
 
+    moved = min(jax.tree.leaves(move(tree, opt_state)[0]), key=jnp.size)  # what this leaf does not need is not computed
+    finite &= jnp.isfinite(moved).all()
     # A branch, not a `where`: old and new weights need not both exist.
     tree, opt_state = jax.lax.cond(finite & (norm > 0), move, lambda *old: old, tree, opt_state)
     return tree, opt_state, norm, finite

@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxrl_llm import memo
+from jaxrl_llm import memo, ranges
 
 Factory = Callable[..., Any]
 NAMED: set[str] = set()  # modules of functions that were given as "module:function", see training.own_code
@@ -39,9 +39,10 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
 def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False) -> Factory:
     """Enters `factory` into `table` under its own name and checks the keywords of every later call.
 
-    All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. With `pure`, those
-    of this package depend on their keywords alone: equal ones give the same object again, so that runs of a process share what
-    is compiled with it. Your own factories may read what they like, and are called each time.
+    All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. With `pure`, so do
+    numbers outside the `ranges` of their names, and factories of this package depend on their keywords alone: equal ones give
+    the same object again, so that runs of a process share what is compiled with it. Your own factories may read what they like,
+    and are called each time.
     """
     slug = factory.__name__
     made = memo.remembered(64)(factory) if pure and factory.__module__.startswith("jaxrl_llm.") else factory
@@ -54,6 +55,8 @@ def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bo
         for name in hyper:
             if name not in parameters:
                 raise unknown(f"keyword of {kind} {slug!r}", name, parameters)
+            if pure:
+                ranges.check(kind, slug, name, hyper[name], parameters[name].default)
         for name, parameter in parameters.items():
             if parameter.default is inspect.Parameter.empty and name not in hyper:
                 raise ValueError(f"{kind} {slug!r} needs the keyword {name!r}, which has no default")

@@ -70,6 +70,8 @@ def comparison_table(comparison: Mapping[str, Any]):
             table.add_row(name, f"{mean:+.1f} ({low:+.1f} to {high:+.1f})", f"{d['p_value']:.2g}")
     b = comparison["boundary"]
     table.add_row("problems gained, lost, kept", f"{b['expansion']}, {b['shrinkage']}, {b['preserved']}", "")
+    for name, (ours, theirs) in comparison.get("differing", {}).items():
+        table.add_row(f"not the policies alone: {name}", f"{str(ours)[:60]} here, {str(theirs)[:60]} there", "", style="red")
     return table
 
 

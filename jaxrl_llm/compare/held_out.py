@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict
 from jaxrl_llm.environments.runner import AllInvalid
 from jaxrl_llm.forest import Forest, policy_lengths
 from jaxrl_llm.training.checkpoints import checksums
+from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.progress import format_seconds
 from jaxrl_llm.training.source import Source, begin_batch, fitting_problems, held_out
@@ -25,6 +26,8 @@ from jaxrl_llm.training.workdir import resolve_config
 Row = dict[str, Any]
 FILE = "completions.jsonl"
 _SETTINGS = ("seed", "task", "environment", "rewards", "score", "model.dtype", "model.tokenizer")  # with prompts and sampling
+_OF_A_POLICY = ("weights", "step", "seed", "problems", *(f"settings.{key}" for key in (
+    "seed", "prompts.per_step", "sampling.group", "sampling.max_group", "sampling.max_draws", "sampling.paged_cache")))
 _LEFT_OUT = ("sampling.temperature", "sampling.micro_batches", "sampling.engine")  # an entry of its own; they change no draw
 
 
@@ -161,8 +164,8 @@ def stored(file: Path, header: Row) -> list[Row]:
     return [row for batch in rows[1:] for row in batch["rows"]]
 
 
-def measured(folder: Path, task: str) -> dict[int, Row]:
-    """The problems of a finished measurement of `task` in `folder`.
+def measured(folder: Path, task: str) -> tuple[Row, dict[int, Row]]:
+    """The header of a finished measurement of `task` in `folder`, and its problems.
 
     Raises:
       FileNotFoundError: there is none.
@@ -175,7 +178,18 @@ def measured(folder: Path, task: str) -> dict[int, Row]:
     if header["task"] != task:
         raise ValueError(f"{folder} measured the task {header['task']!r}, this is {task!r}; give the folder of a measurement "
                          "on the same task")
-    return by_problem(without_repeats([row for batch in batches for row in batch["rows"]]))
+    return header, by_problem(without_repeats([row for batch in batches for row in batch["rows"]]))
+
+
+def differing(ours: Row, theirs: Row) -> dict[str, tuple[Any, Any]]:
+    """What two headers differ in and what a difference of policies does not explain: `{name: (ours, theirs)}`.
+
+    Weights, seeds and the sizes of batches are left out. A key that one version did not have has its default.
+    """
+    default = flatten_dict({"settings": resolve_config(default_config())}, sep=".")
+    one, other = ({**default, **flatten_dict(header, sep=".")} for header in (ours, theirs))
+    return {name.removeprefix("settings."): (one.get(name), other.get(name)) for name in {**one, **other}
+            if name not in _OF_A_POLICY and one.get(name) != other.get(name)}
 
 
 def append(file: Path, rows: list[Row]) -> None:

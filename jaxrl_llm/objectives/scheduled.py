@@ -13,7 +13,7 @@ Schedule = Callable[[Array], Array]  # f32[] at a step i32[], counted from 0
 
 
 class Counted(NamedTuple):
-    """The state of the wrapped objective, and the number of updates so far, i32[]."""
+    """The state of the wrapped objective, and the number of updates so far, i32[], see `training.optimizers.at_update`."""
 
     inner: Any
     updates: Array

@@ -27,8 +27,8 @@ class Recorder(NamedTuple):
     `params`, `lora` are the policy's, `own` is the pytree that the recorder keeps beside it, made by `init(params)`; None:
     nothing.
     `provides` names the arrays. `fit(own, policy, rollouts) -> (own, metrics)`, with `policy = (params, lora)`, trains `own` on
-    each mini-batch, before the policy's update; None: it is frozen. `given` is `own` if it is neither made from the policy nor
-    trained: weights of another model, which a run does not save.
+    each mini-batch, before the policy's update; None: it is frozen. `updates`: updates of its optimiser in a fit. `given` is
+    `own` if it is neither made from the policy nor trained: weights of another model, which a run does not save.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Recorder(NamedTuple):
     init: Callable[[Any], Any] | None = None
     fit: Callable[[Any, tuple[Any, Any], Rollouts], tuple[Any, dict[str, Array]]] | None = None
     given: Any = None
+    updates: int = 1
 
 
 class Context(NamedTuple):
@@ -49,7 +50,8 @@ class Context(NamedTuple):
       jitted: `(function, owner, parts=1, **settings)`, see `training.step.jitted`.
       guarded: `(name, jitted function, times=1)`, the function for the shapes of the run's batches, called with each of them
         in `times` ways; any other shape is an error.
-      optimizer: `(learning rate) -> optax.GradientTransformation`, the configured one.
+      optimizer: `(learning rate, updates=1) -> optax.GradientTransformation`, the configured one, for that number of updates
+        on each mini-batch.
       loaded: `(key) -> [(logprobs, weights)]` of the frozen models that `config.teacher` names under this key.
       pieces: number of parts of a batch whose log-probs are computed one after another.
       capture: the states that `features` are pooled from; None if the method reads none.

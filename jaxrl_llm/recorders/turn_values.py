@@ -19,16 +19,16 @@ def turn_values(critic: TurnCritic, predict: Callable, fit: Callable) -> Recorde
         return predict(own.params, params, lora, rollouts)
 
     return Recorder("turn_critic", NAMES, record, init=critic.init,
-                    fit=lambda own, policy, part: fit(own, part))
+                    fit=lambda own, policy, part: fit(own, part), updates=critic.epochs)
 
 
 @recorder("turn_critic", provides=NAMES, needs=("estimator.turn_critic",))
 def of_run(context: Context) -> Recorder:
     """The critic of turns with the numbers of the estimator."""
-    c, policy = context.config, context.policy
-    critic = TurnCritic(policy.model, context.optimizer(c.critic.learning_rate),
+    c, policy, numbers = context.config, context.policy, context.estimator.turn_critic
+    critic = TurnCritic(policy.model, context.optimizer(c.critic.learning_rate, numbers.epochs),
                         jax.random.fold_in(jax.random.key(c.seed), 6), clip_norm=c.optimizer.clip_norm or None,
-                        mesh=policy.mesh, **context.estimator.turn_critic._asdict())
+                        mesh=policy.mesh, **numbers._asdict())
 
     def predict(own, params, lora, rollouts):
         states = critic.states(params, lora, rollouts)

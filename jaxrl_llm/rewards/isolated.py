@@ -14,6 +14,8 @@ _ERRORS: dict[str, type[Exception]] = {"timeout": TimeoutError, "crash": ChildPr
 class Isolated:
     """Batch reward: `target` ("module:function", `(completion, answer, problem) -> float`) called in worker processes.
 
+    A function with the arguments of verl's `compute_score(data_source, solution_str, ground_truth, extra_info)` gets these.
+
     A call that raises, crashes or is late is an error of that completion: raised, or scored 0 and counted. With `failed` it is
     no error, but scores that number and is counted. Rows missing at `until` score 0 and are counted as late. With `fail_fast`
     the first error ends the rest.

@@ -5,11 +5,13 @@ one JSON line with the same number, so that the parent never unpickles what a wo
 """
 
 import importlib
+import inspect
 import json
 import os
 import pickle
 import resource
 import sys
+from collections.abc import Callable
 from typing import BinaryIO
 
 from jaxrl_llm.rewards.base import number as to_number
@@ -38,6 +40,29 @@ def resolve(target: str):
     """The function named by `"package.module:function"`."""
     module, _, name = target.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def as_reward(function: Callable) -> Callable:
+    """The function of `(completion, answer, problem)`; one with the arguments of verl's `compute_score` gets them by name.
+
+    Of such a function's dictionary the entry "score" counts, as in verl.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of a function in C
+        return function
+    if not {"solution_str", "ground_truth"} <= {*parameters}:
+        return function
+    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+
+    def score(completion, answer, problem):
+        row = getattr(problem, "extra", {})
+        given = {"data_source": row.get("data_source", ""), "solution_str": completion, "ground_truth": answer,
+                 "extra_info": row.get("extra_info")}
+        value = function(**{name: one for name, one in given.items() if open_ended or name in parameters})
+        return value["score"] if isinstance(value, dict) else value
+
+    return score
 
 
 def describe(error: BaseException) -> str:
@@ -78,6 +103,7 @@ def send(replies: BinaryIO, number: int, content: bytes) -> None:
 def serve(function, streams: tuple[BinaryIO, BinaryIO], memory_mb: str, restricted: str, scores: str) -> None:
     """Answers requests for `function`; reply 0 means that the worker is ready."""
     requests, replies = streams
+    function = as_reward(function) if scores == "scores" else function
     me = os.getpid()
     if int(memory_mb):
         resource.setrlimit(resource.RLIMIT_AS, (int(memory_mb) << 20,) * 2)

@@ -59,11 +59,12 @@ def evaluate(source: Source, params, lora, *, problems: int, key: jax.Array, tim
 def evaluate_set(source: Source, params, lora, which: EvalSpec, *, key: jax.Array, timer: PhaseTimer | None = None
                  ) -> Evaluation:
     """Samples the problems of an evaluation set by its settings; ValueError if no prompt fits."""
-    assert isinstance(source.sampler, Sampler)  # there are no sets in environments
-    sampling = source.sampler.sampling
+    sampler = which.sampler or source.sampler
+    assert isinstance(sampler, Sampler)  # there are no sets in environments
+    sampling = sampler.sampling
     if which.top_p is not None:
         sampling = dataclasses.replace(sampling, top_p=np.float32(which.top_p) if which.top_p < 1 else None)
-    sampler = dataclasses.replace(source.sampler, reward=which.reward, sampling=sampling)
+    sampler = dataclasses.replace(sampler, reward=which.reward, sampling=sampling)
     other = dataclasses.replace(source, task=which.task, sampler=sampler)
     return measure(sample_held_out(other, params, lora, which.problems, key, timer, which.temperature, which.max_tokens,
                                    which.samples))

@@ -17,7 +17,7 @@ from jaxrl_llm.descent import keep_finite
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
 from jaxrl_llm.rollouts import Rollouts, take
-from jaxrl_llm.training import average, offload
+from jaxrl_llm.training import average, offload, optimizers
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.controls import Controls, facts_of
 from jaxrl_llm.training.guard import Guarded
@@ -151,12 +151,12 @@ class Learner:
         Raises:
           TrainingDiverged: after `max_skipped` non-finite updates in a row.
         """
-        timer, version = timer or PhaseTimer(), int(state.step)
+        timer, version, planned = timer or PhaseTimer(), int(state.step), self._planned(state)
         alone = version < self.pretrain_steps
         seen: dict[str, Any] = {"step": np.int32(version), **(facts or {})}
         if rollouts is None:
             control = self.controls.observe(state.control, seen, self.mesh)
-            return Learned(state.replace(step=state.step + 1, control=control), {})
+            return Learned(planned(state, self.per_step).replace(step=state.step + 1, control=control), {})
         rollouts = stamped(rollouts, version, self.as_sampled)
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
@@ -165,7 +165,8 @@ class Learner:
             state, batch, advantages, measured = self._credit(state, rollouts, frozen or {}, settings, alone)
         with timer("update"):
             state = offload.moments_near(self.offload, state)
-            state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs)
+            state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs, planned)
+            state = planned(state, self.per_step)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
             if self.as_sampled:  # a gap of the sampler to itself
                 metrics = {name: value for name, value in metrics.items() if name not in MISMATCHES}
@@ -253,8 +254,33 @@ class Learner:
         facts = jax.device_get(jax.jit(value_metrics)(batch.extras["values"], returns, batch.token_mask))
         return self.place(batch), facts
 
-    def _updates(self, state: TrainState, batch: Rollouts, advantages, alone: bool, rate: np.float32 | None, epochs: int):
-        """`(state, metrics of each update, advantages)` after all minibatches of these epochs."""
+    @property
+    def per_step(self) -> int:
+        """The planned updates of a step."""
+        return self.epochs * self.minibatches
+
+    def _planned(self, state: TrainState) -> Callable[[TrainState, int], TrainState]:
+        """`(state, i) -> state` with all schedules at planned update `i` of the step that begins with `state`.
+
+        A controller that resets the optimiser lets its schedule begin again, so that this one counts from the last reset.
+        """
+        step = int(state.step)
+        trained = max(step - self.pretrain_steps, 0) * self.per_step
+        first = (optimizers.updates_planned(state.opt_state) or 0) if "reset" in self.controls.knobs else trained
+        alone, fits = step < self.pretrain_steps, {one.name: one.updates for one in self.recorders if one.fit is not None}
+
+        def at(state: TrainState, i: int) -> TrainState:
+            beside = {name: own.replace(opt_state=optimizers.at_update(own.opt_state, (step * self.per_step + i) * fits[name]))
+                      if hasattr(own, "opt_state") else own for name, own in state.beside.items()}
+            i = 0 if alone else i
+            return state.replace(opt_state=optimizers.at_update(state.opt_state, first + i), beside=beside,
+                                 objective_state=optimizers.at_update(state.objective_state, trained + i))
+
+        return at
+
+    def _updates(self, state: TrainState, batch: Rollouts, advantages, alone: bool, rate: np.float32 | None, epochs: int,
+                 planned: Callable[[TrainState, int], TrainState]):
+        """`(state, metrics of each update, advantages)` after all minibatches of these epochs; `planned` as `_planned`."""
         rows = batch.mask.shape[0]
         size, updates, estimated, real = rows // self.minibatches, [], advantages, parallel.fetch(batch.live).any(1)
         if self.drops and not real.any():  # an empty update would still move weights along earlier gradients
@@ -262,16 +288,16 @@ class Learner:
         shuffle_key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), _SHUFFLE_STREAM)
         for epoch in range(epochs):
             if self.minibatches == 1:
-                state, measured = self._update(state, batch, advantages, alone, rate)
+                state, measured = self._update(planned(state, epoch), batch, advantages, alone, rate)
                 estimated = measured.pop("advantages", advantages)
                 updates.append(measured)
                 continue
             order = jax.random.permutation(jax.random.fold_in(shuffle_key, epoch), rows)
-            for start in range(0, rows, size):
+            for i, start in enumerate(range(0, rows, size), epoch * self.minibatches):
                 if not real[np.asarray(order[start:start + size])].any():  # only padding, if filters kept too few
                     continue
                 part, its_advantages = self.place(rows_of((batch, advantages), order, start, size))
-                state, measured = self._update(state, part, its_advantages, alone, rate)
+                state, measured = self._update(planned(state, i), part, its_advantages, alone, rate)
                 updates.append(measured)
         return state, updates, estimated
 

@@ -33,6 +33,7 @@ from jaxrl_llm.training.metrics import MetricWriter, PhaseTimer, host_memory
 from jaxrl_llm.training.pages import lessons, write_page
 from jaxrl_llm.training.plots import draw_or_warn, plot_curves
 from jaxrl_llm.training.progress import Progress
+from jaxrl_llm.training.rates import rate_rows
 from jaxrl_llm.training.schedules import Step
 from jaxrl_llm.training.source import Finished, jsonable
 from jaxrl_llm.training.start import check_other
@@ -108,7 +109,8 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: P
     check_agreement(work)  # nothing is written before every process has checked
     if not work.resume and primary:
         work.record()
-    _print_head(run, params, replaced)
+    reached = folders.checkpoint_steps(work.checkpoints)[-1] if work.resume else 0
+    _print_head(run, params, replaced, rate_rows(run, work.earlier if work.resume else None, reached))
     with (Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
@@ -158,12 +160,13 @@ def _of_schedule(run: setup.Run) -> list[tuple[str, str]]:
     return [("schedule", f"{run.config.schedule}: batches are up to {run.schedule.lag} old, corrected: {how}")]
 
 
-def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()) -> None:
-    """Prints the run, its devices and its needs."""
+def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = (), rates: Sequence[tuple[str, str]] = ()
+                ) -> None:
+    """Prints the run, its devices and its needs, with the rows of `rates.rate_rows`."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
     device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
     server = [] if run.source.server is None else [("sampled by", run.source.server.url)]
-    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run, replaced),
+    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run, replaced), *rates,
             *_of_schedule(run), *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups),
             *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
@@ -270,6 +273,7 @@ class _Session:
             self.changed = False
             if start == 0:
                 self.save()
+                self.checkpoints.wait()  # a folder that cannot hold checkpoints ends the run before anything is trained
             preemption.check()
             for step in range(start + 1, self.run.config.steps + 1):
                 self.step(step)
@@ -379,7 +383,7 @@ class _Session:
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
         """The learning rate of a step's last update if it has a schedule, the step's duration, sampled tokens per second."""
-        updates = optimizers.updates_made(done.learned.state.opt_state)
+        updates = optimizers.updates_planned(done.learned.state.opt_state)
         rates = {} if updates is None else {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0)))
                                             * done.learned.metrics.get("control/learning_rate", 1.0)}
         return rates | {"time/step": seconds, "speed/tokens_per_second": done.finished.metrics["completion/tokens"] / seconds}

@@ -4,15 +4,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 from optax import contrib
 
-from jaxrl_llm import registry
+from jaxrl_llm import parallel, registry
 from jaxrl_llm.memo import remembered
 
 UNSET = {"b1": -1.0, "b2": -1.0, "momentum": 0.0, "weight_decay": 0.0}  # values of the configuration that all accept
+DECAYED = ("all", "matrices")
 _KEY = "config.optimizer.name"
+_FLAT = ("scale", "bias")  # how the names of norms and biases end
+# States of schedules, of optax and of `objectives.scheduled`, and the field that counts their updates.
+_COUNTS = {"ScaleByScheduleState": "count", "WeightDecaySchedule": "count", "WrappedScheduleState": "count",
+           "Counted": "updates"}
 
 
 class Kind(NamedTuple):
@@ -22,7 +28,13 @@ class Kind(NamedTuple):
     own: dict[str, float]
 
 
-def muon(schedule: optax.Schedule, *, b1: float, b2: float, weight_decay: float) -> optax.GradientTransformation:
+def without_norms(params: Any) -> Any:
+    """Which leaves decay if norms and biases do not."""
+    return jax.tree.map_with_path(lambda path, _: not jax.tree_util.keystr(path[-1:]).strip("[]'").endswith(_FLAT), params)
+
+
+def muon(schedule: optax.Schedule, *, b1: float, b2: float, weight_decay: float, mask: Callable | None = None
+         ) -> optax.GradientTransformation:
     """Muon (arXiv 2502.16982) for each matrix of the layers; AdamW, with these b1 and b2, for all other parameters.
 
     Matrices are `[layers, ..., in, out]`; tables, norms and biases have two axes or fewer. Updates have the root mean square
@@ -32,11 +44,16 @@ def muon(schedule: optax.Schedule, *, b1: float, b2: float, weight_decay: float)
         numbers = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
         return jax.tree.map(lambda x: numbers if x.ndim >= 3 else None, params)
 
-    return contrib.muon(schedule, weight_decay=weight_decay, adam_b1=b1, adam_b2=b2, adam_weight_decay=weight_decay,
+    inside = 0.0 if mask else weight_decay
+    made = contrib.muon(schedule, weight_decay=inside, adam_b1=b1, adam_b2=b2, adam_weight_decay=inside,
                         muon_weight_dimension_numbers=matrices, consistent_rms=0.2)
+    if mask is None:
+        return made
+    # optax masks the decay of Muon's matrices alone, not of what Adam moves
+    return optax.chain(made, optax.add_decayed_weights(lambda count: -weight_decay * schedule(count), mask))
 
 
-def adafactor(schedule: optax.Schedule, *, weight_decay: float) -> optax.GradientTransformation:
+def adafactor(schedule: optax.Schedule, *, weight_decay: float, mask: Callable | None = None) -> optax.GradientTransformation:
     """Adafactor (arXiv 1804.04235); its learning rate is a share of the root mean square of each leaf.
 
     In optax's own version weight decay is not multiplied by the learning rate; here it is, as in all other optimisers.
@@ -44,7 +61,7 @@ def adafactor(schedule: optax.Schedule, *, weight_decay: float) -> optax.Gradien
     def decay(count):
         return weight_decay * schedule(count)
 
-    return optax.adafactor(schedule, weight_decay_rate=decay if weight_decay else None)
+    return optax.adafactor(schedule, weight_decay_rate=decay if weight_decay else None, weight_decay_mask=mask)
 
 
 def rmsprop(schedule: optax.Schedule, *, b2: float, eps: float, momentum: float) -> optax.GradientTransformation:
@@ -88,28 +105,38 @@ def settings_of(name: str, **given: float) -> dict[str, float]:
 
 
 def make_optimizer(learning_rate: float, total_updates: int, *, name: str = "adamw", warmup_updates: int = 0,
-                   schedule: str = "constant", **settings: float) -> tuple[optax.GradientTransformation, optax.Schedule]:
+                   schedule: str = "constant", decayed: str = "all", **settings: float
+                   ) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """An optimiser with linear warm-up to `learning_rate`, then `constant`, `linear` or `cosine` (the last two down to 0).
 
     The update itself clips by global norm, since it needs the norm anyway. Returns the optimiser and its schedule (for the
-    log). `settings` are those of `settings_of`. Your own "module:function" is called with them and the schedule as
-    `learning_rate`, and returns an `optax.GradientTransformation`: any function of optax fits, for example "optax:nadam".
+    log). Of the weights those `decayed` decay: "all", or "matrices", without norms and biases. `settings` are those of
+    `settings_of`. Your own "module:function" is called with them and the schedule as `learning_rate`, and returns an
+    `optax.GradientTransformation`: any function of optax fits, for example "optax:nadam".
     """
     settings = settings_of(name, **settings)
-    rate = _schedule(learning_rate, max(total_updates - warmup_updates, 1), warmup_updates, schedule)
+    rate = schedule_of(learning_rate, total_updates, warmup_updates, schedule)
+    masked = {"mask": without_norms} if registry.one_of("config.optimizer.decayed", decayed, DECAYED) == "matrices" else {}
+    if masked and not settings.get("weight_decay"):
+        raise ValueError(f"config.optimizer.decayed={decayed!r} is about weight decay, and there is none; set "
+                         "config.optimizer.weight_decay, or leave it at 'all'")
     if ":" in name:
+        if masked:
+            raise ValueError(f"config.optimizer.decayed={decayed!r}, and {name} decides by itself what decays; leave it at "
+                             "'all'")
         return registry.own(_KEY, name, {"learning_rate": rate, **settings}, optax.GradientTransformation), rate
-    return _of_table(name, rate, **settings), rate
+    return _of_table(name, rate, **settings, **masked), rate
 
 
 @remembered(16)  # equal settings, one object, with which runs of a process share compiled updates
-def _of_table(name: str, schedule: optax.Schedule, **settings: float) -> optax.GradientTransformation:
+def _of_table(name: str, schedule: optax.Schedule, **settings: Any) -> optax.GradientTransformation:
     return TABLE[name].make(schedule, **settings)
 
 
 @remembered(16)
-def _schedule(learning_rate: float, rest: int, warmup_updates: int, schedule: str) -> optax.Schedule:
-    """The learning rate of each update, with `rest` updates after the warm-up."""
+def schedule_of(learning_rate: float, total_updates: int, warmup_updates: int, schedule: str) -> optax.Schedule:
+    """The learning rate of each planned update, see `make_optimizer`."""
+    rest = max(total_updates - warmup_updates, 1)
     shapes = {"constant": lambda: optax.constant_schedule(learning_rate),
               "linear": lambda: optax.linear_schedule(learning_rate, 0.0, rest),
               "cosine": lambda: optax.cosine_decay_schedule(learning_rate, rest)}
@@ -120,10 +147,28 @@ def _schedule(learning_rate: float, rest: int, warmup_updates: int, schedule: st
     return optax.join_schedules([lambda count: ramp(count + 1), shapes[schedule]()], [warmup_updates])
 
 
-def updates_made(opt_state: Any) -> int | None:
+def updates_planned(opt_state: Any) -> int | None:
     """Updates so far; None for an optimiser that does not count them, whose learning rate then follows no schedule."""
     counts = [int(count) for _, count in optax.tree.get_all_with_path(opt_state, "count")]
     return max(counts, default=None)
+
+
+def at_update(tree: Any, number: int) -> Any:
+    """A state in which all schedules are at this update, counted from 0.
+
+    Schedules count the updates that are planned: one without a gradient is not made, and must not delay the decay of the rate.
+    The other counts, such as that of Adam's bias correction, are of updates that were made.
+    """
+    def counts(node):
+        return type(node).__name__ in _COUNTS
+
+    def put(node):
+        if not counts(node):
+            return node
+        name = _COUNTS[type(node).__name__]
+        return node._replace(**{name: parallel.put(np.int32(number), getattr(node, name).sharding)})
+
+    return jax.tree.map(put, tree, is_leaf=counts)
 
 
 def metrics(o: ConfigDict, opt_state: Any) -> dict[str, jax.Array]:

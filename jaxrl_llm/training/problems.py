@@ -1,6 +1,7 @@
 """The tasks, rewards and evaluation sets that a configuration specifies as text: `name(option=value, ...), ...`."""
 import dataclasses
 import itertools
+import math
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
@@ -17,7 +18,8 @@ class EvalSpec(NamedTuple):
     """An evaluation set of `config.eval.sets`: the held-out problems of a task, and the settings of their sampling.
 
     `every`: steps between its evaluations; 0: together with those of the run's own task. `samples`: completions per problem;
-    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training.
+    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training. `sampler`: that of completions that may
+    be longer than those of training, see `training.setup.with_own_sampler`; None: the sampler of training.
     """
 
     label: str
@@ -29,6 +31,7 @@ class EvalSpec(NamedTuple):
     temperature: float | None
     top_p: float | None
     max_tokens: int | None
+    sampler: Any = None
 
 
 def make_task(text: str) -> tasks.Task:
@@ -105,12 +108,13 @@ def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
             raise ValueError(f"the evaluation set {spec.label!r} needs a name of its own without a slash; give it a label, "
                              f"for example \"{name}(..., label=hard)\"")
         samples, top_p, tokens = (1 if own[key] is None else own[key] for key in ("samples", "top_p", "max_tokens"))
-        inside = min(spec.problems, samples, tokens) >= 1 and spec.every >= 0 and 0 < top_p <= 1
-        if not inside or tokens > config.sampling.max_tokens:
+        warmth = 1 if spec.temperature is None else spec.temperature
+        inside = min(spec.problems, samples, tokens) >= 1 and spec.every >= 0 and 0 < top_p <= 1 and 0 <= warmth < math.inf
+        if not inside:
             raise ValueError(f"evaluation set {spec.label!r}: problems={spec.problems}, every={spec.every}, samples="
-                             f"{spec.samples}, top_p={spec.top_p}, max_tokens={spec.max_tokens}; problems and samples are at "
-                             "least 1, every at least 0, top_p above 0 and at most 1, and max_tokens from 1 to "
-                             f"sampling.max_tokens={config.sampling.max_tokens}")
+                             f"{spec.samples}, temperature={spec.temperature}, top_p={spec.top_p}, max_tokens="
+                             f"{spec.max_tokens}; problems, samples and max_tokens are at least 1, every and temperature at "
+                             "least 0, top_p above 0 and at most 1")
         check_each(spec.task.heldout, spec.reward.check)
         taken.add(spec.label)
         made.append(spec)

@@ -4,15 +4,18 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import advantages, environments, methods, objectives, rewards
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts
 from jaxrl_llm.training.parts import Parts
 
 Reward = rewards.Combined | rewards.ByTask
+_PROBABILITIES = "old_logprobs", "ref_logprobs", "behavior_logprobs", "entropies"
 
 
 def check_method(config: ConfigDict, made: Parts, environment: environments.Environment | None = None) -> None:
@@ -38,10 +41,7 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
         check_budget(config, made)
     if c.learner.packed_rows:
         check_packed(made)
-    more = config.budget.utility or estimator.wants_more is not None
-    if "features" in needs and c.sampling.group < 2 and not (more and c.sampling.max_group > c.sampling.group):
-        raise ValueError(f"method {method.slug!r} compares the completions of a prompt, but sampling.group is "
-                         f"{c.sampling.group}; give 2 or more")
+    check_group(config, made)
     if estimator.has_critic and c.critic.pretrain_steps >= c.steps:
         raise ValueError(f"config.critic.pretrain_steps={c.critic.pretrain_steps} leave none of the {c.steps} steps "
                          "to the policy; set fewer (0: none), or more steps")
@@ -102,6 +102,37 @@ def corrects(row: methods.Method) -> bool:
     name, numbers = row.objective
     budget = {"max_len": 1} if "max_len" in inspect.signature(objectives.base.OBJECTIVES[name]).parameters else {}
     return objectives.make(name, **budget | dict(numbers)).corrects
+
+
+def check_group(config: ConfigDict, made: Parts) -> None:
+    """Raises ValueError if a method compares completions of a prompt, and there is one, or all are equal."""
+    s, knobs = config.sampling, made.controls.knobs
+    more = config.budget.utility or made.estimator.wants_more is not None or made.rule is not None or "group_sizes" in knobs
+    if s.group < 2 and not (more and s.max_group > 1) and ("features" in made.needs or compares(made, 1)):
+        raise ValueError(f"method {made.method.slug!r} compares the completions of a prompt, but sampling.group is {s.group}; "
+                         "give 2 or more")
+    if not (s.temperature or "temperature" in knobs or config.environment) and compares(made, s.group):
+        raise ValueError(f"config.sampling.temperature is 0, at which all completions of a prompt are equal, and method "
+                         f"{made.method.slug!r} compares them; give more than 0, usually 1")
+
+
+def compares(made: Parts, group: int) -> bool:
+    """Whether a method learns nothing from groups of this number of equal completions, whatever their rewards are.
+
+    Its estimator is asked. False if that reads more than is made up here, or if replay or objective have signals of their own.
+    """
+    P, shape = 4, (4, group, 2)
+    logprobs = np.full(shape, -1, np.float32)
+    rewards = np.repeat(np.linspace(0.1, 1, P, dtype=np.float32)[:, None], group, axis=1)
+    fields: dict[str, Any] = {
+        **dict(zip(_PROBABILITIES, (logprobs, 1.25 * logprobs, logprobs, -logprobs))), "prompt_ids": np.arange(P),
+        "reward_components": rewards[..., None], "rewards": rewards, "tokens": np.ones(shape, np.int32)}
+    estimator, quiet = made.estimator, {*_PROBABILITIES, "truncated", "policy_version", "current_version"}
+    if not {*estimator.needs} <= {*fields} or not {*made.objective.needs} <= quiet or made.replay is not None:
+        return False
+    there: Any = np.ones(shape, bool)
+    alike = Rollouts(mask=there, valid=there[..., 0], **fields)
+    return not np.any(estimator.update(alike, estimator.init())[0])
 
 
 def check_sizes(config: ConfigDict, made: Parts) -> None:
@@ -226,7 +257,11 @@ def check_balance(config: ConfigDict, model: Transformer) -> None:
 
 
 def check_reward(made: Parts, reward: Reward) -> None:
-    """Raises ValueError if the method compares answers and the reward reads none."""
+    """Raises ValueError if the method compares answers and the reward reads none, or if it learns from rewards that are 0."""
+    for one in reward.parts if isinstance(reward, rewards.ByTask) else (reward,):
+        if "rewards" in made.needs and not any(part.weight for part in one.rewards):
+            raise ValueError(f"method {made.method.slug!r} learns from rewards, and the weight of {', '.join(one.names)} is 0: "
+                             "every reward would be 0; give one of them another weight in config.rewards or the task's reward")
     if "answers" in made.needs and not reward.extracts:
         raise ValueError(f"method {made.method.slug!r} compares the answers of the rollouts, and the reward "
                          f"{reward.names[0]!r} does not extract an answer; set config.score to one that "

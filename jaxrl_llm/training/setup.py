@@ -157,6 +157,7 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
                else make_sampler(config, model, mesh, tokenizer, asked, judge, server, 1 + len(restricted)))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
+    sets = tuple(with_own_sampler(one, config, model, mesh, tokenizer, server) for one in sets)
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
                   readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server,
@@ -195,6 +196,16 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
         pieces = 1  # the engine processes that many rows at a time
     return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
                    model.dtype, tuple(s.stop_strings), pieces, streams=slotted or server is not None)
+
+
+def with_own_sampler(one: EvalSpec, config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
+                     server: external.Server | None) -> EvalSpec:
+    """The evaluation set, with a sampler if its completions may be longer than the program of training."""
+    if (one.max_tokens or 0) <= config.sampling.max_tokens:
+        return one
+    config = config.copy_and_resolve_references()
+    config.sampling.max_tokens = one.max_tokens
+    return one._replace(sampler=make_sampler(config, model, mesh, tokenizer, [one.task.heldout], one.reward, server))
 
 
 def check_paged(config: ConfigDict, model: Transformer, by_engine: bool) -> None:
@@ -354,7 +365,7 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
     context = recorders.Context(
         asked=frozenset(), config=c, policy=policy, estimator=estimator, logprobs=layout.logprobs, jitted=jitted,
         guarded=lambda name, function, times=1: Guarded(name, function, times * ladders.programs),
-        optimizer=lambda rate: optimizer_of(c, rate, c.steps)[0],
+        optimizer=lambda rate, updates=1: optimizer_of(c, rate, c.steps * updates)[0],
         loaded=teachers.loader(c, task, tokenizer, policy.mesh, longest_text, logprobs_of),
         pieces=pieces_of(c), capture=capture, square_norms=gradient_norms.make(policy),
         as_sampled=made.replay is not None and made.replay.as_sampled)
@@ -417,7 +428,7 @@ def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[
     o, learner = config.optimizer, config.learner
     return optimizers.make_optimizer(
         learning_rate, steps * learner.epochs * learner.minibatches, name=o.name, warmup_updates=o.warmup_updates,
-        schedule=o.schedule, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, momentum=o.momentum)
+        schedule=o.schedule, decayed=o.decayed, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, momentum=o.momentum)
 
 
 def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:

@@ -27,6 +27,8 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", 
 class Workdir(NamedTuple):
     """A checked run folder; `resume` says that a checkpoint exists and the run must continue from it.
 
+    `config` is the resolved configuration, `earlier` that of the folder, if there is one.
+
     Nothing is written before `record()`: a resume that fails earlier leaves the folder unchanged.
     """
 
@@ -34,6 +36,7 @@ class Workdir(NamedTuple):
     resume: bool
     config: dict[str, Any]
     changes: list[str]
+    earlier: dict[str, Any] | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -63,10 +66,14 @@ class Workdir(NamedTuple):
 
 
 def folder_of(path: str | Path) -> Path:
-    """A workdir as an absolute path; ValueError for a URL."""
+    """A workdir as an absolute path; ValueError for a URL, and for characters with which checkpoints could not be read."""
     if "://" in str(path):
         raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
-    return Path(path).expanduser().absolute()
+    folder = Path(path).expanduser().absolute()
+    if special := [part for part in folder.parts if set("*?[\\") & {*part} or part in ("gs:", "s3:")]:
+        raise ValueError(f"workdir {str(folder)!r}: orbax, which writes the checkpoints, reads {special[0]!r} as a pattern or "
+                         "an address; take a folder without *, ?, [ and backslash, and none named gs: or s3:")
+    return folder
 
 
 def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
@@ -103,7 +110,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
             f"{path} holds checkpoints of this configuration; continue with --resume, "
             "start afresh in another --workdir, or delete the folder"
         )
-    return Workdir(path, has_checkpoints, resolved, changes)
+    return Workdir(path, has_checkpoints, resolved, changes, stored)
 
 
 def check_agreement(work: Workdir) -> None:

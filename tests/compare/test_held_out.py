@@ -40,8 +40,8 @@ def test_an_interrupted_measurement_continues(policy, tmp_path):
     file.write_text("".join(lines[:2]) + lines[2][:40])  # killed while it wrote its second batch
     assert draw(policy, file) == whole
     assert held_out.stored(file, HEADER) == whole and draw(policy, file, samples=2) == whole[:6]
-    joined = held_out.measured(tmp_path, HEADER["task"])
-    assert joined == held_out.by_problem(whole) and {len(row["correct"]) for row in joined.values()} == {6}
+    header, joined = held_out.measured(tmp_path, HEADER["task"])
+    assert header == HEADER and joined == held_out.by_problem(whole) and {len(row["correct"]) for row in joined.values()} == {6}
     assert all(len(row["components"]["exact"]) == 6 == len(row["answers"]) for row in joined.values())
     assert len({tuple(row["lengths"]) for row in joined.values()} | {tuple(row["answers"]) for row in joined.values()}) > 2
 
@@ -74,6 +74,26 @@ def test_the_header_has_all_that_draws_and_scores_depend_on(tmp_path):
             held_out.stored(file, header(**changes))
         assert all(name in str(error.value) for name in differs.split(", ")), (differs, error.value)
     assert json.loads(file.read_text()) == first
+
+
+def test_what_two_measurements_differ_in_is_named_beside_their_difference(policy, capsys):
+    """Other weights are what is compared; another temperature, length, reward or template is not."""
+    def header(temperature=1.0, **changes):
+        return held_out.header_of(trained.untrained(base(**changes)), problems=6, temperature=temperature, seed=0)
+
+    first = header()
+    assert held_out.differing(first, header(**{"seed": 1, "prompts.per_step": 2, "sampling.group": 4}) | {"problems": 3}) == {}
+    other = header(0.3, **{"sampling.max_tokens": 9, "rewards": "format(pattern='a')", "model.chat_template": "{{ messages }}"})
+    differing = held_out.differing(first, other)
+    assert set(differing) == {"temperature", "sampling.max_tokens", "rewards", "chat_templates"}
+    assert differing["temperature"] == (1.0, 0.3) and differing["sampling.max_tokens"][1] == 9
+    earlier = {**first, "settings": {key: value for key, value in first["settings"].items() if key != "sampling.min_p"}}
+    assert held_out.differing(first, earlier) == {}, "a key that a version did not have is at its default"
+    joined = held_out.by_problem(draw(policy))
+    evaluation_page.print_evaluation("step 3", {"all": summary.measure(joined), "levels": {}, "against": {
+        "file": "runs/base", "differing": differing, **summary.compare(joined, joined)}})
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "not the policies alone: temperature" in text and "1.0 here, 0.3 there" in text
 
 
 def test_a_draw_that_is_stored_twice_counts_once(policy):

@@ -8,7 +8,7 @@ import pytest
 import run_files
 
 from jaxrl_llm.control.base import without
-from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training import loop, optimizers, schedules, setup
 from jaxrl_llm.training.metrics import PhaseTimer
 
 BOTH_SIDES = {"environment": "chatter:duel", "sampling.max_tokens": 64, "sampling.max_turns": 4}
@@ -72,7 +72,9 @@ def test_a_batch_of_void_turns_changes_nothing(filtered):
     kept = jax.tree.map(np.asarray, (before.params, before.opt_state))
     learned = run.learner.learn(before, rollouts)
     assert int(learned.state.step) == 1 and learned.metrics["filter/simpletir_filter/dropped"] == 1
-    jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, (learned.state.params, learned.state.opt_state)))
+    assert optimizers.updates_planned(learned.state.opt_state) == 1  # and it was not made
+    after = learned.state.params, optimizers.at_update(learned.state.opt_state, 0)
+    jax.tree.map(np.testing.assert_array_equal, kept, jax.tree.map(np.asarray, after))
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from jaxrl_llm.training import loop, setup, trained
 TASKS = ("arithmetic(level=digit, label=sums, reward=\"format(pattern='(?s).*[a-z].*')\"), "
          "arithmetic(level=mul, label=products, reward=\"format(pattern='(?s).*[A-Z].*')\")")
 SETS = ("arithmetic(level=add2, label=hard, problems=3, temperature=0, every=2, reward=\"format(pattern='(?s).*[a-z].*')\"), "
-        "arithmetic(level=sub2, label=many, problems=3, samples=6, temperature=1, top_p=0.000001)")
+        "arithmetic(level=sub2, label=many, problems=3, samples=6, temperature=1, top_p=0.000001, max_tokens=9)")
 
 
 def config(**changes):
@@ -37,6 +37,7 @@ def test_numbers_are_given_by_task_and_set(straight):
     assert all(("eval/score" in line) == (line["step"] in (0, 4)) for line in result)
     assert all(("eval/hard/score" in line) == (line["step"] in (0, 2, 4)) for line in result)
     last = result[-1]
+    assert 6 < result[0]["eval/many/length"] <= 9, "completions of this set may be longer than the 6 of training"
     assert last["eval/score"] == pytest.approx((last["eval/sums/score"] + last["eval/products/score"]) / 2)
     assert set(evaluations["after"].by_task) == {"sums", "products"}
     for label, step, number in (("hard", 2, 12), ("many", 4, 18)):  # groups have 4 completions

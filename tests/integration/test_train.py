@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import run_files
 import tiny_config
@@ -363,6 +364,17 @@ def test_a_run_that_breaks_keeps_its_last_step_and_continues_bit_for_bit(straigh
     run(tmp_path, resume=True)
     assert [line["step"] for line in lines(tmp_path)] == list(range(7))
     assert_same(saved(tmp_path, 6), saved(straight[0], 6))
+
+
+@pytest.mark.slow
+def test_a_run_whose_first_save_fails_ends_before_it_trains(tmp_path, monkeypatch):
+    def full(manager):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ocp.CheckpointManager, "wait_until_finished", full)
+    with pytest.raises(OSError, match="checkpoint of step 0 was not written: OSError: no space left"):
+        run(tmp_path)
+    assert [line["step"] for line in lines(tmp_path)] == [0]
 
 
 @pytest.mark.slow

@@ -51,6 +51,24 @@ def test_dual_clip_caps_negative_advantages_only():
     np.testing.assert_allclose(gradient, [[[0, 0, 0], [0.4, 0, 0]]], atol=1e-6)
 
 
+def test_a_kl_weighed_by_the_ratio_is_that_of_the_new_policy():
+    """Over the three tokens of a uniform old policy: value and gradient of sum p log(p / q), which plain k3 misses."""
+    logits, reference = jnp.array([0.9, -0.4, 0.1]), jnp.log(jnp.array([0.2, 0.5, 0.3]))
+    rollouts = from_lists([[0, 0, 0]], lengths=[[1, 1, 1]], old_logprobs=jnp.full((1, 3, 1), -np.log(3)),
+                          ref_logprobs=reference.reshape(1, 3, 1))
+
+    def penalty(logits, **hyper):
+        objective = objectives.ppo_clip(kl_coef=1.0, clip_low=0.2, clip_high=0.28, **hyper)
+        return objective.update(jax.nn.log_softmax(logits).reshape(1, 3, 1), rollouts, jnp.zeros((1, 3, 1)), ())[0]
+
+    p = np.exp(np.float64(logits)) / np.exp(np.float64(logits)).sum()
+    gap = np.log(p) - np.log([0.2, 0.5, 0.3])
+    value, slope = jax.value_and_grad(penalty)(logits, kl_ratio=True)
+    np.testing.assert_allclose(value, (p * gap).sum(), rtol=1e-5)
+    np.testing.assert_allclose(slope, p * (gap - (p * gap).sum()), rtol=1e-5)  # d KL / d logits of a softmax
+    assert abs(penalty(logits) - value) > 0.01 and np.abs(jax.grad(penalty)(logits) - slope).max() > 0.01
+
+
 K1 = np.array([0.405465, -0.310155, -0.693147, -0.223144, 0.405465])
 K2 = np.array([0.082201, 0.048098, 0.240227, 0.024897, 0.082201])
 K3 = np.array([0.072132, 0.053481, 0.306853, 0.026856, 0.072132])

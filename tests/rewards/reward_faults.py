@@ -32,3 +32,13 @@ def fault(completion, answer, problem):
     if completion == "pid":
         return os.getpid()
     return float(completion == answer)
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """As verl calls it; its answer is a dictionary."""
+    right = solution_str == ground_truth and data_source == "openai/gsm8k" and extra_info == {"index": 7}
+    return {"score": float(right), "acc": right}
+
+
+def open_ended(solution_str, ground_truth, **others):
+    return 0.5 * (solution_str == ground_truth) + 0.5 * (sorted(others) == ["data_source", "extra_info"])

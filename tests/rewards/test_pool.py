@@ -7,11 +7,14 @@ import threading
 
 import numpy as np
 import pytest
+import reward_faults
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import RewardError, combine
 from jaxrl_llm.rewards.isolated import Isolated
 from jaxrl_llm.rewards.pool import WorkerPool
+from jaxrl_llm.rewards.worker import as_reward
+from jaxrl_llm.tasks import Problem
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))  # workers must be able to import reward_faults
 
@@ -107,3 +110,19 @@ def test_calls_that_fail_score_the_given_number_and_are_counted():
     assert output.scores.tolist() == [1, -1, -1, -1, -1, 0] and not output.errors
     assert output.counts == {"error": 2, "crash": 1, "timeout": 1}
     reward.close()
+
+
+@pytest.mark.parametrize("function", (reward_faults.compute_score, reward_faults.open_ended))
+def test_a_function_with_the_arguments_of_verl_gets_them_by_name(function):
+    problem = Problem("1+1=", "2", 0, extra={"data_source": "openai/gsm8k", "extra_info": {"index": 7}})
+    score = as_reward(function)
+    assert score("2", "2", problem) == 1.0 and score("3", "2", problem) < 1
+    assert as_reward(reward_faults.fault) is reward_faults.fault and as_reward(max) is max
+    assert score("2", "2", None) < 1 or function is reward_faults.open_ended
+
+
+def test_verls_function_in_a_process():
+    problem = Problem("1+1=", "2", 0, extra={"data_source": "openai/gsm8k", "extra_info": {"index": 7}})
+    reward = rewards.make("isolated", target="reward_faults:compute_score", workers=1)
+    assert combine([reward])(["2", "3"], ["2", "2"], [problem, problem]).total.tolist() == [1.0, 0.0]
+    reward.fn.close()

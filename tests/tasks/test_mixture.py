@@ -178,11 +178,11 @@ def test_evaluation_sets():
     assert hard.reward.names == ("numeric",) and other.reward.names == ("exact",)
     assert (other.label, other.problems, other.every, other.max_tokens) == ("arithmetic", 64, 0, 4)
     for text, message in (("arithmetic(label=mul)", "set 'mul' needs a name of its own"),
-                          ("arithmetic(problems=0)", "problems=0, every=0, samples=None, top_p=None, max_tokens=None"),
-                          ("arithmetic(samples=0)", "samples=0, .*; problems and samples are at least 1"),
+                          ("arithmetic(problems=0)", "problems=0, every=0, samples=None, temperature=None, top_p=None, max_to"),
+                          ("arithmetic(samples=0)", "samples=0, .*; problems, samples and max_tokens are at least 1"),
                           ("arithmetic(top_p=0)", "top_p=0, .*top_p above 0 and at most 1"),
                           ("arithmetic(top_p=1.1)", "top_p=1.1, .*top_p above 0 and at most 1"),
-                          ("arithmetic(max_tokens=33)", "from 1 to sampling.max_tokens=32"),
+                          ("arithmetic(max_tokens=0)", "max_tokens=0; problems, samples and max_tokens are at least 1"),
                           ("arithmetic(tempreature=0)", "keyword of task 'arithmetic' 'tempreature'")):
         config.eval.sets = text
         with pytest.raises(ValueError, match=message):

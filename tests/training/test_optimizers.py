@@ -15,7 +15,7 @@ from jaxrl_llm.models import ModelConfig, Transformer, lora
 from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.rules import path_name, spec_of
 from jaxrl_llm.training import optimizers
-from jaxrl_llm.training.optimizers import TABLE, make_optimizer, updates_made
+from jaxrl_llm.training.optimizers import TABLE, make_optimizer, updates_planned
 
 CONFIG = ModelConfig(vocab_size=256, hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=32, mlp_size=256)
 MODEL = Transformer(CONFIG)
@@ -50,9 +50,9 @@ def test_updates_are_counted_and_the_rate_is_the_schedules(name):
     """The first update has half of the rate, by the warm-up, and is half as large."""
     optimizer, schedule = make_optimizer(1e-2, 10, name=name, warmup_updates=2)
     state = optimizer.init(params())
-    assert updates_made(state) == 0
+    assert updates_planned(state) == 0
     change, state = jax.jit(optimizer.update)(gradient(), state, params())
-    assert updates_made(state) == 1 and float(schedule(0)) == pytest.approx(5e-3)
+    assert updates_planned(state) == 1 and float(schedule(0)) == pytest.approx(5e-3)
     for ours, full in zip(jax.tree.leaves(change), jax.tree.leaves(changes(name)), strict=True):
         np.testing.assert_allclose(ours, 0.5 * full, rtol=2e-5, atol=1e-9)
     assert jax.tree.structure(state) == jax.tree.structure(optimizer.init(params()))
@@ -92,7 +92,7 @@ def test_every_optimiser_of_optax_can_be_named():
     theirs = optax.nadamw(schedule, b1=0.5, weight_decay=0.25)
     result = [one.update(gradient(), one.init(params()), params())[0] for one in (ours, theirs)]
     jax.tree.map(np.testing.assert_array_equal, *result)
-    assert updates_made(ours.init(params())) == 0 and float(schedule(0)) == pytest.approx(5e-3)
+    assert updates_planned(ours.init(params())) == 0 and float(schedule(0)) == pytest.approx(5e-3)
 
 
 @pytest.mark.parametrize("name, message, settings", [
@@ -112,8 +112,8 @@ def test_updates_are_counted_if_the_optimiser_counts_them():
     for made, first, second in ((optax.sgd(1e-2), None, None), (optax.sgd(1e-2, momentum=0.9), None, None),
                                 (optax.adam(1e-2), 0, 1), (scheduled, 0, 1)):
         state = made.init(params())
-        assert updates_made(state) == first
-        assert updates_made(made.update(gradient(), state, params())[1]) == second
+        assert updates_planned(state) == first
+        assert updates_planned(made.update(gradient(), state, params())[1]) == second
 
 
 def test_muon_orthogonalises_the_matrices_of_the_layers_one_by_one_and_adam_does_the_rest():

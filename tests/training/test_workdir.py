@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -155,6 +156,14 @@ def test_bad_arguments(tmp_path):
         recorded(tmp_path, make_config(), resume="yes")
     with pytest.raises(ValueError, match="gs://bucket/run' is a URL"):
         recorded("gs://bucket/run", make_config())
+
+
+@pytest.mark.parametrize("name", ("star**dir", "a*b", "q?x", "lr[1e-4]", "a\\b", "gs:"))
+def test_a_folder_in_which_orbax_loses_checkpoints_is_refused_by_name(tmp_path, name):
+    with pytest.raises(ValueError, match=re.escape(f"{name!r} as a pattern or an address")):
+        open_workdir(tmp_path / name / "run", make_config())
+    for usual in ("sp ace", "a:b", "{a}", "lr=1e-4,b=2", "a]b", "%20", "ünï"):
+        open_workdir(tmp_path / usual, make_config())
 
 
 def test_folder_that_cannot_be_made(tmp_path):
