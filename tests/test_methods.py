@@ -154,7 +154,7 @@ def test_needs_are_known_names():
         assert provision.needs_of(row, estimator, objective) <= provision.provided(row, estimator) | elsewhere, slug
     known = {field.name for field in dataclasses.fields(Rollouts)} | elsewhere | provision.everywhere()
     assert {name for row in methods.METHODS.values() for name in row.needs} - known == {
-        "expert", "hinted", "hint_mask", "age", "replayed", "replay_weights",  # of guides and replays
+        "expert", "hinted", "hint_mask", "replayed", "replay_weights",  # of guides and replays
         "values", "reward_baseline"}  # of critics and controllers
     misspelt = dataclasses.replace(methods.get("grpo"), needs=("old_logprob",))
     assert not {"old_logprob"} <= provision.provided(misspelt, methods.build("grpo")[0]) | elsewhere

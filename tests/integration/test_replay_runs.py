@@ -16,6 +16,7 @@ from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay.base import RULES
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training.learner import stamped
 from jaxrl_llm.training.source import jsonable
 
 P, G = 4, 4
@@ -80,7 +81,7 @@ def test_three_steps_by_name(method):
         run.source.set_position(run.source.position() | {"data": start})
         fresh_from = run.source.next_uid
         done = next(steps)
-        finished, learned, rollouts = done.finished, done.learned, done.finished.rollouts
+        finished, learned, rollouts = done.finished, done.learned, stamped(done.finished.rollouts, number)
         metrics = finished.metrics | learned.metrics
         replayed, age = rollouts.extras["replayed"], rollouts.extras["age"]
         result, uids = by_uid(finished.forest, rollouts), finished.forest.uid[finished.forest.ends]
@@ -184,6 +185,7 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
     state = setup.initial_state(run, params)
     first = run.source.next(run.learner.publish(state))
     second = run.source.next(run.learner.publish(state.replace(step=state.step + 1)))
+    second = second._replace(rollouts=stamped(second.rollouts, 1))
     assert second.rollouts.extras["age"].tolist() == [[0] * G] + [[1] * G] * 3 and run.source.next_uid == (P + 1) * G
     np.testing.assert_array_equal(second.rollouts.tokens[1:, :, :3], first.rollouts.tokens[:3, :, :3])
     np.testing.assert_array_equal(second.rollouts.prompt_ids[1:], first.rollouts.prompt_ids[:3])

@@ -137,7 +137,7 @@ def rows_of(earlier=None, step=0, **changes):
     config.steps = changes.get("steps", config.steps)
     schedule = setup.optimizer_of(config, config.optimizer.learning_rate, config.steps)[1]
     learner = Learner(None, None, (), None, make_mesh(), (1,), 1)
-    return rates.rate_rows(setup.Run(config, None, None, learner, schedule, frozenset()), earlier, step)
+    return rates.rate_rows(setup.Run(config, None, None, learner, schedule, frozenset(), None), earlier, step)
 
 
 def resolved(steps, schedule="linear"):

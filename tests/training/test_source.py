@@ -66,13 +66,13 @@ def test_the_view_is_trimmed_to_a_bucket_and_missing_prompts_are_invalid():
     batch = rollouts.check(made.view(forest, 5))
     assert batch.mask.shape == (4, 2, 4) == batch.tokens.shape == batch.behavior_logprobs.shape
     assert batch.valid.tolist() == [[True, True], [True, True], [False, False], [False, False]]
-    assert (batch.policy_version[batch.token_mask] == 3).all() and (batch.extras["current_version"] == 5).all()
+    assert (batch.policy_version[batch.token_mask] == 3).all() and (batch.policy_version[~batch.mask] == 5).all()
     np.testing.assert_array_equal(batch.rewards[:2], [[1, 0], [0, 1]])
     np.testing.assert_array_equal(batch.extras["truncated"][:2], [[False, True], [False, False]])
     np.testing.assert_array_equal(np.asarray(batch.lengths), [[3, 1], [2, 3], [0, 0], [0, 0]])
     assert batch.tokens[1, 1].tolist() == [*b"12", EOS, 0]
     assert {name: x.dtype for name, x in batch.extras.items()} == {
-        "truncated": bool, "correct": bool, "task": np.int32, "current_version": np.int32, "answers": np.int32}
+        "truncated": bool, "correct": bool, "task": np.int32, "answers": np.int32}
 
 
 def test_equal_answers_get_equal_numbers():
