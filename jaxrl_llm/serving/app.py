@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive
 
+from jaxrl_llm.files import expanded
 from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.models import ModelConfig, weights
 from jaxrl_llm.serving.answers import Answer
@@ -112,7 +113,10 @@ class _Server:
         folder = self.served.weights_from
         if folder is None:
             raise Refused("this server takes no other weights; start it with --weights_from=FOLDER", status=403)
-        directory = Path(path).expanduser().resolve()
+        try:
+            directory = expanded(path).resolve()
+        except ValueError as error:  # an unknown user, a NUL
+            raise Refused(str(error), "model_path") from error
         if not directory.is_relative_to(folder.resolve()):
             raise Refused(f"model_path={path!r} does not lie in {folder}, from where this server takes weights", "model_path",
                           403)
