@@ -44,7 +44,7 @@ WRONG = [("vocab_size", "16"), ("vocab_size", 64.0), ("vocab_size", True), ("num
          ("num_hidden_layers", "2"), ("intermediate_size", {}), ("max_position_embeddings", 0), ("rms_norm_eps", float("nan")),
          ("rms_norm_eps", "1e-6"), ("rms_norm_eps", -1e-6), ("rope_theta", 0), ("rope_theta", float("inf")), ("rope_theta", []),
          ("rope_scaling", "x"), ("rope_scaling", {"rope_type": "linear", "factor": 0}), ("rope_scaling", {"rope_type": ["x"]}),
-         ("rope_scaling", {"rope_type": "linear"}), ("rope_parameters", [1]), ("tie_word_embeddings", "yes"), ("hidden_act", []),
+         ("rope_scaling", {"rope_type": "linear"}), ("rope_parameters", [1]), ("tie_word_embeddings", "y"), ("hidden_act", []),
          ("hidden_act", 3), ("rope_parameters", {"full_attention": 3}), ("attention_bias", "x"), ("model_type", ["llama"]),
          ("model_type", None), ("rope_scaling", {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 0})]
 
