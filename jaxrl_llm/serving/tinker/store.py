@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxrl_llm.serving.tinker.learner import Shape
@@ -63,16 +63,21 @@ class Store:
         os.replace(part, file)
 
     def load(self, path: str, base: str) -> Checkpoint:
-        """The checkpoint. Raises ValueError for an address that does not exist, or another base than `base`."""
-        with safe_open(self._existing(path), "numpy") as opened:
-            shape = json.loads(opened.metadata()["adapter"])
-            arrays = {name: opened.get_tensor(name) for name in opened.keys()}
-        if (own := shape.pop("base")) != base:
+        """The checkpoint. Raises ValueError for an address that does not exist, another base, a file that `save` did not write."""
+        try:
+            with safe_open(self._existing(path), "numpy") as opened:
+                own, shape = _header((opened.metadata() or {}).get("adapter"), path)
+                arrays = {name: opened.get_tensor(name) for name in opened.keys()}
+        except (SafetensorError, TypeError) as error:
+            raise ValueError(f"{path} is no readable checkpoint ({error})") from error
+        if own != base:
             raise ValueError(f"{path} belongs to the model {own}, this server has {base}")
+        if wrong := [name for name, x in arrays.items() if not np.isfinite(x.astype(np.float32)).all()]:
+            raise ValueError(f"{path}: the tensor {wrong[0]!r} holds values that are NaN or infinite")
         moments = None
         if "count" in arrays:
             moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays), _tree("nu", arrays))
-        return Checkpoint(own, Shape(**shape), _tree("lora", arrays), moments)
+        return Checkpoint(own, shape, _tree("lora", arrays), moments)
 
     def stamp(self, path: str) -> Stamp:
         """What tells a checkpoint from an earlier one at its address. Raises ValueError for an address that does not exist."""
@@ -97,10 +102,22 @@ def _named(head: str, tree: Any) -> dict[str, np.ndarray]:
     return {f"{head}.{target}.{name}": np.asarray(x) for target, one in jax.device_get(tree).items() for name, x in one.items()}
 
 
+def _header(text: Any, path: str) -> tuple[Any, Shape]:
+    """Base and shape of an adapter, as `Store.save` writes them."""
+    try:
+        said = json.loads(text)
+        own, shape = said.pop("base"), Shape(**said)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: its header {str(text)[:80]!r} describes no adapter ({error!r})") from error
+    if [type(value) for value in shape] != [int, bool, bool] or shape.rank < 1:
+        raise ValueError(f"{path}: its header gives the adapter the shape {shape}; expected a rank from 1 on and two flags")
+    return own, shape
+
+
 def _tree(head: str, arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     tree: dict[str, dict[str, np.ndarray]] = {}
     for name, x in arrays.items():
-        first, *rest = name.split(".")
+        first, target, part = (*name.split(".", 2), "", "")[:3]
         if first == head:
-            tree.setdefault(rest[0], {})[rest[1]] = x
+            tree.setdefault(target, {})[part] = x
     return tree
