@@ -61,6 +61,8 @@ def read_object(folder: Path, name: str | os.PathLike, limit: int = TEXT_LIMIT) 
         return None
     try:
         content = json.loads(text)
+        if "\\ud" in text.lower():  # halves of letters, which no text may hold alone
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / name} is no JSON file ({error}); if its download was cut short, fetch it again") from error
     if not isinstance(content, dict):

@@ -99,7 +99,7 @@ class _Server:
         directory = self.allowed(body["model_path"])
         async with self.loading:  # one at a time: each holds one more copy of all weights
             try:
-                config, params = await asyncio.to_thread(_loaded, directory)
+                config, params = await asyncio.to_thread(weights.load, directory)
                 if config != self.served.config:
                     raise ValueError(f"{directory} holds a model of another architecture than the one that is served")
                 await asyncio.wrap_future(self.worker.publish(body["weight_version"], params))
@@ -243,15 +243,6 @@ class _Rows:
         """Frees the slots of rows that are still running."""
         with contextlib.suppress(Closed):
             self._worker.release(self._uids)
-
-
-def _loaded(directory: Path) -> tuple[ModelConfig, Any]:
-    """Architecture and parameters; OSError and ValueError for whatever is wrong with the files."""
-    try:
-        return weights.load(directory)
-    except (TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"{directory} holds no readable model, say for values of a wrong type in config.json: "
-                         f"{type(error).__name__}: {error}") from error
 
 
 def joined(nodes: list[Node]) -> Node:

@@ -34,6 +34,7 @@ class Description(NamedTuple):
     """What a folder says about its vocabulary.
 
     Attributes:
+      folder: where the files lie.
       names: `eos_token` and so on -> spelling, of those that the files name.
       special: spellings of all tokens that the files call special by a name or in a list, in transformers' order.
       added: tokens with ids beside the vocabulary or in it, in the order of their ids.
@@ -42,6 +43,7 @@ class Description(NamedTuple):
       templates: chat templates by name.
     """
 
+    folder: Path
     names: dict[str, str]
     special: list[str]
     added: list[Added]
@@ -55,8 +57,12 @@ class Description(NamedTuple):
     def also_stops(self, vocab_size: int) -> list[int]:
         """The ids that end a completion beside the end token: as in transformers, config.json counts where the other has none.
 
-        Of config.json, which may be older than its vocabulary, ids beyond `vocab_size` are left out.
+        Of config.json, which may be older than its vocabulary, ids beyond `vocab_size` are left out; ValueError for those of
+        generation_config.json.
         """
+        if beyond := [i for i in self.stops if not 0 <= i < vocab_size]:
+            raise ValueError(f"{self.folder / GENERATION}: eos_token_id: special token ids {beyond} lie outside the "
+                             f"vocabulary, 0 to {vocab_size - 1}")
         return self.stops or [i for i in self.model_stops if 0 <= i < vocab_size]
 
 
@@ -67,12 +73,12 @@ def read(folder: Path) -> Description:
     names = {key: spelling for source, file in sources for key in _NAMED if (spelling := _spelling(source.get(key), key, file))}
     special = [names[key] for key in _NAMED if key in names]
     special += [name for source, file in sources for key in _LISTED for name in _listed(source.get(key), key, file)]
-    flags = [files.typed(config, key, bool, folder / CONFIG, "true or false")
-             for key in ("add_bos_token", "legacy", "add_prefix_space")]
+    adds_bos, legacy, prefix_space = (files.typed(config, key, bool, folder / CONFIG, "true or false")
+                                      for key in ("add_bos_token", "legacy", "add_prefix_space"))
     model = files.read_object(folder, "config.json") or {}
     text = files.typed(model, "text_config", dict, folder / "config.json", "an object") or {}
-    return Description(names, [*dict.fromkeys(special)], _added(folder, config, special), *flags,
-                       _ids(files.read_object(folder, GENERATION) or {}, folder / GENERATION),
+    return Description(folder, names, [*dict.fromkeys(special)], _added(folder, config, special),
+                       adds_bos, legacy, prefix_space, _ids(files.read_object(folder, GENERATION) or {}, folder / GENERATION),
                        _ids(model, folder / "config.json") or _ids(text, folder / "config.json"), read_chat_templates(folder))
 
 

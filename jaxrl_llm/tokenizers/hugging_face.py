@@ -39,7 +39,7 @@ class HuggingFaceTokenizer(CodecTokenizer):
         codec.add(beside.added, beside.special, directory)
         ids = {key: None if name is None else codec.find(name) for key, name in names.items()}
         stops = beside.also_stops(codec.vocab_size)
-        eos_id = next((i for i in (ids["eos_token"], *beside.stops, *beside.model_stops) if i is not None), None)
+        eos_id = next((i for i in (ids["eos_token"], *stops) if i is not None), None)
         if eos_id is None:
             raise ValueError(
                 f"{directory} names no end-of-sequence token: looked for eos_token and eos_token_id in {described.CONFIG}, "
@@ -87,7 +87,8 @@ class FastCodec:
         tokens += [name for name in special if name not in listed and not (name in known and known[name].special)]
         for token in tokens:
             self._bounds.check(token if isinstance(token, str) else token.content)
-        self._backend.add_tokens([AddedToken(token, special=True) if isinstance(token, str) else token for token in tokens])
+        self._called(self._backend.add_tokens, [AddedToken(token, special=True) if isinstance(token, str) else token
+                                                for token in tokens])
         for token in added:
             if (own := self.find(token.content)) != token.id:
                 raise ValueError(f"the files beside tokenizer.json in {source} give {token.content!r} the id {token.id}, but "
@@ -96,14 +97,17 @@ class FastCodec:
 
     def begins_with(self, token_id: int | None) -> bool:
         """Whether the post-processor puts that token in front of a text."""
-        return _called(self._backend.encode, "", add_special_tokens=True).ids[:1] == [token_id]
+        return self._called(self._backend.encode, "", add_special_tokens=True).ids[:1] == [token_id]
 
     def encode(self, text: str) -> list[int]:
         self._bounds.check(text)
-        return _called(self._backend.encode, text, add_special_tokens=False).ids
+        return self._called(self._backend.encode, text, add_special_tokens=False).ids
 
     def decode_batch(self, rows: list[list[int]], skip_special: bool) -> list[str]:
-        return _called(self._backend.decode_batch, rows, skip_special_tokens=skip_special)
+        return self._called(self._backend.decode_batch, rows, skip_special_tokens=skip_special)
+
+    def _called(self, function: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        return _called(self._bounds.file, function, *args, **settings)
 
     def token(self, token_id: int) -> str:
         return self._backend.id_to_token(token_id) or ""
@@ -124,7 +128,7 @@ def _backend(text: str, path: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        backend = _called(Tokenizer.from_str, text)
+        backend = _called(path, Tokenizer.from_str, text)
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{path} is no tokenizer.json that the library `tokenizers` reads ({str(error)[:300]})") from error
     # Published files sometimes carry the padding and truncation of the run that wrote them.
@@ -133,14 +137,14 @@ def _backend(text: str, path: Path) -> Any:
     return backend
 
 
-def _called(function: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+def _called(file: Any, function: Callable[..., Any], *args: Any, **settings: Any) -> Any:
     """The result of a function of `tokenizers`; ValueError where it panics, which Python sees as neither error nor exit."""
     try:
         return function(*args, **settings)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"the library `tokenizers` cannot work with this tokenizer ({str(error)[:300]})") from error
+        raise ValueError(f"{file}: the library `tokenizers` cannot work with this tokenizer ({str(error)[:300]})") from error
 
 
 def put_first(backend, token: str, token_id: int) -> None:

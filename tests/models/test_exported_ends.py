@@ -13,7 +13,8 @@ CONFIG = ModelConfig(vocab_size=300, hidden_size=4, num_layers=1, num_heads=1, n
 CHATML = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
 
 
-@pytest.mark.parametrize("own", [{}, {"config": {"eos_token_id": 256}, "generation_config": {"eos_token_id": 256, "top_p": 0.9}}])
+@pytest.mark.parametrize("own", [
+    {}, {"config": {"eos_token_id": 256}, "generation_config": {"eos_token_id": 256, "top_p": 0.9}}])
 def test_all_ends_of_the_policy_are_written(tmp_path, own):
     """`<|endoftext|>` by the files, `<|im_end|>` by the chat template; also from a folder of tokenizer files alone."""
     from tokenizers import Tokenizer, models

@@ -63,7 +63,7 @@ class Store:
         os.replace(part, file)
 
     def load(self, path: str, base: str) -> Checkpoint:
-        """The checkpoint. Raises ValueError for an address that does not exist, another base, a file that `save` did not write."""
+        """The checkpoint. Raises ValueError for no such address, another base, and a file that `save` did not write."""
         try:
             with safe_open(self._existing(path), "numpy") as opened:
                 own, shape = _header((opened.metadata() or {}).get("adapter"), path)
