@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive
 
+from jaxrl_llm.files import expanded
 from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.models import ModelConfig, weights
 from jaxrl_llm.serving.answers import Answer
@@ -98,7 +99,7 @@ class _Server:
         directory = self.allowed(body["model_path"])
         async with self.loading:  # one at a time: each holds one more copy of all weights
             try:
-                config, params = await asyncio.to_thread(_loaded, directory)
+                config, params = await asyncio.to_thread(weights.load, directory)
                 if config != self.served.config:
                     raise ValueError(f"{directory} holds a model of another architecture than the one that is served")
                 await asyncio.wrap_future(self.worker.publish(body["weight_version"], params))
@@ -112,7 +113,10 @@ class _Server:
         folder = self.served.weights_from
         if folder is None:
             raise Refused("this server takes no other weights; start it with --weights_from=FOLDER", status=403)
-        directory = Path(path).expanduser().resolve()
+        try:
+            directory = expanded(path).resolve()
+        except ValueError as error:  # an unknown user, a NUL
+            raise Refused(str(error), "model_path") from error
         if not directory.is_relative_to(folder.resolve()):
             raise Refused(f"model_path={path!r} does not lie in {folder}, from where this server takes weights", "model_path",
                           403)
@@ -239,15 +243,6 @@ class _Rows:
         """Frees the slots of rows that are still running."""
         with contextlib.suppress(Closed):
             self._worker.release(self._uids)
-
-
-def _loaded(directory: Path) -> tuple[ModelConfig, Any]:
-    """Architecture and parameters; OSError and ValueError for whatever is wrong with the files."""
-    try:
-        return weights.load(directory)
-    except (TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"{directory} holds no readable model, say for values of a wrong type in config.json: "
-                         f"{type(error).__name__}: {error}") from error
 
 
 def joined(nodes: list[Node]) -> Node:

@@ -3,14 +3,24 @@
 import difflib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jaxrl_llm import files, gguf_header
 from jaxrl_llm.tokenizers.base import CodecTokenizer
 from jaxrl_llm.tokenizers.chat import choose
 from jaxrl_llm.tokenizers.hugging_face import FastCodec, put_first
 from jaxrl_llm.tokenizers.sentence_piece import SentencePieceCodec
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type; sentencepiece's own numbering
+
+
+_KINDS = {  # type of each value that is read, [type] for lists
+    **dict.fromkeys(("model", "pre"), str), **dict.fromkeys(("tokens", "merges"), [str]),
+    "token_type": [int], "scores": [float],
+    **dict.fromkeys(("add_bos_token", "add_space_prefix"), bool),
+    **{f"{name}_token_id": int for name in ("bos", "eos", "padding", "unknown", "eot", "eom")},
+}
+_EACH = ("ggml.token_type", "ggml.scores")  # have an entry for each token
 
 
 class PreTokenizer(NamedTuple):
@@ -77,12 +87,19 @@ class GgufTokenizer(CodecTokenizer):
 
 def _read_metadata(path: str | Path) -> dict:
     """The fields below `tokenizer.`, by the rest of their name."""
-    from gguf import GGUFReader
-
-    reader, prefix = GGUFReader(str(path)), "tokenizer."
-    return {
-        name.removeprefix(prefix): field.contents() for name, field in reader.fields.items() if name.startswith(prefix)
-    }
+    prefix, metadata = "tokenizer.", gguf_header.contents(gguf_header.reader(path), path)
+    for name, value in metadata.items():
+        template = name.split(".")[:2] == ["tokenizer", "chat_template"]
+        kind: Any = str if template else _KINDS.get(name.removeprefix(prefix + "ggml."))
+        files.typed(metadata, name, list if isinstance(kind, list) else kind or type(value), path, "a value of another type")
+        if isinstance(kind, list) and not all(type(one) is kind[0] for one in value):
+            raise ValueError(f"{path}: {name} is no list whose entries are of type {kind[0].__name__}")
+    metadata = {name.removeprefix(prefix): value for name, value in metadata.items() if name.startswith(prefix)}
+    count = len(metadata.get("ggml.tokens", ()))
+    for name, value in metadata.items():
+        if name.endswith("_token_id") and not 0 <= value < count or name in _EACH and len(value) != count:
+            raise ValueError(f"{path}: {prefix}{name}={str(value)[:80]} does not fit {count} tokens")
+    return metadata
 
 
 def _chat_templates(metadata: dict) -> dict[str, str]:
@@ -103,13 +120,16 @@ def _byte_level_bpe(metadata: dict, path: str | Path) -> FastCodec:
 
     rule = _pre_tokenizer(metadata.get("ggml.pre"), path)
     tokens = metadata["ggml.tokens"]
-    backend = Tokenizer(
-        models.BPE(
-            vocab={token: i for i, token in enumerate(tokens)},
-            merges=[tuple(merge.split(" ")) for merge in metadata["ggml.merges"]],
-            ignore_merges=rule.ignore_merges,
+    try:
+        backend = Tokenizer(
+            models.BPE(
+                vocab={token: i for i, token in enumerate(tokens)},
+                merges=[tuple(merge.split(" ")) for merge in metadata["ggml.merges"]],
+                ignore_merges=rule.ignore_merges,
+            )
         )
-    )
+    except Exception as error:  # the library raises Exception itself
+        raise ValueError(f"{path} holds tokens and merges that make no vocabulary ({error})") from error
     steps = [pre_tokenizers.Digits(individual_digits=True)] if rule.lone_digits else []
     if rule.split is not None:
         steps.append(pre_tokenizers.Split(Regex(rule.split), behavior="isolated"))

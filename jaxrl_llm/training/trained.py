@@ -9,12 +9,13 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
+from jaxrl_llm.files import expanded
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.lora import joined, merge
 from jaxrl_llm.models.weights import peft
 from jaxrl_llm.parallel.rules import path_name
 from jaxrl_llm.registry import one_of
-from jaxrl_llm.tokenizers.hugging_face import write_chat_templates
+from jaxrl_llm.tokenizers.described import write_chat_templates
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints
@@ -105,6 +106,7 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
            average: bool = False, dtype: str = "") -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer and chat templates.
 
+    generation_config.json and config.json name all tokens at which the run ended completions; a line tells of texts that did.
     Returns the step. With `adapter` it writes only the adapters, for PEFT and vLLM, together with those that the run started
     from; `best` and `average` as in `trained`. `dtype` is one of `EXPORTED`; empty: the run's `model.dtype`, and float32 for
     adapters. Raises the errors of `trained`, and ValueError if the run has no adapter of a model that other programs read, or
@@ -116,17 +118,22 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
     run = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = run.policy.model.config, run.source.sampler.tokenizer
     if adapter:
-        base, lora = Path(run.config.model.path).expanduser(), jax.device_get(run.lora)  # PEFT reads no ~
+        base, lora = expanded(run.config.model.path), jax.device_get(run.lora)  # PEFT reads no ~
         if peft.is_adapter(base):
             lora, base = joined(peft.adapters(base, architecture), lora), peft.base_of(base)
         weights.save_peft(directory, architecture, cast(lora, wanted or np.float32), str(base))
         return run.step
     params = run.params if run.lora is None else merge(run.params, run.lora)
-    files = tokenizer_source(run.config.model)
-    weights.save_hf(directory, architecture, cast(params, wanted or DTYPES[run.config.model.dtype]), files)
+    files, strings = tokenizer_source(run.config.model), run.config.sampling.stop_strings
     if files is None:
+        directory.mkdir(parents=True, exist_ok=True)
         tokenizer.save(directory)
+    weights.save_hf(directory, architecture, cast(params, wanted or DTYPES[run.config.model.dtype]), files,
+                    stop_ids=setup.stop_ids(tokenizer, strings))
     write_chat_templates(directory, tokenizer.chat_templates)
+    if longer := [text for text in strings if len(tokenizer.encode(text)) > 1]:
+        print(f"note: completions of {workdir} also end at the texts {longer}, which no file states for all programs; "
+              "give them with each request, as `stop` to servers and as `stop_strings` to transformers", file=sys.stderr)
     return run.step
 
 

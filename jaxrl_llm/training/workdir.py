@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from jaxrl_llm import parallel
+from jaxrl_llm.files import expanded
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
 
@@ -69,7 +70,7 @@ def folder_of(path: str | Path) -> Path:
     """A workdir as an absolute path; ValueError for a URL, and for characters with which checkpoints could not be read."""
     if "://" in str(path):
         raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
-    folder = Path(path).expanduser().absolute()
+    folder = expanded(path).absolute()
     if special := [part for part in folder.parts if set("*?[\\") & {*part} or part in ("gs:", "s3:")]:
         raise ValueError(f"workdir {str(folder)!r}: orbax, which writes the checkpoints, reads {special[0]!r} as a pattern or "
                          "an address; take a folder without *, ?, [ and backslash, and none named gs: or s3:")

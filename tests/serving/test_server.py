@@ -338,9 +338,10 @@ def test_weights_that_cannot_be_served_change_nothing(tmp_path, client, url, upd
         shutil.copytree(tmp_path / "good", tmp_path / name)
         (tmp_path / name / "config.json").write_text(json.dumps(described | changes))
     for path, status, reason in ((tmp_path / "cut", 400, "cut"), (tmp_path / "none", 400, "none"),
-                                 (tmp_path / "a text", 400, "a text holds no readable model"),
-                                 (tmp_path / "no heads", 400, "ZeroDivisionError"), (tmp_path / "no object", 400, "no object"),
-                                 ("\0", 400, "printable characters"),
+                                 (tmp_path / "a text", 400, "config.json: hidden_size='a' of type str"),
+                                 (tmp_path / "no heads", 400, "config.json: num_key_value_heads='0'"),
+                                 (tmp_path / "no object", 400, "no object"),
+                                 ("\0", 400, "printable characters"), ("~nosuchuser/x", 400, "a user whom this machine"),
                                  (tmp_path / "others", 400, "another architecture"), ("/etc", 403, "does not lie in"),
                                  (tmp_path / "good/../../../../etc", 403, "does not lie in")):
         answer = update(path)

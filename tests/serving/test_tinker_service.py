@@ -347,3 +347,31 @@ def test_a_checkpoint_has_its_scale_and_one_of_before_has_it_in_a(tmp_path):
     save_file(load_file(file), file, {"adapter": '{"base": "tiny", "rank": 2, "attention": true, "mlp": true}'})
     loaded = store.load(path, "tiny")
     assert loaded.tree.scale == loaded.moments.mu.scale == 1.0 and loaded.tree["q"]["a"].sum() == 6
+
+
+@pytest.mark.parametrize("header, change, words", [
+    (None, {"lora.q.a": np.zeros((2, 3, 3), np.float32)}, "'lora' have the shapes"),
+    ('{"base": "tiny", "rank": 2, "attention": true, "mlp": true}', {}, "'lora' have the shapes .* its header says"),
+    ('{"base": "tiny", "rank": 3, "attention": false, "mlp": true}', {}, "'lora' have the shapes"),
+    ('{"base": "tiny", "rank": 1000000000000, "attention": true, "mlp": true}', {}, "'lora' have the shapes"),
+    ('{"base": "tiny", "rank": "3", "attention": true, "mlp": true}', {}, "expected a rank from 1 on and two flags"),
+    ('{"base": "tiny", "rank": 3, "more": 1}', {}, "describes no adapter"), ("[]", {}, "describes no adapter"),
+    ("[" * 100_000, {}, "describes no adapter"), (None, {"mu.q.a": np.zeros(3, np.float32)}, "'mu' have the shapes"),
+    (None, {"lora": np.zeros(3, np.float32)}, "'lora' have the shapes"), (None, {"count": np.zeros(2, np.int32)}, "'count'"),
+    (None, {"lora.v.b": np.float32([np.nan])}, "'lora.v.b' holds values that are NaN"), ("", {}, "describes no adapter")])
+def test_checkpoints_whose_tensors_are_others_than_their_header_says(service, header, change, words):
+    from safetensors.numpy import load_file, save_file
+
+    saved = service.learner.create(Shape(3), 1)
+    path = service.store.path("hostile", "weights", "one")
+    service.store.save(path, Checkpoint("tiny", saved.shape, saved.tree, saved.moments), overwrite=True)
+    assert service.stored(path).shape == Shape(3)
+    file = service.store.folder / "hostile" / "weights" / "one.safetensors"
+    right = '{"base": "tiny", "rank": 3, "attention": true, "mlp": true}'
+    save_file(load_file(file) | change, file, {"adapter": right if header is None else header})
+    with pytest.raises(ValueError, match=f"(?s){path}.*{words}"):
+        service.stored(path)
+    for text in (b"", b"\xff" * 40, file.read_bytes()[:-3]):
+        file.write_bytes(text)
+        with pytest.raises(ValueError, match=f"{path} is no readable checkpoint"):
+            service.stored(path)

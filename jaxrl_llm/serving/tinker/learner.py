@@ -83,6 +83,19 @@ class Learner:
                              "adapter here, nor have a mixture's experts)")
         return there
 
+    def check(self, shape: Shape, tree: Any, moments: Any, where: str) -> None:
+        """Raises ValueError unless the arrays of an adapter, and Adam's, are those of an adapter of this shape on the base."""
+        sizes = {target: self.params["layers"][target]["kernel"].shape for target in self.targets_of(shape)}
+        wanted = {target: {"a": (layers, fan_in, shape.rank), "b": (layers, shape.rank, fan_out)}
+                  for target, (layers, fan_in, fan_out) in sizes.items()}
+        for name, one in (("lora", tree), *(() if moments is None else (("mu", moments.mu), ("nu", moments.nu)))):
+            found = {target: {part: x.shape for part, x in parts.items()} for target, parts in one.items()}
+            if found != wanted:
+                raise ValueError(f"{where}: its tensors {name!r} have the shapes {str(found)[:300]}; its header says {shape}, "
+                                 f"which has {str(wanted)[:300]} on this model")
+        if moments is not None and (moments.count.shape != () or moments.count.dtype.kind not in "iu"):
+            raise ValueError(f"{where}: its tensor 'count' is of shape {moments.count.shape}; expected one whole number")
+
     def create(self, shape: Shape, seed: int) -> Adapter:
         """An adapter that changes nothing yet. Raises ValueError as `lora.init` does, and if nothing would be trained."""
         tree = lora.init(jax.random.key(seed), self.params, shape.rank, ALPHA, self.targets_of(shape))

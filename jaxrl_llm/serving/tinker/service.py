@@ -122,7 +122,7 @@ class Service:
     def load(self, model: str, path: str, optimizer: bool, session: str | None) -> Future:
         """Loads a checkpoint's weights, and with `optimizer` Adam's state, into an adapter, a new one if a session is given."""
         def read():
-            saved = self.store.load(path, self.name)
+            saved = self.stored(path)
             if optimizer and saved.moments is None:
                 raise ValueError(f"{path} was saved to sample from and has no optimiser state; load it without, or load what "
                                  "save_state wrote")
@@ -224,6 +224,12 @@ class Service:
 
         return self._do(go)
 
+    def stored(self, path: str) -> Checkpoint:
+        """A checkpoint of an adapter of this server's model. Raises ValueError for another."""
+        saved = self.store.load(path, self.name)
+        self.learner.check(saved.shape, saved.tree, saved.moments, path)
+        return saved
+
     # --- what is common -----------------------------------------------------------------------------------------------------
 
     def _do(self, function: Callable[[], Any]) -> Future:
@@ -238,7 +244,7 @@ class Service:
         stamp = self.store.stamp(path)  # before the checkpoint is read: that of a later one would hide that it is older
         known, snapshot = self._cached.get(path, (None, None))
         if known != stamp:
-            saved = self.store.load(path, self.name)
+            saved = self.stored(path)
             if saved.shape.rank > self._rank:
                 raise ValueError(f"{path} holds an adapter of rank {saved.shape.rank}; this server takes 1 to {self._rank} "
                                  "(start it with another --rank)")

@@ -1,5 +1,6 @@
 """Checkpoints of adapters: one safetensors file each, found again by its address `tinker://MODEL/KIND/NAME`."""
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxrl_llm.models.lora import Adapters
@@ -64,17 +65,21 @@ class Store:
         os.replace(part, file)
 
     def load(self, path: str, base: str) -> Checkpoint:
-        """The checkpoint. Raises ValueError for an address that does not exist, or another base than `base`."""
-        with safe_open(self._existing(path), "numpy") as opened:
-            header = json.loads(opened.metadata()["adapter"])
-            arrays = {name: opened.get_tensor(name) for name in opened.keys()}
-        if (own := header.pop("base")) != base:
+        """The checkpoint. Raises ValueError for no such address, another base, and a file that `save` did not write."""
+        try:
+            with safe_open(self._existing(path), "numpy") as opened:
+                own, shape, scale = _header((opened.metadata() or {}).get("adapter"), path)
+                arrays = {name: opened.get_tensor(name) for name in opened.keys()}
+        except (SafetensorError, TypeError) as error:
+            raise ValueError(f"{path} is no readable checkpoint ({error})") from error
+        if own != base:
             raise ValueError(f"{path} belongs to the model {own}, this server has {base}")
-        scale = header.pop("scale", 1.0)  # the A of files without it includes it
+        if wrong := [name for name, x in arrays.items() if not np.isfinite(x.astype(np.float32)).all()]:
+            raise ValueError(f"{path}: the tensor {wrong[0]!r} holds values that are NaN or infinite")
         moments = None
         if "count" in arrays:
             moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays, scale), _tree("nu", arrays, scale))
-        return Checkpoint(own, Shape(**header), _tree("lora", arrays, scale), moments)
+        return Checkpoint(own, shape, _tree("lora", arrays, scale), moments)
 
     def stamp(self, path: str) -> Stamp:
         """What tells a checkpoint from an earlier one at its address. Raises ValueError for an address that does not exist."""
@@ -99,10 +104,24 @@ def _named(head: str, tree: Any) -> dict[str, np.ndarray]:
     return {f"{head}.{target}.{name}": np.asarray(x) for target, one in jax.device_get(tree).items() for name, x in one.items()}
 
 
+def _header(text: Any, path: str) -> tuple[Any, Shape, float]:
+    """Base, shape and scale of an adapter, as `Store.save` writes them; the A of files without a scale includes it."""
+    try:
+        said = json.loads(text)
+        own, scale, shape = said.pop("base"), said.pop("scale", 1.0), Shape(**said)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: its header {str(text)[:80]!r} describes no adapter ({error!r})") from error
+    if [type(value) for value in shape] != [int, bool, bool] or shape.rank < 1:
+        raise ValueError(f"{path}: its header gives the adapter the shape {shape}; expected a rank from 1 on and two flags")
+    if type(scale) not in (int, float) or not 0 < scale < math.inf:
+        raise ValueError(f"{path}: its header gives the adapter the scale {scale!r}; expected a finite number above 0")
+    return own, shape, float(scale)
+
+
 def _tree(head: str, arrays: dict[str, np.ndarray], scale: float) -> Adapters:
     tree = Adapters({}, scale)
     for name, x in arrays.items():
-        first, *rest = name.split(".")
+        first, target, part = (*name.split(".", 2), "", "")[:3]
         if first == head:
-            tree.setdefault(rest[0], {})[rest[1]] = x
+            tree.setdefault(target, {})[part] = x
     return tree
