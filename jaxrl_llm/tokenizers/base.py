@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -92,7 +92,8 @@ class Codec(Protocol):
     def whole(self) -> Mapping[str, bool]:
         """The spellings that are one token wherever a text holds them, and whether each is special."""
 
-    def save(self, directory: Path) -> None: ...
+    def save(self, directory: Path) -> dict[str, Any]:
+        """Writes that file; returns what tokenizer_config.json has to say beside it."""
 
 
 class CodecTokenizer:
@@ -195,16 +196,18 @@ class CodecTokenizer:
             )
         limited = copy.copy(self)
         limited.vocab_size = min(rows, self.vocab_size)
+        limited.pad_id = self.eos_id if self.pad_id >= rows else self.pad_id  # a padding token that was added, as is common
         return limited
 
     def save(self, directory: Path) -> None:
         """Writes the vocabulary, tokenizer_config.json and, for the stop tokens, generation_config.json."""
-        self._codec.save(directory)
+        beside = self._codec.save(directory)
         named = [{"name": name, "template": text} for name, text in self.chat_templates.items()]
         described = {
             "tokenizer_class": self._codec.transformers_class,
             "add_bos_token": self.adds_bos,
             "clean_up_tokenization_spaces": False,
+            **beside,
             **self._template_tokens,
             **({"chat_template": self.chat_template if [*self.chat_templates] == ["default"] else named} if named else {}),
         }

@@ -1,6 +1,7 @@
 """The tokenizer that needs no file: one id per byte of UTF-8, and three special tokens."""
 
 from pathlib import Path
+from typing import Any
 
 from jaxrl_llm.tokenizers.base import CodecTokenizer, split_specials
 from jaxrl_llm.tokenizers.chat import choose
@@ -38,7 +39,7 @@ class _Bytes:
     def whole(self) -> dict[str, bool]:
         return dict.fromkeys(SPECIALS, True)
 
-    def save(self, directory: Path) -> None:
+    def save(self, directory: Path) -> dict[str, Any]:
         """The same ids as a byte-level BPE without merges, whose alphabet spells every byte by a visible letter."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -49,6 +50,7 @@ class _Bytes:
         backend.add_special_tokens(list(SPECIALS))
         put_first(backend, "<|bos|>", SPECIALS["<|bos|>"])
         backend.save(str(directory / "tokenizer.json"))
+        return {}
 
 
 def _byte_letters() -> list[str]:

@@ -3,6 +3,7 @@
 import difflib
 from pathlib import Path
 
+from jaxrl_llm import files
 from jaxrl_llm.tokenizers.base import Tokenizer
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.tokenizers.gguf import GgufTokenizer
@@ -23,7 +24,7 @@ def load(path_or_name: str | Path, chat_template: str | None = None) -> Tokenize
     """
     if path_or_name == "bytes":
         return ByteTokenizer(chat_template)
-    path = Path(path_or_name).expanduser()
+    path = files.expanded(path_or_name)
     if path.is_dir():
         return _load_directory(path, chat_template)
     if not path.is_file():
@@ -38,12 +39,12 @@ def load(path_or_name: str | Path, chat_template: str | None = None) -> Tokenize
 
 def _load_directory(path: Path, chat_template: str | None) -> Tokenizer:
     """tokenizer.json first (it is exact), then tokenizer.model, then the only *.gguf."""
-    if (path / "tokenizer.json").is_file():
+    if files.regular(path, "tokenizer.json"):
         return HuggingFaceTokenizer(path, chat_template)
-    if (path / "tokenizer.model").is_file():
+    if files.regular(path, "tokenizer.model"):
         return SentencePieceTokenizer(path / "tokenizer.model", chat_template)
     ggufs = sorted(path.glob("*.gguf"))
-    if len(ggufs) == 1:
+    if len(ggufs) == 1 and files.regular(path, ggufs[0].name, limit=None):
         return GgufTokenizer(ggufs[0], chat_template)
     names = sorted(entry.name for entry in path.iterdir())
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "nothing"

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import parallel
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.lora import merge
-from jaxrl_llm.tokenizers.hugging_face import write_chat_templates
+from jaxrl_llm.tokenizers.described import write_chat_templates
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints

@@ -94,3 +94,27 @@ def test_chat_template_sources(tmp_path, backend):
     assert load(directory, chat_template="GIVEN").chat_template == "GIVEN"
     single = {"eos_token": "<|im_end|>", "chat_template": [{"name": "only", "template": "ONLY"}]}
     assert load(write_checkpoint(tmp_path / "s", backend, single)).chat_template == "ONLY"
+
+
+def test_added_tokens_of_the_config_are_those_of_transformers(tmp_path, backend):
+    """Tokens that tokenizer.json lacks, one that it has as a plain piece, and one that it does not call special."""
+    from transformers import AutoTokenizer
+
+    size = backend.get_vocab_size()
+    plain = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized", "special"), False)
+    think, the = (backend.token_to_id(piece) for piece in ("<think>", "the"))
+    added = {str(size): {"content": "<|new|>", "special": True}, str(size + 1): plain | {"content": "<call>", "rstrip": True},
+             str(think): plain | {"content": "<think>", "special": True}, str(the): plain | {"content": "the"}}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|new|>", "added_tokens_decoder": added}
+    directory = write_checkpoint(tmp_path / "m", backend, config)
+    ours, theirs = load(directory), AutoTokenizer.from_pretrained(str(directory))
+    assert (ours.eos_id, ours.vocab_size) == (size, size + 2) == (theirs.eos_token_id, len(theirs))
+    for text in ("<call>  theme<|new|><think>there", "other"):
+        assert ours.encode(text) == theirs.encode(text), text
+        assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), skip_special_tokens=True)
+    older = write_checkpoint(tmp_path / "older", backend, {"eos_token": "<|new|>"})
+    (older / "added_tokens.json").write_text(f'{{"<|new|>": {size}}}')
+    assert load(older).eos_id == size and load(older).encode("<|new|>") == [size]
+    (older / "added_tokens.json").write_text(f'{{"<|new|>": {size + 3}}}')
+    with pytest.raises(ValueError, match=rf"give '<\|new\|>' the id {size + 3}, but with tokenizer.json it gets the id {size}"):
+        load(older)

@@ -58,9 +58,9 @@ def test_saved_and_read_by_transformers(tmp_path, originals, name):
     theirs = read_by_transformers(tmp_path)
     assert (ours.eos_id, ours.bos_id, ours.pad_id) == (theirs.eos_token_id, theirs.bos_token_id, theirs.pad_token_id)
     for text in SAMPLES:
-        # Its reading of a sentencepiece model merges a leading space with the one put in front, and does not know pieces
-        # of several spaces that a user defined.
-        if not (name in ("sentencepiece", "gguf_llama") and (text.startswith(" ") or "    " in text)):
+        # Its reading of a sentencepiece model merges a leading space with the one put in front, does not know pieces of
+        # several spaces that a user defined, and with `legacy` puts a space after the other pieces that a user defined.
+        if not (name in ("sentencepiece", "gguf_llama") and (text.startswith(" ") or "    " in text or "<think>" in text)):
             assert theirs.encode(text) == first(ours, text), text
         ids = ours.encode(text)
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids), text
