@@ -79,8 +79,7 @@ def test_conversations_reach_the_template_as_it_wants_them():
     (False, {"prompt": "a", "n": 65}, "n=65; give a whole number from 1 to 64"),
     (False, {"prompt": ["a"] * 40, "n": 2}, "40 prompts with n=2 make 80 completions; this server allows 64"),
     (False, {"prompt": ["a"] * 65}, "65 prompts; this server allows 64"),
-    (False, {"prompt": "a", "seed": -1}, "seed=-1"),
-    (False, {"prompt": "a", "seed": 2**63}, "seed="),
+    (False, {"prompt": "a", "seed": 2**63}, "a whole number from -9223372036854775808 to 9223372036854775807"),
     (False, {"prompt": "a", "stop": [""]}, "a text that is not empty"),
     (False, {"prompt": "a", "stop": ["a"] * 17}, "a list of up to 16"),
     (False, {"prompt": "a", "stop": ["a", "a" * 1001]}, "stop has a text of 1001 letters; give texts of up to 1000"),
@@ -98,7 +97,7 @@ def test_conversations_reach_the_template_as_it_wants_them():
     (True, {"messages": [{"role": "user", "content": "a"}], "tools": {}}, "tools={}; give a list"),
     (True, {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": []}, "give an object"),
     (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "Expecting property name"),
-    (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}]}, "recursion"),
+    (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 8000}}]}]}, "recursion"),
     (True, {"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "tool_calls with 'a'"),
     (True, {"messages": [{"role": "user", "content": "a"}], "logprobs": 1}, "logprobs=1; give true or false")])
 def test_wrong_requests_are_refused_with_a_reason(chat, body, reason):

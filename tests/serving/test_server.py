@@ -173,7 +173,7 @@ def test_a_client_that_goes_away_frees_its_rows(client, url, worker, kind):
     body = {"prompt": PROMPT, "max_tokens": 100, "n": SLOTS, "seed": 5, "stream": kind == "stream"}
     with socket.create_connection((address.hostname, address.port)) as raw:
         content = json.dumps(body).encode()
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                     b"Content-Length: %d\r\n\r\n" % len(content) + content)
         until(lambda: worker._inbox.qsize())
         result = []

@@ -1,5 +1,7 @@
 """Adapters on one base: each sampled with its weights, trained apart, saved and loaded, dropped with its session."""
 import concurrent.futures
+import json
+import os
 import sys
 import threading
 from dataclasses import replace
@@ -7,6 +9,8 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
 from server import KEY, MODEL, SLOT_TOKENS, SLOTS, TOKENIZER, params
 from tinker_server import RANK, make_service
 
@@ -150,6 +154,63 @@ def test_wrong_checkpoints_are_refused(service, tmp_path):
         refused(service.load(name, path, False, None), "belongs to the model tiny, this server has another")
     finally:
         service.name = "tiny"
+
+
+def hostile(arrays, header):
+    """Changes of a checkpoint's arrays and description, each with what is said of it."""
+    name = "lora.q.a"
+    yield {name: arrays[name][..., :1]}, header, "other names, shapes or types"
+    yield {name: arrays[name].astype(np.float64)}, header, "other names, shapes or types"
+    yield {name: arrays[name].astype("complex64")}, header, "no adapter that this server wrote|other names, shapes or types"
+    yield {"lora.q.c": arrays[name]}, header, "other names, shapes or types"
+    yield {"lora": arrays[name]}, header, "other names, shapes or types"
+    yield {"count": np.zeros(3, np.int32)}, header, "other names, shapes or types"
+    yield {"count": np.array(-1, np.int32)}, header, "negative number of steps"
+    yield {"nu.q.a": arrays[name] - 10}, header, "negative squares"
+    yield {name: arrays[name] * np.nan}, header, "not finite"
+    yield {}, header | {"rank": 10**9}, "of rank 1000000000; this server takes 1 to 4"
+    yield {}, header | {"rank": -1}, "of rank -1"
+    yield {}, header | {"rank": "3"}, "expected a whole number"
+    yield {}, header | {"rank": 2}, "other names, shapes or types"
+    yield {}, {"base": "tiny"}, "KeyError: 'rank'"
+    yield {}, [1], "no adapter that this server wrote"
+    yield {}, None, "no adapter that this server wrote"
+
+
+def test_hostile_checkpoints_are_refused_by_name(service, tmp_path):
+    session = service.begin()
+    name = created(service, session)
+    path = service.save(name, "right", False).result(60)
+    file = service.store._file(path)
+    with safe_open(file, "numpy") as opened:
+        header, arrays = json.loads(opened.metadata()["adapter"]), {key: opened.get_tensor(key) for key in opened.keys()}
+
+    def refused(message):
+        for at, load in enumerate((lambda: service.load(name, bad, True, None).result(60),
+                                   lambda: service.load(f"{session}:train:99", bad, True, session).result(60),
+                                   lambda: service.open_sampler("s", None, bad))):
+            with pytest.raises(ValueError, match=message) as result:
+                load()
+            assert at == 2 or service.model(name).adapter.shape.rank == 3 and str(result.value)
+
+    bad = path.replace("right", "bad")
+    wrong = service.store._file(bad)
+    for changes, described, message in hostile(arrays, header):
+        save_file(arrays | changes, wrong, None if described is None else {"adapter": json.dumps(described)})
+        refused(message)
+    for content in (b"", b"x" * 100, file.read_bytes()[:-8], (2**60).to_bytes(8, "little") + b"{}"):
+        wrong.write_bytes(content)
+        refused("no adapter that this server wrote")
+    wrong.unlink()
+    os.mkfifo(wrong)
+    refused("is no regular file but a pipe")
+    wrong.unlink()
+    (tmp_path / "elsewhere").write_bytes(file.read_bytes())
+    for target, message in (("/dev/zero", "lies outside|no regular file"), (tmp_path / "elsewhere", "lies outside")):
+        wrong.symlink_to(target)
+        refused(message)
+        wrong.unlink()
+    assert service.load(name, path, True, None).result(60) is None
 
 
 def test_samplers_of_checkpoints_and_snapshots_keep_their_weights(service):

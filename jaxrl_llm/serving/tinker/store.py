@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from jaxrl_llm.files import regular
 from jaxrl_llm.serving.tinker.learner import Shape
 
 KINDS = ("weights", "sampler_weights")  # to train from; to sample from
@@ -63,16 +64,27 @@ class Store:
         os.replace(part, file)
 
     def load(self, path: str, base: str) -> Checkpoint:
-        """The checkpoint. Raises ValueError for an address that does not exist, or another base than `base`."""
-        with safe_open(self._existing(path), "numpy") as opened:
-            shape = json.loads(opened.metadata()["adapter"])
-            arrays = {name: opened.get_tensor(name) for name in opened.keys()}
-        if (own := shape.pop("base")) != base:
+        """The checkpoint. Raises ValueError for an address that does not exist, an unreadable file, or one of another `base`.
+
+        Its arrays may have any shapes and values: `Service` compares them with the adapter that they are for.
+        """
+        file = self._existing(path)
+        try:
+            with safe_open(file, "numpy") as opened:
+                shape = json.loads(opened.metadata()["adapter"])
+                arrays = {name: opened.get_tensor(name) for name in opened.keys()}
+            own, rank, attention, mlp = (shape[name] for name in ("base", *Shape._fields))
+        except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"{path} holds no adapter that this server wrote: {type(error).__name__}: {error}") from error
+        if own != base:
             raise ValueError(f"{path} belongs to the model {own}, this server has {base}")
+        if [type(one) for one in (rank, attention, mlp)] != [int, bool, bool]:
+            raise ValueError(f"{path} describes an adapter of {shape}; expected a whole number for the rank, true or false for "
+                             "attention and mlp")
         moments = None
         if "count" in arrays:
             moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays), _tree("nu", arrays))
-        return Checkpoint(own, Shape(**shape), _tree("lora", arrays), moments)
+        return Checkpoint(own, Shape(rank, attention, mlp), _tree("lora", arrays), moments)
 
     def stamp(self, path: str) -> Stamp:
         """What tells a checkpoint from an earlier one at its address. Raises ValueError for an address that does not exist."""
@@ -80,8 +92,8 @@ class Store:
         return status.st_ino, status.st_mtime_ns
 
     def _existing(self, path: str) -> Path:
-        file = self._file(path)
-        if not file.is_file():
+        file = regular(self.folder, self._file(path).relative_to(self.folder), limit=None)
+        if file is None:
             raise ValueError(f"{path} does not exist on this server; its checkpoints lie in {self.folder}")
         return file
 
@@ -100,7 +112,8 @@ def _named(head: str, tree: Any) -> dict[str, np.ndarray]:
 def _tree(head: str, arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     tree: dict[str, dict[str, np.ndarray]] = {}
     for name, x in arrays.items():
-        first, *rest = name.split(".")
+        first, _, rest = name.partition(".")
         if first == head:
-            tree.setdefault(rest[0], {})[rest[1]] = x
+            target, _, matrix = rest.partition(".")
+            tree.setdefault(target, {})[matrix] = x
     return tree
