@@ -1,10 +1,12 @@
 """From problems to a padded batch of prompt tokens."""
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
 
 from jaxrl_llm.rollouts import Prompts
-from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.base import Messages, Problem
+from jaxrl_llm.tokenizers.messages import ending
 
 OVERLONG = ("fail", "skip", "truncate")
 
@@ -12,12 +14,13 @@ OVERLONG = ("fail", "skip", "truncate")
 def encode_problem(problem: Problem, tokenizer) -> list[int]:
     """Token ids of one prompt: chat messages through the chat template, plain text as it is, with BOS if the model wants it.
 
-    Raises ValueError naming the prompt when the template refuses it or the model does not embed one of its tokens.
+    The policy continues a last message in the assistant's words. Raises ValueError naming the prompt when the template refuses
+    it or the model does not embed one of its tokens.
     """
     try:
         if isinstance(problem.prompt, str):
             return tokenizer.encode(problem.prompt, add_bos=tokenizer.adds_bos)
-        return tokenizer.encode_chat(problem.prompt)
+        return tokenizer.encode_chat(problem.prompt, **ending(problem.prompt))
     except ValueError as error:
         raise ValueError(f"prompt {problem.id}: {error}") from error
 
@@ -32,16 +35,46 @@ def solution_ids(problem: Problem, tokenizer) -> list[int]:
     return [*tokenizer.encode(problem.extra.get("solution", problem.answer)), tokenizer.eos_id]
 
 
-def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str) -> list[int] | None:
-    """`ids` if they fit; else an error, None (`skip`), or the last `max_tokens` of them (`truncate`)."""
+def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str, tokenizer) -> list[int] | None:
+    """`ids` if they fit; else an error, None (`skip`), or those of a shorter prompt (`truncate`), see `truncated`."""
     if len(ids) <= max_tokens:
         return ids
     if overlong == "skip":
         return None
     if overlong == "truncate":
-        return ids[-max_tokens:]
+        return truncated(ids, problem, max_tokens, tokenizer)
     raise ValueError(f"prompt {problem.id} has {len(ids)} tokens, the limit is prompts.max_tokens={max_tokens}: "
                      f"{str(problem.prompt)[:120]!r}. Raise the limit, or set prompts.overlong to 'skip' or 'truncate'")
+
+
+def truncated(ids: list[int], problem: Problem, max_tokens: int, tokenizer) -> list[int]:
+    """The last of the `ids`, up to `max_tokens`, after BOS; of messages the ends of their words, with all of the markup.
+
+    Where the chat template's markup alone has more tokens, and in environments, `ids` are cut as those of a text are.
+    """
+    if not isinstance(problem.prompt, str) and ids == encode_problem(problem, tokenizer):
+        shorter = _shortened(ids, problem.prompt, max_tokens, tokenizer)
+        if shorter is not None:
+            return shorter
+    first = ids[:1] if ids[0] == tokenizer.bos_id else []
+    return first + ids[len(ids) - max_tokens + len(first):]
+
+
+def _shortened(ids: list[int], messages: Messages, max_tokens: int, tokenizer) -> list[int] | None:
+    """Ids of the messages with the last tokens of each content, equally many of all that are cut; None if none are left."""
+    words = [tokenizer.encode(message["content"]) for message in messages]
+    room = sum(map(len, words))  # for the words of all of them
+    while len(ids) > max_tokens:
+        room -= len(ids) - max_tokens
+        counts = range(1, max(map(len, words)) + 1)
+        most = bisect.bisect_right(counts, room, key=lambda count: sum(min(len(own), count) for own in words))
+        if not most:
+            return None
+        ends = [tokenizer.decode(own[-most:], skip_special=False).lstrip("\ufffd") for own in words]
+        contents = [end if len(own) > most else message["content"] for message, own, end in zip(messages, words, ends)]
+        ids = tokenizer.encode_chat([{**message, "content": text} for message, text in zip(messages, contents)],
+                                    **ending(messages))
+    return ids
 
 
 def longest(problems: Sequence[Problem], tokenizer, multiple: int = 8, encode=encode_problems) -> int:

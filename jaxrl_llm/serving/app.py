@@ -19,9 +19,10 @@ from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.models import ModelConfig, weights
 from jaxrl_llm.serving.answers import Answer
 from jaxrl_llm.serving.http import admit, error_body, handlers, in_thread, read_json, within
-from jaxrl_llm.serving.requests import Asked, Limits, Refused, read, shown, unserved
+from jaxrl_llm.serving.requests import Asked, Limits, Refused, read, unserved
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
 from jaxrl_llm.tokenizers import Tokenizer
+from jaxrl_llm.tokenizers.messages import shown
 
 _ARRIVED = tuple[int, Node | Failure]  # index of the completion, and what arrived for it
 

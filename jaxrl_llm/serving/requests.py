@@ -1,14 +1,14 @@
 """Bodies of requests in OpenAI's format, checked field by field and translated to the engine's requests."""
 import dataclasses
-import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jaxrl_llm.generation.engine import Request
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.registry import nearest
-from jaxrl_llm.tokenizers import Tokenizer, conversation
+from jaxrl_llm.tokenizers import Tokenizer, conversation, messages
+from jaxrl_llm.tokenizers.messages import shown
 
 _COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as OpenAI has it
 STOPS = 16  # stop texts and stop tokens of a request
@@ -24,7 +24,8 @@ _NEUTRAL: dict[str, tuple] = {
     "suffix": ("",), "best_of": (1,), "response_format": ({"type": "text"},), "top_logprobs": (0,),
     "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,), "modalities": (["text"],), "min_tokens": (0,),
     "ignore_eos": (False,)}
-_OWN = {False: ("prompt",), True: ("messages", "tools", "max_completion_tokens", "chat_template_kwargs")}
+_OWN = {False: ("prompt",), True: ("messages", "tools", "max_completion_tokens", "chat_template_kwargs",
+                                   "continue_final_message", "add_generation_prompt")}
 
 
 class Refused(Exception):
@@ -271,56 +272,38 @@ def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
 
 def _conversation(fields: Reader, tokenizer: Tokenizer, slot_tokens: int) -> list[int]:
     """Token ids of `messages` by the chat template, which gets `tools` and `chat_template_kwargs`."""
-    messages, tools, others = fields.get("messages"), fields.get("tools", []), fields.get("chat_template_kwargs", {})
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
-        raise Refused(f"messages={shown(messages)}; give a list of {{'role': ..., 'content': ...}}", "messages")
+    given, tools, others = fields.get("messages"), fields.get("tools", []), fields.get("chat_template_kwargs", {})
+    if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
+        raise Refused(f"messages={shown(given)}; give a list of {{'role': ..., 'content': ...}}", "messages")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise Refused(f"tools={shown(tools)}; give a list of {{'type': 'function', 'function': ...}}", "tools")
     if not isinstance(others, dict):
         raise Refused(f"chat_template_kwargs={shown(others)}; give an object", "chat_template_kwargs")
-    check_fits([messages, tools, others], tokenizer.control_tokens, slot_tokens)
-    variables = others | ({"tools": tools} if tools and fields.get("tool_choice", "auto") != "none" else {})
+    check_fits([given, tools, others], tokenizer.control_tokens, slot_tokens)
+    variables = others | _ending(fields) | ({"tools": tools} if tools and fields.get("tool_choice", "auto") != "none" else {})
     try:
-        ids = conversation.start(tokenizer, [_message(one) for one in messages], **variables)
+        said = [messages.read(one, f"messages[{i}]") for i, one in enumerate(given)]
+        ids = conversation.start(tokenizer, said, **variables)
+        hidden = conversation.hidden(tokenizer, said, **variables)
     except (ValueError, TypeError, RecursionError) as error:
         raise Refused(str(error), "messages") from None
+    if hidden:
+        raise Refused(f"the chat template of this model leaves out {hidden}; describe it in the text of a message, or take a "
+                      "model whose template shows tools", "tools" if hidden.startswith("the tool") else "messages")
     if not ids:
         raise Refused("the chat template writes nothing for these messages", "messages")
     return ids
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message as chat templates expect it: text parts joined into one content, arguments of calls as objects."""
-    converted, content = dict(message), message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None for part in content]
-        if not all(isinstance(part, str) for part in parts):
-            raise ValueError(f"a message with the content {shown(content)}; this model reads parts of type 'text' only")
-        converted["content"] = "".join(parts)
-    elif content is None:
-        converted["content"] = ""
-    if calls := message.get("tool_calls"):
-        converted["tool_calls"] = [_call(call) for call in calls]
-    return converted
-
-
-def _call(call: Any) -> dict[str, Any]:
-    """A call of a tool, whose arguments OpenAI writes as JSON in a text."""
-    if not isinstance(call, dict) or not isinstance(function := call.get("function"), dict):
-        raise ValueError(f"tool_calls with {shown(call)}; give {{'type': 'function', 'function': {{...}}}}")
-    arguments = function.get("arguments", {})
-    return call | {"function": function | {"arguments": json.loads(arguments) if isinstance(arguments, str) else arguments}}
+def _ending(fields: Reader) -> dict[str, bool]:
+    """How the prompt ends, if a client says so; else the model continues a last message in the assistant's words."""
+    names = [name for name in ("continue_final_message", "add_generation_prompt") if name in fields]
+    given = {name: fields.flag(name) for name in names}
+    if names == ["continue_final_message"]:
+        given["add_generation_prompt"] = not given["continue_final_message"]
+    return given
 
 
 def unserved(given: Any, name: str) -> Refused:
     """The refusal of another model than the one with this `name`."""
     return Refused(f"model={shown(given)} is not served here; give {name!r}, or leave it out", "model", 404, "model_not_found")
-
-
-def shown(value: Any) -> str:
-    """A value in an error, shortened."""
-    try:
-        text = repr(value)
-    except RecursionError:
-        return "nested too deeply"
-    return text if len(text) <= 80 else text[:77] + "..."

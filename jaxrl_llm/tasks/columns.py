@@ -13,6 +13,7 @@ from jaxrl_llm.registry import nearest
 from jaxrl_llm.rewards.code import well_formed
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Messages
+from jaxrl_llm.tokenizers.messages import read
 
 _HOLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.\-]*)\}")
 
@@ -53,13 +54,16 @@ def is_blank(given: str) -> bool:
 
 
 def messages(value: Any, name: str) -> Messages:
-    """Chat messages with the keys `role` and `content`; ValueError for anything else."""
-    well_formed = isinstance(value, list) and value and all(
-        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-        for message in value)
-    if not well_formed:
+    """Chat messages with a `role` and a `content`, a text or parts of one; a call needs no content. ValueError for others."""
+    def well_formed(message: Any) -> bool:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            return False
+        content = message.get("content")
+        return bool(message.get("tool_calls")) if content is None else isinstance(content, str | list)
+
+    if not isinstance(value, list) or not value or not all(map(well_formed, value)):
         raise ValueError(f"{name!r} must be a non-empty list of objects with the strings 'role' and 'content'")
-    return tuple(value)
+    return tuple(read(message, f"{name}[{i}]") for i, message in enumerate(value))
 
 
 def answer(value: Any, name: str) -> str:

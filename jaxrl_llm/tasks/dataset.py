@@ -8,6 +8,7 @@ from typing import Any
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks import columns, tables
 from jaxrl_llm.tasks.base import Problem, Source, Task, disjoint_task, front_of, question_of, split_position, text_of
+from jaxrl_llm.tokenizers.messages import present
 
 HELD_OUT = 0.2  # held-out share of the problems if neither a split nor a file is held out
 
@@ -34,9 +35,12 @@ class Mapping:
             columns.at(dict.fromkeys(table.columns), path if path in table.columns else path.split(".")[0])
 
     def problem(self, row: tables.Row) -> tuple[Problem, str]:
-        """The problem of a row, and the text that its answer was taken from; ValueError if the row lacks something."""
+        """The problem of a row, and the text that its answer was taken from; ValueError if the row lacks something.
+
+        A null says that the row lacks the column or key, but not in tests: a function may return null.
+        """
         asked = self._asked(row)
-        worked = columns.text(columns.at(row, self.answer), self.answer) if self.answer in row and self.tests else ""
+        worked = columns.text(row[self.answer], self.answer) if self.tests and row.get(self.answer) is not None else ""
         answer: str | None = worked
         if not self.tests:
             if self.answer not in row and not self.prompt:
@@ -47,20 +51,22 @@ class Mapping:
                 raise ValueError(f"extract={self.extract!r} finds no answer in column {self.answer!r}, {worked[-80:]!r}")
         used = {*columns.names_in(self.prompt), self.level, *(() if self.extract else (self.answer,))}
         used |= {"prompt", "messages"} if not self.prompt else set()
-        extra = {name: value for name, value in row.items() if name not in used}
+        extra = {name: value if name == "tests" else present(value) for name, value in row.items()
+                 if name not in used and value is not None}
         if self.tests:
             extra["tests"] = columns.tests(columns.at(row, self.tests), self.tests)
-        level = str(columns.at(row, self.level)) if self.level in row or self.level != "level" else ""
-        return Problem(asked, answer or "", 0, level, extra), worked
+        level = columns.at(row, self.level) if self.level in row or self.level != "level" else None
+        return Problem(asked, answer or "", 0, "" if level is None else str(level), extra), worked
 
     def _asked(self, row: tables.Row) -> Any:
         """The prompt of a row: a text, or messages."""
         template = self.prompt
         if not template:
-            if ("prompt" in row) == ("messages" in row):
+            held = [name for name in ("prompt", "messages") if row.get(name) is not None]
+            if len(held) != 1:
                 raise ValueError(f"expected exactly one of 'prompt' and 'messages', got keys {sorted(row)}; or say by prompt= "
                                  "which columns the prompt is made of, for example prompt='{question}'")
-            template = "{prompt}" if "prompt" in row else "{messages}"
+            template = f"{{{held[0]}}}"
         names = columns.names_in(template)
         value = columns.at(row, names[0]) if template == "{" + "".join(names) + "}" else columns.filled(template, row)
         if isinstance(value, list) or names == ["messages"] and not self.prompt:

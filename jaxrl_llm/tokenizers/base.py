@@ -15,7 +15,8 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from jaxrl_llm.tokenizers.chat import Messages, render, select
+from jaxrl_llm.tokenizers.chat import preset, render, select
+from jaxrl_llm.tokenizers.messages import Messages
 
 # Spellings by which published chat formats end a turn; one counts as a stop token only where the tokenizer's own chat
 # template writes it and its vocabulary holds it.
@@ -64,6 +65,9 @@ class Tokenizer(Protocol):
         self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
     ) -> list[int]:
         """Ids of `render_chat(...)`. No BOS is prepended: if the model wants one, its template writes it."""
+
+    def with_variables(self, variables: Mapping[str, Any]) -> Self:
+        """The same tokenizer, whose chat templates have these variables unless a conversation gives other values."""
 
     def limited_to(self, rows: int) -> Self:
         """The same tokenizer for a model that embeds `rows` tokens: encoding text with a later one is an error."""
@@ -128,10 +132,14 @@ class CodecTokenizer:
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         """Ids of `text`, with `bos_id` first if `add_bos`.
 
-        Raises ValueError if the vocabulary has no BOS, and for a token that the model does not embed (`limited_to`).
+        Raises ValueError if the vocabulary has no BOS, for half of a surrogate pair, and for a token that the model does not
+        embed (`limited_to`).
         """
         if add_bos and self.bos_id is None:
             raise ValueError("add_bos=True, but this tokenizer has no beginning-of-sequence token; use add_bos=False")
+        if half := re.search("[\ud800-\udfff]", text):
+            raise ValueError(f"the text {text[:80]!r} holds {half[0]!r}, half of a surrogate pair, which is no character; "
+                             "write the character or remove it")
         ids = [self.bos_id] * add_bos + self._codec.encode(text)
         beyond = [i for i in ids if i >= self.vocab_size]
         if beyond:
@@ -182,6 +190,12 @@ class CodecTokenizer:
     ) -> list[int]:
         """Ids of the rendered conversation, without an extra BOS."""
         return self.encode(self.render_chat(messages, add_generation_prompt, continue_final_message, **variables))
+
+    def with_variables(self, variables: Mapping[str, Any]) -> Self:
+        """A copy whose templates set these variables, see `chat.preset`. Raises ValueError for those that no template reads."""
+        made = copy.copy(self)
+        made.chat_templates = preset(self.chat_templates, variables)
+        return made
 
     def limited_to(self, rows: int) -> Self:
         """A copy whose texts hold ids below `rows` only: text models share the vocabulary of larger, multimodal ones.

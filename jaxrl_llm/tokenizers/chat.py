@@ -1,16 +1,20 @@
 """Chat templates: which of a checkpoint's templates is used, and how it renders a conversation."""
 
 import difflib
+import json
+import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import getpid
 from typing import Any
 
+from jaxrl_llm.tokenizers.messages import Messages, present, spelled, unused
 from jaxrl_llm.tokenizers.renderer import shared
 
-Messages = Sequence[Mapping[str, Any]]  # [{"role": ..., "content": ...}, ...]
-
-_OPEN_END = "CONTINUE_FINAL_MESSAGE_TAG "  # appended to the final message; the space shows whether the template trims it
+_GIVEN = (  # by a conversation or a tokenizer
+    "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "pad_token"
+)
+_NULL_IS_A_VALUE = ("default", "const")  # of JSON Schema, in descriptions of tools
 
 
 def choose(given: str | None, own: Mapping[str, str]) -> dict[str, str]:
@@ -48,6 +52,34 @@ def select(templates: Mapping[str, str], tools: Any) -> str:
     )
 
 
+def preset(templates: Mapping[str, str], variables: Mapping[str, Any]) -> dict[str, str]:
+    """The templates, which have these variables wherever a conversation does not give them another value.
+
+    They are set at the beginning of each template, so that they hold wherever the template goes, as into an export. Raises
+    ValueError for a name that no template reads, and for a value that is no literal of jinja.
+    """
+    for name in variables:
+        if name in _GIVEN or not any(re.search(rf"\b{name}\b", text) for text in templates.values()):
+            raise ValueError(
+                f"{name!r} is no variable that the chat templates {sorted(templates)} leave to their users; give the name of "
+                "one that a template reads, for example enable_thinking"
+            )
+    literals = {name: _literal(value) for name, value in variables.items()}
+    head = "".join(f"{{% if {name} is not defined %}}{{% set {name} = {v} %}}{{% endif %}}" for name, v in literals.items())
+    return {kind: f"{head}\n{text}" if head else text for kind, text in templates.items()}  # jinja drops this line break
+
+
+def _literal(value: Any) -> str:
+    """A value as jinja writes it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_literal(key)}: {_literal(entry)}' for key, entry in value.items())}}}"
+    if value is None or not isinstance(value, str | int | float) or value in ("true", "false", "null", "none"):
+        raise ValueError(f"{value!r} is no value of a chat template; give a text, a number, True, False, or a list of them")
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
 def render(
     template: str,
     messages: Messages,
@@ -58,6 +90,7 @@ def render(
     """The text of a conversation; `messages` is a list of {"role": ..., "content": ...}.
 
     With `continue_final_message` the text ends where the content of the last message ends, so that the model continues it.
+    A key of a message or tool whose value is null is absent. A template that fails on calls gets their arguments as JSON texts.
     Templates come with a checkpoint and are not trusted: a separate process renders them, sandboxed, with limits of time,
     memory and length (`jaxrl_llm.tokenizers.renderer`). Raises ValueError for malformed messages, and for a template that does
     not compile, refuses the messages, fails or exceeds a limit.
@@ -71,14 +104,29 @@ def render(
         )
     try:
         given = _plain({"tools": None, "documents": None, **variables, "add_generation_prompt": add_generation_prompt})
-        conversation = _plain(list(messages))
-        final = _open_end(conversation) if continue_final_message else None
-        text = shared(getpid()).render(template, {**given, "messages": conversation})
-        return text if final is None else _cut(text, final)
+        given |= {name: present(given[name], _NULL_IS_A_VALUE) for name in ("tools", "documents")}
+        conversation = present(_plain(list(messages)))
+        mark = unused([conversation, given]) if continue_final_message else ""
+        final = _open_end(conversation, mark) if continue_final_message else None
+        text = _rendered(template, given, conversation)
+        return text if final is None else _cut(text, final, mark)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"the chat template cannot render these messages: {error}. The messages: {_shortened(messages)}"
         ) from error
+
+
+def _rendered(template: str, variables: dict[str, Any], messages: list[dict]) -> str:
+    try:
+        return shared(getpid()).render(template, {**variables, "messages": messages})
+    except ValueError:
+        if not any(message.get("tool_calls") for message in messages):
+            raise
+        try:
+            return shared(getpid()).render(template, {**variables, "messages": spelled(messages)})
+        except (ValueError, TypeError, KeyError):  # the first error says more
+            pass
+        raise
 
 
 def _plain(value: Any) -> Any:
@@ -101,24 +149,24 @@ def _plain(value: Any) -> Any:
     )
 
 
-def _open_end(messages: list[dict]) -> str:
-    """Appends a mark to the (last) text of the last message; returns the text without it."""
+def _open_end(messages: list[dict], mark: str) -> str:
+    """Appends a mark, and a space, which a template may trim, to the (last) text of the last message; returns that text."""
     content = messages[-1].get("content") if messages else None
     parts = [part for part in content if isinstance(part, dict) and "text" in part] if isinstance(content, list) else []
     holder, key = (parts[-1], "text") if parts else (messages[-1] if messages else {}, "content")
     final = holder.get(key)
     if not isinstance(final, str):
         raise ValueError("continue_final_message needs a last message whose content is a text, or has one")
-    holder[key] = final + _OPEN_END
+    holder[key] = f"{final}{mark} "
     return final
 
 
-def _cut(text: str, final: str) -> str:
+def _cut(text: str, final: str, mark: str) -> str:
     """`text` up to the mark, and without the space before it if the template trimmed the end of the message."""
-    place = text.rfind(_OPEN_END.strip())
+    place = text.rfind(mark)
     if place < 0 or final.strip() not in text:
         raise ValueError("the template changes or leaves out the last message, which therefore cannot be continued")
-    return text[:place] if text.startswith(_OPEN_END, place) else text[:place].rstrip()
+    return text[:place] if text.startswith(f"{mark} ", place) else text[:place].rstrip()
 
 
 def _shortened(messages: Any) -> str:

@@ -8,30 +8,31 @@ tokens; all later messages are data.
 """
 import functools
 import itertools
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.tokenizers.base import Tokenizer
-from jaxrl_llm.tokenizers.chat import Messages
+from jaxrl_llm.tokenizers.messages import Messages, ending, unused
 
 TRUSTED = ("system", "assistant")
-_SAID = "\ue0a1\ue0a2\ue0a1"  # placeholder for the policy's turn; templates neither know nor trim it
-_BEFORE = ({"role": "user", "content": "."}, {"role": "assistant", "content": _SAID})
+_USER = {"role": "user", "content": "."}
 
 
 def start(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
-    """Ids of a conversation up to the policy's first turn; `variables` (such as `tools`) are passed to the chat template.
+    """Ids of a conversation up to the words of the policy's first turn; `variables` (`tools`) go to the chat template.
 
-    Raises ValueError if there is no template, or if it cannot render the messages.
+    The policy continues a last message of the assistant, see `ending`, unless the variables say how the prompt ends. Raises
+    ValueError if there is no template, or if it cannot render the messages.
     """
-    return _encode(tokenizer, messages, tokenizer.render_chat, TRUSTED, variables)
+    end = ending(messages)
+    return _encode(tokenizer, messages, tokenizer.render_chat, TRUSTED,
+                   variables if end.keys() & variables.keys() else {**variables, **end})
 
 
 def shared(tokenizer: Tokenizer, messages: Messages, **variables) -> list[int]:
     """The ids, before the policy's first turn, that are common to all conversations whose first messages are these."""
-    alone, longer = (start(tokenizer, given, **variables) for given in (messages, [*messages, _BEFORE[0]]))
+    alone, longer = (start(tokenizer, given, **variables) for given in (messages, [*messages, _USER]))
     common = next((place for place, (a, b) in enumerate(zip(alone, longer)) if a != b), min(len(alone), len(longer)))
     return alone[:common]
 
@@ -66,6 +67,35 @@ def shows(tokenizer: Tokenizer, messages: Messages, **variables) -> bool:
     return all(line in text for message in messages for line in message["content"].splitlines())
 
 
+def hidden(tokenizer: Tokenizer, messages: Messages, **variables) -> str:
+    """What the chat template leaves out of these: a tool, a call, or the result of a tool; empty if it shows all.
+
+    In their places it gets words that occur nowhere else, and these are looked for in its text.
+    """
+    mark = unused([messages, variables], "name{}_")
+    words: dict[str, str] = {}  # in their places, and what each stands for
+
+    def put(holder: Mapping[str, Any], key: str, what: str) -> dict[str, Any]:
+        word = f"{mark}{len(words)}_"
+        words[word] = f"{what} {str(holder[key])[:80]!r}"
+        return {**holder, key: word}
+
+    def named(entry: Any, what: str) -> Any:
+        function = entry.get("function") if isinstance(entry, Mapping) else None
+        if isinstance(function, Mapping) and "name" in function:
+            return {**entry, "function": put(function, "name", what)}
+        return put(entry, "name", what) if isinstance(entry, Mapping) and "name" in entry else entry
+
+    changed = []
+    for message in messages:
+        calls = [named(call, "the call of") for call in message.get("tool_calls") or ()]
+        message = {**message, **({"tool_calls": calls} if calls else {})}
+        changed.append(put(message, "content", "the result") if message.get("role") == "tool" else message)
+    tools = [named(tool, "the tool") for tool in variables.get("tools") or ()]
+    text = tokenizer.render_chat(changed, **variables | ({"tools": tools} if tools else {})) if words else ""
+    return next((what for word, what in words.items() if word not in text), "")
+
+
 def without_tools(messages: Messages) -> list[Mapping[str, Any]]:
     """The messages for a template without tools: successive results, and the user's words beside them, are one of the user."""
     result: list[Mapping[str, Any]] = []
@@ -97,8 +127,10 @@ def said(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, str]:
 
 def _behind(tokenizer: Tokenizer, messages: Messages, **variables) -> str:
     """What the template writes after a message of the policy that these messages follow."""
-    before, marker, text = tokenizer.render_chat([*_BEFORE, *messages], **variables).partition(_SAID)
-    if not marker:
+    said = unused([messages, variables])  # placeholder for the policy's turn; templates neither know nor trim it
+    before = (_USER, {"role": "assistant", "content": said})
+    _, there, text = tokenizer.render_chat([*before, *messages], **variables).partition(said)
+    if not there:
         raise ValueError("the chat template leaves out or changes the policy's messages; give a template that keeps them")
     return text
 
@@ -120,7 +152,7 @@ def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[..., str]
     """
     controls = set(tokenizer.control_tokens.values())
     spellings = "|".join(re.escape(name) for name in tokenizer.control_tokens if len(name) > 1)
-    cut = _unused(json.dumps([messages, variables], ensure_ascii=False, default=str))
+    cut = unused([messages, variables])
     def inside(text: str) -> str:
         return re.sub(f"(?=(?:{spellings}))(.)", rf"\1{cut}", text, flags=re.DOTALL) if spellings else text
     def everywhere(text: str) -> str:
@@ -162,8 +194,3 @@ def _walked(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Mapping):
         return {_walked(name, change): _walked(entry, change) for name, entry in value.items()}
     return [_walked(entry, change) for entry in value] if isinstance(value, (list, tuple)) else value
-
-
-def _unused(text: str) -> str:
-    """A character of the private use area that the text does not hold."""
-    return next(mark for mark in map(chr, range(0xE100, 0xF8FF)) if mark not in text)

@@ -77,6 +77,7 @@ def _model(c: ConfigDict) -> None:
     c.model.path = ""                  # Hugging Face directory, .gguf file or run folder; empty: from scratch, sizes below
     c.model.tokenizer = ""             # directory or file of another tokenizer; empty: the one of model.path, or bytes
     c.model.chat_template = ""         # jinja source, or the name of a template of the tokenizer; empty: its default
+    c.model.chat_template_kwargs = ""  # variables of the chat template, e.g. "enable_thinking=False"; exports have them too
     c.model.sizes = ""                 # from scratch in the sizes of a published model, e.g. "qwen2.5_1.5b"; empty: those below
     c.model.hidden_size = 128          # width of the residual stream; this and the next six keys: only from scratch
     c.model.num_layers = 4             # transformer blocks
@@ -97,7 +98,7 @@ def _model(c: ConfigDict) -> None:
     c.prompts = ConfigDict()
     c.prompts.per_step = 8             # P, prompts of a step
     c.prompts.max_tokens = 0           # S, longest prompt in tokens; 0: that of the task's longest prompt
-    c.prompts.overlong = "fail"        # longer prompts: "fail" ends the run, "skip" leaves them out, "truncate" cuts them
+    c.prompts.overlong = "fail"        # longer prompts: "fail" ends the run, "skip" leaves them out, "truncate" cuts words
 
 
 def _sampling(c: ConfigDict) -> None:

@@ -445,7 +445,7 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
     If several `processes` read problems in turns, each passes its own, and each gets those of all in order. `encode` turns
     problems into token ids, None for a problem that cannot be sampled.
     """
-    mine = [(problem, None if ids is None else fit(ids, problem, max_tokens, overlong))
+    mine = [(problem, None if ids is None else fit(ids, problem, max_tokens, overlong, tokenizer))
             for problem, ids in zip(problems, encode(problems, tokenizer), strict=True)]
     shares = [mine] if processes == 1 else parallel.gather_objects(mine)[:processes]
     turns = itertools.zip_longest(*shares, fillvalue=(None, None))  # the first ones may have one more

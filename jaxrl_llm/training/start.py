@@ -19,6 +19,7 @@ from jaxrl_llm.parallel.presets import MODELS
 from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.training.best import FOLDER
 from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.training.config import keywords
 from jaxrl_llm.training.workdir import stored_config
 
 DTYPES = {"float32": np.float32, "bfloat16": jax.numpy.bfloat16}
@@ -88,7 +89,7 @@ def open_model(m: ConfigDict) -> tuple[Tokenizer, Transformer, Callable[[Mesh, i
             stored = functools.partial(_of_files, read)
         else:
             architecture = model_config(m, tokenizer.vocab_size)
-        tokenizer = tokenizer.limited_to(architecture.vocab_size)
+        tokenizer = tokenizer.with_variables(keywords(m.chat_template_kwargs)).limited_to(architecture.vocab_size)
     model = Transformer(architecture, DTYPES[m.dtype], m.remat, m.kernels, m.int8_cache)
     return tokenizer, model, stored or (lambda mesh, seed: _init(model, mesh)(jax.random.key(seed)))
 
@@ -109,6 +110,7 @@ def _of_run(start: Start, m: ConfigDict) -> tuple[Tokenizer, ModelConfig, Callab
     stored = stored_config(start.folder)
     stored.model.tokenizer = m.tokenizer or stored.model.tokenizer
     stored.model.chat_template = m.chat_template or stored.model.chat_template
+    stored.model.chat_template_kwargs = m.chat_template_kwargs or stored.model.chat_template_kwargs
     tokenizer, model, weights_of = open_model(stored.model)
 
     def merged(mesh, seed):

@@ -48,7 +48,7 @@ def _loaded(config: ConfigDict, path: str, key: str, task: Task, tokenizer, mesh
     """The model at a path with its weights on the mesh, after checking that it reads the policy's tokens."""
     check_there(path, f"config.teacher.{key}")
     m = config.model.copy_and_resolve_references()
-    m.path = path
+    m.path, m.chat_template_kwargs = path, ""  # a teacher reads the policy's tokens
     own, model, read = open_model(m)
     differing = next((text for text in _texts(task) if own.encode(text) != tokenizer.encode(text)), None)
     if differing is not None or own.eos_id != tokenizer.eos_id:

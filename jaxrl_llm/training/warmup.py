@@ -24,7 +24,7 @@ def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_t
 
     Raises ValueError for a solution that does not fit: cut short, it would be wrong to imitate.
     """
-    fitted = [(p, fit(encode_problem(p, tokenizer), p, prompt_tokens, overlong)) for p in problems]
+    fitted = [(p, fit(encode_problem(p, tokenizer), p, prompt_tokens, overlong, tokenizer)) for p in problems]
     fitted = [(p, ids) for p, ids in fitted if ids is not None]
     if not fitted:
         raise ValueError(f"no prompt of a warm-up batch fits in prompts.max_tokens={prompt_tokens}; raise it")

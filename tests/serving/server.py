@@ -16,7 +16,9 @@ from jaxrl_llm.serving.worker import Worker
 from jaxrl_llm.tokenizers import ByteTokenizer
 
 TEMPLATE = ("{% if tools %}[{% for t in tools %}{{ t.function.name }};{% endfor %}]{% endif %}"
-            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+            "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments }}){% endfor %}"
+            "{{ '\n' }}{% endfor %}"
             "{% if add_generation_prompt %}assistant:{% endif %}")
 TOKENIZER = ByteTokenizer(TEMPLATE)
 MODEL = Transformer(ModelConfig(vocab_size=259, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,

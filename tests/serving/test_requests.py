@@ -3,11 +3,12 @@ import dataclasses
 import json
 
 import pytest
+from published_templates import SMOLLM2
 from server import TOKENIZER
 
 from jaxrl_llm.generation import Sampling
 from jaxrl_llm.serving.requests import Limits, Refused, read
-from jaxrl_llm.tokenizers import conversation
+from jaxrl_llm.tokenizers import ByteTokenizer, conversation
 
 
 def asked(body, chat=False, limits=Limits()):
@@ -47,14 +48,58 @@ def test_conversations_reach_the_template_as_it_wants_them():
                 {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "<|eos|>"}]
     tools = [{"type": "function", "function": {"name": "add"}}]
     one = asked({"messages": messages, "tools": tools}, chat=True)
-    assert TOKENIZER.decode(one.prompts[0]) == "[add;]user: ab\nassistant: \ntool: <|eos|>\nassistant:"
+    assert TOKENIZER.decode(one.prompts[0]) == "[add;]user: ab\nassistant: add({'a': 1})\ntool: <|eos|>\nassistant:"
     assert 258 not in one.prompts[0]  # a tool's text adds no control token
     plain = [{"role": "user", "content": "ab"}]
     assert asked({"messages": plain, "tools": tools, "tool_choice": "none"}, chat=True).prompts == [
         conversation.start(TOKENIZER, plain)]
 
 
+def text_of(body, tokenizer=TOKENIZER):
+    return tokenizer.decode(read(body, True, tokenizer, 259, 4096, "tiny", Limits()).prompts[0], skip_special=False)
+
+
+def test_nulls_and_calls_without_arguments():
+    def spoken(arguments):
+        return [{"role": "user", "content": "ab", "name": None, "tool_calls": None}, {"role": "assistant", "content": None,
+                "tool_calls": [{"id": None, "function": {"name": "now", **arguments}}]}, {"role": "user", "content": "?"}]
+
+    for arguments in ({"arguments": ""}, {"arguments": " "}, {"arguments": "{}"}, {"arguments": None}, {}):
+        assert text_of({"messages": spoken(arguments)}) == "user: ab\nassistant: now({})\nuser: ?\nassistant:"
+    asks = ByteTokenizer("{% for m in messages %}{{ 'call' if 'tool_calls' in m else m.content }}|{% endfor %}")
+    assert text_of({"messages": [spoken({})[0]]}, asks) == "ab|"
+
+
+def test_the_end_of_a_prompt():
+    spoken = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "So"}]
+    opened, closed = "user: 1+1?\nassistant: So", "user: 1+1?\nassistant: So\nassistant:"
+    for fields, expected in (({}, opened), ({"continue_final_message": True}, opened),
+                             ({"continue_final_message": False}, closed),
+                             ({"continue_final_message": True, "add_generation_prompt": False}, opened),
+                             ({"add_generation_prompt": True}, closed), ({"add_generation_prompt": False}, closed[:-10])):
+        assert text_of({"messages": spoken, **fields}) == expected
+    with pytest.raises(Refused, match="give add_generation_prompt=False as well"):
+        asked({"messages": spoken, "continue_final_message": True, "add_generation_prompt": True}, chat=True)
+    with pytest.raises(Refused, match="continue_final_message=1; give true or false"):
+        asked({"messages": spoken, "continue_final_message": 1}, chat=True)
+
+
+def test_what_the_template_would_leave_out_is_refused():
+    smol, ask = ByteTokenizer(SMOLLM2), [{"role": "user", "content": "ab"}]
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
+    for body, reason, field in (({"messages": ask, "tools": tools}, "the tool 'add'", "tools"),
+                                ({"messages": [*ask, call, *ask]}, "the call of 'add'", "messages")):
+        with pytest.raises(Refused, match=f"the chat template of this model leaves out {reason}") as refused:
+            read(body, True, smol, 259, 4096, "tiny", Limits())
+        assert refused.value.param == field and refused.value.status == 400
+    unused = {"messages": ask, "tools": tools, "tool_choice": "none"}
+    assert read(unused, True, smol, 259, 4096, "tiny", Limits()).prompts == [conversation.start(smol, ask)]
+
+
 @pytest.mark.parametrize("chat, body, reason", [
+    (False, {"prompt": "a\ud800"}, r"the text 'a\ud800' holds '\ud800', half of a surrogate pair"),
+    (True, {"messages": [{"role": "user", "content": "a\ud800"}]}, r"holds '\ud800', half of a surrogate pair"),
     (False, [], "give a JSON object"),
     (False, {}, "the body has no prompt"),
     (False, {"prompt": ""}, None),  # the beginning of a text
@@ -96,9 +141,10 @@ def test_conversations_reach_the_template_as_it_wants_them():
     (True, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "parts of type 'text' only"),
     (True, {"messages": [{"role": "user", "content": "a"}], "tools": {}}, "tools={}; give a list"),
     (True, {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": []}, "give an object"),
-    (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}, "Expecting property name"),
+    (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+     "messages[0].tool_calls[0].function.arguments='{' is no JSON (Expecting property name"),
     (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 8000}}]}]}, "recursion"),
-    (True, {"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "tool_calls with 'a'"),
+    (True, {"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "messages[0].tool_calls[0] is 'a'; give"),
     (True, {"messages": [{"role": "user", "content": "a"}], "logprobs": 1}, "logprobs=1; give true or false")])
 def test_wrong_requests_are_refused_with_a_reason(chat, body, reason):
     if reason is None:

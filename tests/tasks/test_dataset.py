@@ -5,7 +5,9 @@ import sys
 import pytest
 
 from jaxrl_llm import rewards, tasks
+from jaxrl_llm.generation.prompts import encode_problem
 from jaxrl_llm.tasks import columns
+from jaxrl_llm.tokenizers import ByteTokenizer
 
 datasets = pytest.importorskip("datasets")
 SUMS = [{"question": f"{n} + {n}?", "answer": f"It is {n} and {n}.\n#### {2 * n:,}", "source": {"name": f"book {n}"}}
@@ -105,6 +107,62 @@ def test_keys_of_columns_and_messages(tmp_path):
     assert all(p.prompt == ({"role": "user", "content": f"q{p.answer}"},) for p in task.train)
     with pytest.raises(ValueError, match="no column 'reward_model.truth'; there are ground_truth"):
         tasks.make("dataset", path=str(tmp_path / "verl.parquet"), prompt="{prompt}", answer="reward_model.truth")
+
+
+def called(name, **arguments):
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {
+        "name": name, "arguments": arguments}}]}
+
+
+TALK = {"messages": [
+    {"role": "user", "content": "What is 1+1?"}, called("add", a=1),
+    {"role": "tool", "content": "2", "name": "add"}, {"role": "user", "content": "and twice?"}], "answer": "4"}
+OTHER = {"messages": [{"role": "user", "content": "What is 2+2?"}, called("half", x=8)], "answer": "4", "level": "easy",
+         "hint": {"a": "b"}}
+
+
+def test_nulls_that_tables_write_for_absent_keys_are_absent(tmp_path):
+    rows = [TALK, OTHER, {"prompt": "5+5=", "answer": "10", "hint": {"c": "d"}}]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    every = dict.fromkeys(("prompt", *OTHER))
+    datasets.Dataset.from_list([every | row for row in rows]).to_parquet(tmp_path / "talks.parquet")
+    lines, table = (tasks.make("dataset", path=str(tmp_path / f"talks.{form}"), heldout=0.7, chat=False)
+                    for form in ("jsonl", "parquet"))
+    for side in ("train", "heldout"):
+        assert [(p.prompt, p.level, p.extra) for p in getattr(table, side)] == [
+            (p.prompt, p.level, p.extra) for p in getattr(lines, side)]
+    problems = {p.prompt if isinstance(p.prompt, str) else p.prompt[0]["content"]: p for p in (*table.train, *table.heldout)}
+    assert problems["What is 1+1?"].prompt == tuple(TALK["messages"])
+    assert [(problems[q].level, problems[q].extra) for q in ("What is 1+1?", "What is 2+2?", "5+5=")] == [
+        ("", {}), ("easy", {"hint": {"a": "b"}}), ("", {"hint": {"c": "d"}})]
+    template = ("{% for m in messages %}{% if 'tool_calls' in m %}<call {{ m.tool_calls[0].function.arguments }}>{% else %}"
+                "<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}")
+    ids = encode_problem(problems["What is 1+1?"], ByteTokenizer(template))
+    assert bytes(ids).decode() == "<user>What is 1+1?<call {'a': 1}><tool>2<user>and twice?"
+
+
+def test_a_null_is_a_result_of_a_function_and_no_level(tmp_path):
+    tests = [{"function": "f", "args": [1], "result": None}]
+    rows = [{"prompt": f"p{n}", "answer": None, "tests": tests, "kind": None} for n in range(4)]
+    (tmp_path / "programs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for options in ({"tests": "tests"}, {}):
+        path = str(tmp_path / "programs.jsonl")
+        if not options:
+            (tmp_path / "programs.jsonl").write_text("\n".join(json.dumps({**row, "answer": "a"}) for row in rows))
+        task = tasks.make("dataset", path=path, heldout=0.5, level="kind", **options)
+        assert all(p.extra["tests"] == tests and p.level == "" for p in (*task.train, *task.heldout))
+
+
+def test_messages_in_the_forms_of_openai():
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    given = [{"role": "user", "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "1?"}]},
+             {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant", "tool_calls": [call]}]
+    assert columns.messages(given, "messages") == ({"role": "user", "content": "1+1?"}, called("f", a=1), called("f", a=1))
+    for wrong in ({"role": "user", "content": None}, {"role": "user"}, {"role": "user", "content": 1}, {"content": "a"}, "a"):
+        with pytest.raises(ValueError, match="'messages' must be a non-empty list of objects"):
+            columns.messages([wrong], "messages")
+    with pytest.raises(ValueError, match=r"messages\[0\].content=.*image.*; give a text, or parts of type 'text' only"):
+        columns.messages([{"role": "user", "content": [{"type": "image"}]}], "messages")
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -1,8 +1,10 @@
 """Refusals before anything is loaded, and the batches of the supervised warm-up."""
 import dataclasses
+import json
 
 import numpy as np
 import pytest
+from published_templates import QWEN3
 
 from jaxrl_llm import methods
 from jaxrl_llm.methods import provision
@@ -83,7 +85,7 @@ def test_demonstrations_of_prompts_that_are_too_long():
         make("fail")
     skipped = make("skip")  # the shape stays: the one that fits stands in
     np.testing.assert_array_equal(skipped.prompt_tokens, [[257, *b"7+5=", 0]] * 2)
-    np.testing.assert_array_equal(make("truncate").prompt_tokens[0], [*b"999+1="])
+    np.testing.assert_array_equal(make("truncate").prompt_tokens[0], [257, *b"99+1="])
     with pytest.raises(ValueError, match="no prompt of a warm-up batch fits"):
         demonstrations(problems[:1], ByteTokenizer(), 6, 4, "skip")
 
@@ -180,3 +182,18 @@ def test_parts_are_made_once_and_before_weights_are_read(monkeypatch):
     with pytest.raises(NotImplementedError, match="needs teacher_logprobs"):
         setup.build(configured(method="kepo", **{"model.sizes": "tiny"}))
     assert order == ["parts for 32", "weights", "parts for 32"]
+
+
+def test_variables_of_the_chat_template_reach_a_run_and_those_that_start_with_it(tmp_path):
+    config, messages = default_config(), [{"role": "user", "content": "2+2?"}]
+    config.model.chat_template, config.model.chat_template_kwargs = QWEN3, "enable_thinking=False"
+    (tmp_path / "config.json").write_text(json.dumps({"schema_version": 1, "config": config.to_dict()}))
+    later, other = default_config(), default_config()
+    later.model.path = other.model.path = str(tmp_path)
+    other.model.chat_template_kwargs = "enable_thinking=True"
+    thinks, brief = "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    for one, end in ((config, brief), (later, brief), (other, thinks)):
+        assert start.open_model(one.model)[0].render_chat(messages).endswith(end)
+    other.model.chat_template_kwargs = "enable_thinkin=True"
+    with pytest.raises(ValueError, match="'enable_thinkin' is no variable that the chat templates"):
+        start.open_model(other.model)
