@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from absl import flags
 
-from jaxrl_llm import command_line, sandbox
+from jaxrl_llm import command_line, lifetime, sandbox
 
 _STEPS = flags.DEFINE_integer("steps", 3000, "Steps of the run.", lower_bound=1)
 _EVERY = flags.DEFINE_integer("every", 100, "Steps between two rows.", lower_bound=1)
@@ -59,7 +59,7 @@ def main():
                *(f"--config.{change}" for change in changes)]
     with tempfile.TemporaryDirectory() as folder:
         log, work = Path(folder, "log"), Path(folder, "run")
-        with open(log, "w") as file, subprocess.Popen([*command, f"--workdir={work}"], stdout=file, stderr=file) as process:
+        with open(log, "w") as file, lifetime.start([*command, f"--workdir={work}"], stdout=file, stderr=file) as process:
             try:
                 seen = []
                 for row in rows(process, work / "metrics.jsonl", _EVERY.value):
