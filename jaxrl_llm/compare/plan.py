@@ -1,7 +1,6 @@
 """The runs of a comparison: methods with their overrides, a grid, seeds and a budget, each written as one line of text."""
 import dataclasses
 import itertools
-import json
 import pprint
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import methods
+from jaxrl_llm import files, methods
 from jaxrl_llm.command_line import near_keys
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config as config_lib
@@ -265,10 +264,10 @@ def check_folder(job: Job, budget: Budget) -> None:
 
     The number of saves may differ, and that of steps if no schedule follows it.
     """
-    file = job.folder / "config.json"
-    if not file.is_file():
+    content = files.read_object(job.folder, "config.json")
+    if content is None:
         return
-    stored = json.loads(file.read_text())["config"]
+    stored = content["config"]
     config = run_config(job, budget)
     wanted = resolve_config(config_lib.resolve(config, methods.get(config.method).defaults))
     free = ("checkpoint.",) if _following_steps(config) else ("checkpoint.", "steps:")

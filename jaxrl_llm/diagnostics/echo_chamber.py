@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm import files
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.evaluation import echo_chamber as echo
 from jaxrl_llm.evaluation.pass_at_k import pass_at_k
@@ -46,7 +47,7 @@ def course(folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[d
     evaluations = []
     for step in metrics["step"][made].astype(int).tolist():
         file = folder / "samples" / f"step_{step:06d}.jsonl"
-        if file.is_file():
+        if file.exists():
             evaluations.append({"step": step, **numbers(file, formats, names)})
     if not evaluations:
         raise ValueError(f"{folder} holds no page of held-out completions (samples/step_*.jsonl): give a run with evaluations")
@@ -55,7 +56,7 @@ def course(folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[d
 
 def numbers(file: Path, formats: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
     """Shares, accuracy and variety of the completions of a page."""
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in files.lines(file.parent, file.name)]
     group = 1 + max(row["completion_index"] for row in rows)
     correct = np.array([row["solved"] for row in rows]).reshape(-1, group)
     texts = [[row["completion"] for row in rows[i:i + group]] for i in range(0, len(rows), group)]
