@@ -6,6 +6,7 @@ A tiny policy learns to call a calculator whose every answer is a program in the
 processes. The first row comes after the first interval, when everything is compiled; the later ones should equal it. The last
 row is the growth of a step between them.
 """
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -41,14 +42,23 @@ def last_step(metrics: Path) -> int:
     return int(lines[-1].partition(b",")[0].rpartition(b" ")[2]) if lines else 0
 
 
+def memory_of_children(pid: int) -> list[int]:
+    """Resident bytes of each process below this one; those of programs in the sandbox come and go."""
+    found = []
+    for one in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found.append(one.memory_info().rss)
+    return found
+
+
 def rows(process: subprocess.Popen, metrics: Path, every: int) -> Iterator[dict[str, int | float]]:
     """What a process holds each `every` steps, until it ends."""
     at = every
     while process.poll() is None:
         if (step := last_step(metrics)) >= at:
-            own = psutil.Process(process.pid)
+            own, below = psutil.Process(process.pid), memory_of_children(process.pid)
             yield {"step": step, "memory, MB": own.memory_info().rss / 1e6, "handles": own.num_fds(),
-                   "threads": own.num_threads(), "children": len(own.children(recursive=True))}
+                   "threads": own.num_threads(), "children": len(below), "their memory, MB": sum(below) / 1e6}
             at = step - step % every + every
         time.sleep(0.1)
 
