@@ -97,6 +97,20 @@ def test_what_the_template_would_leave_out_is_refused():
     assert read(unused, True, smol, 259, 4096, "tiny", Limits()).prompts == [conversation.start(smol, ask)]
 
 
+@pytest.mark.parametrize("given, first, second", [
+    (5, 5, 6), (-1, 2**63 - 1, 0), (2**63 - 1, 2**63 - 1, 0), (-2**63, 0, 1)])
+def test_seeds_have_64_bits(given, first, second):
+    assert [row.seed for row in asked({"prompt": "a", "n": 2, "seed": given}).requests] == [first, second]
+
+
+def test_the_modality_text_changes_nothing():
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert asked(chat | {"modalities": ["text"]}, chat=True).prompts == asked(chat, chat=True).prompts
+    for wrong in (["text", "audio"], ["audio"], "text", []):
+        with pytest.raises(Refused, match=r"modalities=.* is not supported; leave it out, or give \['text'\]"):
+            asked(chat | {"modalities": wrong}, chat=True)
+
+
 @pytest.mark.parametrize("chat, body, reason", [
     (False, {"prompt": "a\ud800"}, r"the text 'a\ud800' holds '\ud800', half of a surrogate pair"),
     (True, {"messages": [{"role": "user", "content": "a\ud800"}]}, r"holds '\ud800', half of a surrogate pair"),
