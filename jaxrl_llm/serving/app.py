@@ -131,8 +131,8 @@ class _Server:
         except (OSError, RuntimeError) as error:  # a user without a home, links in a circle, a name that is too long
             raise Refused(f"model_path={shown(path)}: {error}", "model_path") from None
         if not directory.is_relative_to(folder.resolve()):
-            raise Refused(f"model_path={shown(path)} does not lie in {folder}, from where this server takes weights", "model_path",
-                          403)
+            raise Refused(f"model_path={shown(path)} does not lie in {folder}, from where this server takes weights",
+                          "model_path", 403)
         return directory
 
     # --- a request for completions ------------------------------------------------------------------------------------------

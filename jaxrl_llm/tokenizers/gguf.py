@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxrl_llm import gguf_header
 from jaxrl_llm.tokenizers.base import CodecTokenizer
 from jaxrl_llm.tokenizers.chat import choose
 from jaxrl_llm.tokenizers.hugging_face import FastCodec, put_first
@@ -77,12 +78,8 @@ class GgufTokenizer(CodecTokenizer):
 
 def _read_metadata(path: str | Path) -> dict:
     """The fields below `tokenizer.`, by the rest of their name."""
-    from gguf import GGUFReader
-
-    reader, prefix = GGUFReader(str(path)), "tokenizer."
-    return {
-        name.removeprefix(prefix): field.contents() for name, field in reader.fields.items() if name.startswith(prefix)
-    }
+    prefix, metadata = "tokenizer.", gguf_header.contents(gguf_header.reader(path), path)
+    return {name.removeprefix(prefix): value for name, value in metadata.items() if name.startswith(prefix)}
 
 
 def _chat_templates(metadata: dict) -> dict[str, str]:

@@ -84,6 +84,11 @@ class Family:
         """All keys of `config.json` that are fields."""
         return {self.key(field).name for field in self.fields()}
 
+    def read_keys(self) -> set[str]:
+        """All keys of `config.json` that are read, except those that must have their plain value."""
+        mixture = () if self.mixture is None else self.mixture.read_keys()
+        return self.stated() | DEFAULTS.keys() | self.defaults.keys() | {*_ALWAYS, *mixture}
+
     def fields(self) -> tuple[str, ...]:
         """Fields that `config.json` states, except those of rotary embeddings and windows."""
         return tuple(KEYS | self.keys)
@@ -110,6 +115,8 @@ PLAIN = {  # key -> values with which the architecture is the plain one; others 
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_bidirectional_attention", "final_logit_softcapping",
                      "attn_logit_softcapping", "quantization_config", "clip_qkv"), (None, False)),
 }
+_ALWAYS = ("layer_types", "sliding_window", "use_sliding_window", "rope_local_base_freq", "rope_scaling", "rope_parameters",
+           "original_max_position_embeddings")  # read of every family that has them
 DEFAULTS = {
     "hidden_act": "silu", "rope_theta": 1e4, "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
     "num_key_value_heads": lambda raw: raw["num_attention_heads"],
@@ -139,6 +146,8 @@ def layer_types_in_gguf(metadata: Raw, raw: Raw, period: int) -> dict:
     A period of 0 means no window; for files without the key the `period` of their architecture holds.
     """
     pattern = metadata.get("attention.sliding_window_pattern", period)
+    if type(pattern) is not int and not (isinstance(pattern, list) and all(type(one) in (bool, int) for one in pattern)):
+        raise ValueError(f"attention.sliding_window_pattern={str(pattern)[:80]!r}; expected a period or a list of flags")
     if not isinstance(pattern, list):
         pattern = [pattern > 0 and (i + 1) % pattern != 0 for i in range(raw["num_hidden_layers"])]
     return {"layer_types": ["sliding_attention" if local else "full_attention" for local in pattern]}

@@ -24,6 +24,12 @@ class Mixture:
     normalize: bool | None = None
     gguf_normalize: bool = False
 
+    def read_keys(self) -> set[str]:
+        """The keys of `config.json` that are read."""
+        keys = {self.count, self.size, "num_local_experts", "num_experts_per_tok", "norm_topk_prob", "mlp_only_layers",
+                "decoder_sparse_step"}
+        return keys | ({self.shared} if self.shared else set())
+
     def renamed(self, raw: dict) -> dict:
         """A `config.json` in which the key of the number of experts is `count`."""
         return {self.count: raw["num_local_experts"]} | raw if "num_local_experts" in raw else raw

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxrl_llm import files
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.weights import gguf, hf, layout, peft
 from jaxrl_llm.models.weights.export import save_hf, save_peft
@@ -36,29 +37,29 @@ def opened(path: str | Path) -> layout.Opened:
       FileNotFoundError: the path does not exist or holds no model.
       ValueError: unsupported architecture or feature; missing tensor, unexpected shape, truncated file.
     """
-    given, path = str(path), Path(path).expanduser()
+    given, path = str(path), files.expanded(path)
     if path.is_dir():
         return _opened_directory(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a directory with config.json and safetensors, "
                                 f"or a .gguf file{_how_to_fetch(given)}")
-    if path.suffix != ".gguf":
+    if path.suffix != ".gguf" or not path.is_file():
         raise ValueError(f"{path} is neither a directory with config.json and safetensors nor a .gguf file")
     return gguf.opened(path)
 
 
 def _opened_directory(path: Path) -> layout.Opened:
     """A Hugging Face directory, one with a PEFT adapter, or one whose only model is a GGUF file."""
-    if (path / "config.json").exists():
+    if files.regular(path, "config.json"):
         return hf.opened(path)
     if (path / peft.CONFIG).exists():
         base = opened(peft.base_of(path))
         return base._replace(params=lambda dtype, shardings: peft.merge(path, base.config, base.params(dtype, shardings)))
-    files = sorted(path.glob("*.gguf"))
-    firsts = [file for file in files if not re.search(r"-\d{5}-of-\d{5}$", file.stem) or "-00001-of-" in file.stem]
+    ggufs = sorted(path.glob("*.gguf"))
+    firsts = [file for file in ggufs if not re.search(r"-\d{5}-of-\d{5}$", file.stem) or "-00001-of-" in file.stem]
     if len(firsts) > 1:
         raise ValueError(f"{path} holds {len(firsts)} models: {', '.join(file.name for file in firsts)}; name one of them")
-    return gguf.opened(firsts[0]) if firsts else hf.opened(path)
+    return gguf.opened(firsts[0]) if firsts and files.regular(path, firsts[0].name, limit=None) else hf.opened(path)
 
 
 def _how_to_fetch(given: str) -> str:

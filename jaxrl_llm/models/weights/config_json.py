@@ -3,10 +3,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrl_llm.files import typed
 from jaxrl_llm.models import families
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families.family import ACTIVATIONS, DEFAULTS, PLAIN, Family
-from jaxrl_llm.models.weights import rope_json
+from jaxrl_llm.models.weights import config_checks, rope_json
 
 _NULL_MEANS_OFF = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # elsewhere null is as good as absent
 _OF_THE_WHOLE = ("tie_word_embeddings", "quantization_config")  # stated outside the text part of a multimodal model
@@ -16,6 +17,7 @@ def config_from(raw: Mapping[str, Any], file: Any = "config.json") -> ModelConfi
     """`ModelConfig` from the contents of a `config.json`, in the form of current or of older transformers releases."""
     family = families.of_model_type(raw.get("model_type"), file)
     if raw["model_type"] in family.multimodal:
+        typed(raw, "text_config", dict, file, "an object")
         whole = {key: raw[key] for key in _OF_THE_WHOLE if key in raw}
         stated = {key: value for key, value in whole.items() if value}  # off means that the text part decides
         raw = whole | (raw.get("text_config") or dict(raw)) | stated
@@ -25,6 +27,14 @@ def config_from(raw: Mapping[str, Any], file: Any = "config.json") -> ModelConfi
 
 def of_family(family: Family, raw: Mapping[str, Any], file: Any) -> ModelConfig:
     """As `config_from`, of a known family: its defaults, its refusals, then every field from its key."""
+    config_checks.check(raw, family.read_keys(), file)
+    try:
+        return _of_checked(family, raw, file)
+    except ValueError as error:  # of values that do not fit each other
+        raise error if str(error).startswith(str(file)) else ValueError(f"{file}: {error}") from error
+
+
+def _of_checked(family: Family, raw: Mapping[str, Any], file: Any) -> ModelConfig:
     raw = rope_json.lifted(family.prepare(dict(raw)))
     raw = raw if family.mixture is None else family.mixture.renamed(raw)
     raw = _with_defaults(family, raw)

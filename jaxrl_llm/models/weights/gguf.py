@@ -1,6 +1,7 @@
 """Reads GGUF files: shape of the model from the metadata, weights dequantised tensor by tensor."""
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm import files, gguf_header
 from jaxrl_llm.models import families
 from jaxrl_llm.models.attention import rotary_frequencies
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
-from jaxrl_llm.models.weights import layout
+from jaxrl_llm.models.weights import config_checks, layout
 from jaxrl_llm.models.weights.config_json import of_family
 
 _KEYS = {  # metadata keys without their architecture -> keys of config.json
@@ -30,20 +32,20 @@ _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long
 
 def opened(path: Path) -> layout.Opened:
     """A GGUF file of an architecture that one of `models.families` names, with its tensors checked."""
-    from gguf.quants import dequantize
-
     parts = _readers(path)
     tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
-    metadata = {name: field.contents() for name, field in parts[0].fields.items() if not name.startswith("tokenizer.")}
+    metadata = {name: value for name, value in gguf_header.contents(parts[0], path).items()
+                if not name.startswith("tokenizer.")}
     shapes = {name: tuple(map(int, tensor.shape[::-1])) for name, tensor in tensors.items()}
 
     def read_stored(name):
-        return np.asarray(dequantize(tensors[name].data, tensors[name].tensor_type))
+        return _dequantized(tensors[name], path)
 
     factors = {name: read_stored(name) for name in _FACTORS if name in tensors}
     config = config_from(metadata, shapes, path, factors)
     if "rope_freqs.weight" in tensors:
         config = _with_llama3_scaling(config, factors["rope_freqs.weight"], path)
+    layout.check_count(config, sum(map(math.prod, shapes.values())), "numbers", path)
     places = list(layout.places(config))
     layout.check_nothing_left(tensors.keys() - {place.gguf.name for place in places} - {*_FACTORS}, path)
     for place in places:
@@ -72,32 +74,34 @@ def as_matrix(place: layout.Place, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _readers(path: Path) -> list:
     """A reader of the file and, if it is the first of several parts, of the others; ValueError if one is absent."""
-    first = _reader(path)
-    split = {name.rpartition(".")[2]: field.contents() for name, field in first.fields.items() if name.startswith("split.")}
-    count, number = split.get("count", 1), split.get("no", 0)
+    first = gguf_header.reader(path)
+    split = gguf_header.contents(first, path)
+    count, number = (files.typed(split, f"split.{key}", int, path, "a whole number") or 0 for key in ("count", "no"))
     if count < 2:
         return [first]
     named = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})", path.stem)
     if named is None or int(named[3]) != count:
         raise ValueError(f"{path} is part {number + 1} of {count}; name the parts NAME-00001-of-{count:05d}.gguf and so on, as "
                          "they were published")
-    files = [path.with_name(f"{named[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
-    if absent := [file.name for file in files if not file.exists()]:
+    others = [path.with_name(f"{named[1]}-{i:05d}-of-{count:05d}.gguf") for i in range(1, count + 1)]
+    if absent := [file.name for file in others if files.regular(path.parent, file.name, limit=None) is None]:
         raise FileNotFoundError(f"{path} is part {number + 1} of {count}, and {', '.join(absent)} is not beside it; fetch all "
                                 "parts")
     if number != 0:
-        raise ValueError(f"{path} is part {number + 1} of {count}; give the first, {files[0].name}, which has the metadata")
-    return [first, *map(_reader, files[1:])]
+        raise ValueError(f"{path} is part {number + 1} of {count}; give the first, {others[0].name}, which has the metadata")
+    return [first, *map(gguf_header.reader, others[1:])]
 
 
-def _reader(path: Path):
-    from gguf import GGUFReader
+def _dequantized(tensor: Any, path: Path) -> np.ndarray:
+    """The numbers of a stored tensor. Raises ValueError for a kind that the library does not compute, and for NaN."""
+    from gguf.quants import dequantize
 
     try:
-        return GGUFReader(path)
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"{path} is not a readable GGUF file of {path.stat().st_size} bytes ({error}); "
-                         "if its download was cut short, fetch it again") from error
+        values = np.asarray(dequantize(tensor.data, tensor.tensor_type))
+    except NotImplementedError as error:
+        raise ValueError(f"tensor {tensor.name!r} in {path} is of type {tensor.tensor_type.name}, which is not read "
+                         f"({error})") from error
+    return layout.finite(tensor.name, values, path)
 
 
 def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, factors: Mapping = MappingProxyType({}),
@@ -106,6 +110,7 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, f
 
     `factors`: the tensors of `_FACTORS` that the file has.
     """
+    files.typed(metadata, "general.architecture", str, file, "a text")
     family = families.of_gguf(metadata, file)
     own = {name.removeprefix(f"{family.gguf.architecture}."): value for name, value in metadata.items()}
     if "token_embd.weight" not in shapes:
@@ -122,6 +127,9 @@ def config_from(metadata: dict, shapes: dict[str, tuple[int, ...]], file: Any, f
             "tie_word_embeddings": "output.weight" not in shapes,
             "rope_scaling": _scaling(own, factors, family.gguf.architecture, file)}
     raw |= {key: f"blk.0.{name}.bias" in shapes for key, name in _BIASES.items() if key in family.stated()}
+    config_checks.check(raw, raw.keys() & config_checks.KEYS.keys(), file)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        files.typed(own, key, int, file, "a whole number")
     raw.setdefault("num_key_value_heads", raw["num_attention_heads"])
     raw.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
     if (head_dim := own.get("attention.value_length", raw["head_dim"])) != raw["head_dim"]:

@@ -1,13 +1,13 @@
 """Reads Hugging Face directories: `config.json` and safetensors, in one file or in shards with their index."""
 import dataclasses
 import functools
-import json
 import re
 import warnings
 from pathlib import Path
 
 import numpy as np
 
+from jaxrl_llm import files
 from jaxrl_llm.models.weights import layout
 from jaxrl_llm.models.weights.config_json import config_from
 
@@ -18,10 +18,12 @@ _DTYPES = ("F64", "F32", "F16", "BF16")  # those whose numbers are the weights t
 def opened(directory: Path) -> layout.Opened:
     """A directory with `config.json` and safetensors, checked against each other."""
     config_file = directory / "config.json"
-    if not config_file.exists():
+    described = files.read_object(directory, config_file.name)
+    if described is None:
         raise FileNotFoundError(f"{directory} has no config.json; give a directory with config.json and safetensors")
-    config = config_from(read_json(config_file), config_file)
+    config = config_from(described, config_file)
     tensors = _Tensors(directory)
+    layout.check_count(config, len(tensors.file_of), "tensors", config_file)
     prefix = tensors.prefix()
     unembedding = _stored_name(prefix, "lm_head.weight")
     wanted = {_stored_name(prefix, place.hf.name): place.shape_of(place.hf) for place in layout.places(config)}
@@ -39,19 +41,17 @@ def opened(directory: Path) -> layout.Opened:
                           "not tied", stacklevel=5)
 
     def read(place, index):
-        return place.hf.read(tensors.find(_stored_name(prefix, place.hf.name)), place.shape[0], index)
+        name = _stored_name(prefix, place.hf.name)
+        return layout.finite(name, place.hf.read(tensors.find(name), place.shape[0], index), tensors.file_of[name])
 
     return layout.Opened(config, functools.partial(layout.assemble, config, read))
 
 
 def read_json(file: Path) -> dict:
     """The object in a JSON file; ValueError with its name where it holds none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # also for what is not UTF-8
-        raise ValueError(f"{file} is no JSON file ({error}); if its download was cut short, fetch it again") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} holds a {type(content).__name__}, expected a JSON object")
+    content = files.read_object(file.parent, file.name)
+    if content is None:
+        raise FileNotFoundError(f"{file} does not exist")
     return content
 
 
@@ -76,12 +76,14 @@ class _Tensors:
     """The named tensors of a directory's safetensors files, read in parts on demand."""
 
     def __init__(self, directory: Path):
-        index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
         self.directory, self._open = directory, {}
-        if single.exists():
+        single, index = files.regular(directory, "model.safetensors", limit=None), "model.safetensors.index.json"
+        if single is not None:
             self.file_of = {name: single for name in self._opened(single).keys()}
-        elif index.exists():
-            self.file_of = {k: directory / v for k, v in read_json(index).get("weight_map", {}).items()}
+        elif (described := files.read_object(directory, index)) is not None:
+            names = files.typed(described, "weight_map", dict, directory / index, "an object of files by tensor") or {}
+            self.file_of = {name: directory / files.typed(names, name, str, directory / index, "the name of a file")
+                            for name in names if names[name] is not None}
         else:
             raise FileNotFoundError(f"{directory} has neither model.safetensors nor model.safetensors.index.json"
                                     + _other_formats(directory))
@@ -90,7 +92,7 @@ class _Tensors:
         from safetensors import SafetensorError, safe_open
 
         if file not in self._open:
-            if not file.exists():
+            if files.regular(self.directory, file.relative_to(self.directory), limit=None) is None:
                 raise FileNotFoundError(f"{file} is named by the index but is not there; fetch the checkpoint again")
             try:
                 self._open[file] = safe_open(file, "numpy")

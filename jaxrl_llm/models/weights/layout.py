@@ -166,6 +166,24 @@ def _part(stored: tuple[Place, ...], shape: tuple[int, ...], read: Read, dtype: 
     return part
 
 
+def finite(name: str, part: np.ndarray, file: Any) -> np.ndarray:
+    """A part of a stored tensor. Raises ValueError where float32 has no number for one of it."""
+    with np.errstate(over="ignore"):  # of float64
+        right = np.isfinite(part.astype(np.float32, copy=False))
+    if not right.all():
+        raise ValueError(f"tensor {name!r} in {file} holds {right.size - np.count_nonzero(right)} values of {right.size} that "
+                         "are NaN or infinite; such weights compute nothing: fetch the checkpoint again, or take an earlier one")
+    return part
+
+
+def check_count(config: ModelConfig, most: int, what: str, file: Any) -> None:
+    """Raises ValueError for more layers, or experts in them, than `most`, before a table of them is made."""
+    experts = 1 if config.experts is None else config.experts.count
+    if config.num_layers * experts > most:
+        raise ValueError(f"{file}: num_hidden_layers={config.num_layers}{f' with {experts} experts each' * (experts > 1)}, but "
+                         f"the files hold {most} {what}; the files and the config disagree")
+
+
 def check_shape(tensor_name: str, shape: tuple[int, ...], expected: tuple[int, ...], file: Any) -> None:
     """Raises ValueError unless a stored tensor has the shape that the config implies."""
     if tuple(shape) != tuple(expected):
