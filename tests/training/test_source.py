@@ -232,7 +232,7 @@ def test_problems_that_do_not_fit():
         return [p.id for p, _ in source.fitting_problems(problems, BYTES, 5, policy)]
 
     assert ids("skip") == [0, 2] and ids("truncate") == [0, 1, 2]
-    assert source.fitting_problems(problems, BYTES, 5, "truncate")[1][1] == [*b"defgh"]
+    assert source.fitting_problems(problems, BYTES, 5, "truncate")[1][1] == [257, *b"efgh"]
     with pytest.raises(ValueError, match="prompt 1 has 9 tokens"):
         ids("fail")
 
