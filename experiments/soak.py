@@ -3,8 +3,8 @@
   python experiments/soak.py [--steps=3000] [--every=100]
 
 A tiny policy learns to call a calculator whose every answer is a program in the sandbox; verifiers score its answers in
-processes. The first row comes after the first interval, when everything is compiled; the later ones should equal it. The last
-row is the growth of a step between them.
+processes. Memory grows as long as shapes of batches come that need a program of their own, which are few: each adds some
+megabytes, in the first hundreds of steps. The last row is the growth of a step in the second half of the run.
 """
 import contextlib
 import subprocess
@@ -80,10 +80,10 @@ def main():
                 process.kill()
         if process.returncode:
             raise RuntimeError(f"the run ended with code {process.returncode}:\n{log.read_text()[-2000:]}")
-    if len(seen) > 1:
-        span = seen[-1]["step"] - seen[0]["step"]
-        print("growth of a step: " + ", ".join(f"{name} {(seen[-1][name] - seen[0][name]) / span:.4f}" for name in seen[0]
-                                               if name != "step"))
+    if len(seen) > 2:
+        first, last = seen[len(seen) // 2 - 1], seen[-1]
+        print(f"growth of a step from step {first['step']}: " + ", ".join(
+            f"{name} {(last[name] - first[name]) / (last['step'] - first['step']):.4f}" for name in first if name != "step"))
 
 
 if __name__ == "__main__":

@@ -357,8 +357,9 @@ def test_weights_that_cannot_be_served_change_nothing(tmp_path, client, url, upd
         shutil.copytree(tmp_path / "good", tmp_path / name)
         (tmp_path / name / "config.json").write_text(json.dumps(described | changes))
     for path, status, reason in ((tmp_path / "cut", 400, "cut"), (tmp_path / "none", 400, "none"),
-                                 (tmp_path / "a text", 400, "a text holds no readable model"),
-                                 (tmp_path / "no heads", 400, "ZeroDivisionError"), (tmp_path / "no object", 400, "no object"),
+                                 (tmp_path / "a text", 400, "a text/config.json: hidden_size='a'"),
+                                 (tmp_path / "no heads", 400, "num_key_value_heads="),
+                                 (tmp_path / "no object", 400, "rope_scaling"),
                                  ("\0", 400, "printable characters"), ("~nosuchuser/x", 400, "nosuchuser"),
                                  (tmp_path / ("a" * 5000), 400, "name too long"), (tmp_path / "circle", 400, "circle"),
                                  (tmp_path / "others", 400, "another architecture"), ("/etc", 403, "does not lie in"),
