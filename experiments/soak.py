@@ -64,9 +64,8 @@ def rows(process: subprocess.Popen, metrics: Path, every: int) -> Iterator[dict[
 
 
 def main():
-    config, *changes = [*_RUN, f"steps={_STEPS.value}"]
-    command = [sys.executable, Path(__file__).with_name("train.py"), f"--config={config}",
-               *(f"--config.{change}" for change in changes)]
+    command = [sys.executable, str(Path(__file__).with_name("train.py")), f"--config={_RUN[0]}",
+               *(f"--config.{change}" for change in [*_RUN[1:], f"steps={_STEPS.value}"])]
     with tempfile.TemporaryDirectory() as folder:
         log, work = Path(folder, "log"), Path(folder, "run")
         with open(log, "w") as file, lifetime.start([*command, f"--workdir={work}"], stdout=file, stderr=file) as process:

@@ -15,7 +15,8 @@ from jaxrl_llm.serving.worker import Closed, Failure
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error",
           503: "server_error"}
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def is_loopback(name: str) -> bool:
