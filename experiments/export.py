@@ -3,11 +3,11 @@
   python experiments/export.py --workdir=runs/first --out=models/first [--step=100]
   python experiments/export.py --workdir=runs/lora --out=models/adapter --adapter        # the adapter alone, as PEFT reads it
 """
-from pathlib import Path
 
 from absl import flags
 
 from jaxrl_llm import command_line
+from jaxrl_llm.files import expanded
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py.")
 _OUT = flags.DEFINE_string("out", None, "Folder of the model; made if absent.")
@@ -19,7 +19,7 @@ _ADAPTER = flags.DEFINE_bool("adapter", False, "Write the adapter of a run with 
 
 def main():
     from jaxrl_llm.training.trained import export
-    workdir, out = (Path(folder).expanduser() for folder in (_WORKDIR.value, _OUT.value))
+    workdir, out = (expanded(folder) for folder in (_WORKDIR.value, _OUT.value))
     step = export(workdir, out, _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value)
     print(f"wrote step {step} to {out}")
 

@@ -150,8 +150,12 @@ class ModelConfig:
         for name in ("local_layers", "rotary_layers"):
             if (count := len(getattr(self, name))) not in (0, self.num_layers):
                 raise ValueError(f"{name} names {count} layers, num_layers is {self.num_layers}")
-        if any(self.local_layers) and self.window is None:
-            raise ValueError("local_layers marks sliding-window layers but window is None")
+        if any(self.local_layers) and not self.window:
+            raise ValueError(f"local_layers marks sliding-window layers but window is {self.window}")
+        for scaling in (self.rope_scaling, self.rope_local_scaling):
+            if scaling and scaling.kind == "longrope" and len(scaling.short_factors) != self.rotary_dim // 2:
+                raise ValueError(f"short_factors of rope_scaling has {len(scaling.short_factors)} numbers; expected one for "
+                                 f"each of {self.rotary_dim // 2} frequencies")
         if self.attention_scale is None:
             object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
         if not self.local_layers:

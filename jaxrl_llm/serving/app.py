@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive
 
+from jaxrl_llm.files import expanded
 from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.models import ModelConfig, weights
 from jaxrl_llm.serving.answers import Answer
@@ -127,8 +128,8 @@ class _Server:
         if folder is None:
             raise Refused("this server takes no other weights; start it with --weights_from=FOLDER", status=403)
         try:
-            directory = Path(path).expanduser().resolve()
-        except (OSError, RuntimeError) as error:  # a user without a home, links in a circle, a name that is too long
+            directory = expanded(path).resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # an unknown user, links in a circle
             raise Refused(f"model_path={shown(path)}: {error}", "model_path") from None
         if not directory.is_relative_to(folder.resolve()):
             raise Refused(f"model_path={shown(path)} does not lie in {folder}, from where this server takes weights",

@@ -9,6 +9,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.compare.ledger import read_run
+from jaxrl_llm.files import expanded
 from jaxrl_llm.show.health import findings
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.progress import format_seconds
@@ -39,7 +40,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
 
     Raises FileNotFoundError for a folder without config.json or metrics, ValueError for one that is given twice.
     """
-    folders = [Path(path).expanduser().absolute() for path in paths]
+    folders = [expanded(path).absolute() for path in paths]
     if len(set(folders)) < len(folders):
         raise ValueError(f"a run folder is given twice: {', '.join(map(str, folders))}")
     return [_read(folder, name) for folder, name in zip(folders, short_names(folders))]

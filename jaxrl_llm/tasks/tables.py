@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.files import expanded
 from jaxrl_llm.tasks import jsonl
 from jaxrl_llm.tasks.base import optional
 
@@ -59,7 +60,7 @@ def _columns(rows: Iterable[Row]) -> list[str]:
 
 
 def _hugging_face(path: str, split: str, subset: str | None, data_dir: str | None, streaming: bool) -> Iterable[Row]:
-    datasets, folder = optional("datasets", "data"), Path(path).expanduser()
+    datasets, folder = optional("datasets", "data"), expanded(path)
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         saved = datasets.load_from_disk(str(folder))
         splits = saved if isinstance(saved, datasets.DatasetDict) else {"train": saved}

@@ -61,8 +61,8 @@ class Bounds:
             if kind == "Replace" and pattern:
                 most = len(now) + now.count(pattern) * (len(step["content"]) - len(pattern))
             if kind in ("Replace", "Prepend", "Precompiled") and most > limit:
-                raise ValueError(f"{self.file}: the normalizer makes {most} letters or more of a text of {len(text)}, by a step "
-                                 f"of type {kind}; at most {limit} are supported")
+                raise ValueError(f"{self.file}: the normalizer makes {most} letters or more of a text of {len(text)}, by a "
+                                 f"step of type {kind}; at most {limit} are supported")
             now = _apply(step, now)
 
 

@@ -29,7 +29,8 @@ class HuggingFaceTokenizer(CodecTokenizer):
         if text is None:
             raise FileNotFoundError(f"no tokenizer.json in {directory}")
         beside = described.read(directory)
-        codec = FastCodec(_backend(text, path), Bounds.of_file(files.read_object(directory, path.name), path))
+        bounds = Bounds.of_file(files.read_object(directory, path.name) or {}, path)  # the library normalizes as it reads
+        codec = FastCodec(_backend(text, path), bounds)
         names = {key: beside.names.get(key) for key in ("eos_token", "bos_token", "pad_token")}
         beyond = {token.content for token in beside.added}
         for key, name in names.items():

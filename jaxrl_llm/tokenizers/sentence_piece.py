@@ -32,8 +32,8 @@ class SentencePieceTokenizer(CodecTokenizer):
         ids = {f"{key}_token": codec.find(beside.names[f"{key}_token"]) if f"{key}_token" in beside.names else
                i if i >= 0 else None for key, i in own.items()}
         if ids["eos_token"] is None:
-            raise ValueError(f"{path} defines no end-of-sequence piece, and no file beside it names an eos_token; train it with "
-                             f"eos_id >= 0, or name the token in {described.CONFIG}")
+            raise ValueError(f"{path} defines no end-of-sequence piece, and no file beside it names an eos_token; train it "
+                             f"with eos_id >= 0, or name the token in {described.CONFIG}")
         super().__init__(
             codec,
             eos_id=ids["eos_token"],

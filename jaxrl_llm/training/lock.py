@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jaxrl_llm import parallel
+from jaxrl_llm.files import expanded
 
 FILE_NAME = "run.lock"
 PATIENCE = 60.0  # seconds for which some network file systems cache that a file does not exist
@@ -27,7 +28,7 @@ def locked(path: str | Path) -> Iterator[None]:
     Only the first of several processes locks. Readers of the folder need no lock. Raises, in every process, RuntimeError if
     another live run has the folder, OSError if it cannot be written and ValueError if a process does not see it.
     """
-    path, problem = Path(path).expanduser().absolute(), None
+    path, problem = expanded(path).absolute(), None
     with contextlib.ExitStack() as held:
         if parallel.is_primary():
             try:

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
 from jaxrl_llm.environments.runner import TooManyInvalid
+from jaxrl_llm.files import expanded
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import given as given_lib
@@ -86,7 +87,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
     folder = folders.folder_of(workdir)
     with preemption.watch(), locked(folder):
         try:
-            return _train(config, folder, resume, None if warm_starts is None else Path(warm_starts).expanduser())
+            return _train(config, folder, resume, None if warm_starts is None else expanded(warm_starts))
         except preemption.Preempted as stopped:
             if parallel.is_primary():
                 saved = folders.checkpoint_steps(folder / "checkpoints")

@@ -11,6 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxrl_llm import advantages, control, objectives, recorders, registry, replay, rewards, tasks, topologies
+from jaxrl_llm.files import expanded
 
 _PACKAGE = __name__.partition(".")[0]
 _FILE = "own_code_"  # begins the names of modules that are files imported from here, which no other process can import by name
@@ -30,7 +31,7 @@ def origins() -> list[str | dict[str, str]]:
         own = [flags.FLAGS[name] for name in flags.FLAGS if "." not in name]  # other flags change single values
         given = [flag for flag in own if isinstance(flag.value, ConfigDict)]
         names = (config_flags.get_config_filename(flag).partition(".py:") for flag in given)  # a variant is not a file
-        files = [str(Path(name + ".py" * bool(colon)).expanduser().absolute()) for name, colon, _ in names]
+        files = [str(expanded(name + ".py" * bool(colon)).absolute()) for name, colon, _ in names]
     modules = {registry.module_of(entry) for table in _TABLES for entry in table.values()} | registry.NAMED
     others = {name: _file(name) for name in sorted(modules - {"__main__"}) if name.partition(".")[0] != _PACKAGE}
     return [*files, *(str(file) if name.startswith(_FILE) else {"module": name, "file": str(file)}

@@ -3,7 +3,6 @@ import functools
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence, Set
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.turns import of_contexts
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.environments import Environment
+from jaxrl_llm.files import expanded
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
@@ -111,7 +111,7 @@ def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
     if parallel.several():
         raise NotImplementedError("one process reads a pool; run it on one process, or leave pool.path empty")
     node = c.node or re.sub(r"[^A-Za-z0-9_.]", "_", f"{socket.gethostname()[:40]}_{config.seed}")
-    return Sharing(Pool(Path(c.path).expanduser(), node, of_task(task.train), c.max_age), c.groups)
+    return Sharing(Pool(expanded(c.path), node, of_task(task.train), c.max_age), c.groups)
 
 
 def make_rule(config: ConfigDict, method: methods.Method) -> Rule | None:

@@ -3,7 +3,6 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
+from jaxrl_llm.files import expanded
 from jaxrl_llm.forest import Forest, outcomes
 from jaxrl_llm.generation import by_engine, external
 from jaxrl_llm.generation.engine import Engine
@@ -137,7 +137,8 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     s, model = config.sampling, policy.model
     if sets and isinstance(judge, Runner):
         raise NotImplementedError("config.eval.sets are of tasks, and this run samples in an environment; leave it empty")
-    asked, server = (task.train, task.heldout, *(one.task.heldout for one in sets)), make_server(config, model.config)
+    asked, server = (task.train, task.heldout, *(one.task.heldout for one in sets)), make_server(
+        config, model.config, stop_ids(tokenizer, s.stop_strings))
     restricted = {one.top_p < 1 for one in sets if one.top_p is not None} - ({False} if s.top_p == 1 else set())
     sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge, server) if isinstance(judge, Runner)
                else make_sampler(config, model, mesh, tokenizer, asked, judge, server, 1 + len(restricted)))
@@ -149,7 +150,7 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
                   square_norms=gradient_norms.make(policy))
 
 
-def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | None:
+def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) -> external.Server | None:
     """The server that samples instead of this process; None if `config.server` names none. No request is sent yet."""
     c = config.server
     if not c.url:
@@ -157,7 +158,7 @@ def make_server(config: ConfigDict, model: ModelConfig) -> external.Server | Non
     if parallel.several():
         raise NotImplementedError("one process asks a server; run it on one process, or leave server.url empty")
     client = external.Client(c.url, os.environ.get("JAXRL_LLM_TOKEN", ""), c.deadline)
-    return external.Server(client, model, Path(c.weights).expanduser().resolve(), c.model, c.max_mismatch, c.reload)
+    return external.Server(client, model, expanded(c.weights).resolve(), c.model, c.max_mismatch, c.reload, stops)
 
 
 def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],

@@ -1,6 +1,5 @@
 """The model that a run starts with: a published one, another run's, or a new one."""
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel, tokenizers
+from jaxrl_llm.files import expanded, read_object
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import Experts, ModelConfig
@@ -35,7 +35,7 @@ class Start(NamedTuple):
 
 def run_at(path: str) -> Start | None:
     """The run that a `model.path` names, `runs/x`, `runs/x/checkpoints/100` or `runs/x/best`; None for any other path."""
-    given = Path(path).expanduser()
+    given = expanded(path)
     if path and is_run(given):
         return Start(given, "checkpoints", None)
     if given.name == FOLDER and is_run(given.parent):
@@ -49,7 +49,7 @@ def is_run(folder: Path) -> bool:
     """Whether a folder belongs to a run; the config.json of a published model has other keys."""
     file = folder / "config.json"
     try:
-        return file.is_file() and "schema_version" in json.loads(file.read_text(encoding="utf-8"))
+        return "schema_version" in (read_object(folder, file.name) or {})
     except ValueError:  # the reader of the model reports the error
         return False
 
@@ -158,6 +158,6 @@ def tokenizer_source(m: ConfigDict) -> Path | None:
     if start is not None:
         return tokenizer_source(stored_config(start.folder).model)
     name = m.tokenizer or m.path or "bytes"
-    path, files = Path(name).expanduser(), ("tokenizer.json", "tokenizer.model")
+    path, files = expanded(name), ("tokenizer.json", "tokenizer.model")
     directory = path.parent if path.name in files else path
     return directory if name != "bytes" and any((directory / file).is_file() for file in files) else None

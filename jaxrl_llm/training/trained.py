@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
+from jaxrl_llm.files import expanded
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.tokenizers.described import write_chat_templates
@@ -99,6 +100,7 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
            average: bool = False) -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer and chat templates.
 
+    generation_config.json and config.json name all tokens at which the run ended completions; a line tells of texts that did.
     Returns the step. With `adapter` it writes only the adapters, for PEFT and vLLM; `best` and `average` as in `trained`.
     Raises the errors of `trained`, and ValueError if the run has no adapter of a model that other programs read.
     """
@@ -107,15 +109,19 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
     run = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = run.policy.model.config, run.source.sampler.tokenizer
     if adapter:
-        base = str(Path(run.config.model.path).expanduser())  # PEFT reads no ~
+        base = str(expanded(run.config.model.path))  # PEFT reads no ~
         weights.save_peft(directory, architecture, jax.device_get(run.lora), base)
         return run.step
     params = run.params if run.lora is None else merge(run.params, run.lora)
-    files = tokenizer_source(run.config.model)
-    weights.save_hf(directory, architecture, jax.device_get(params), files)
+    files, strings = tokenizer_source(run.config.model), run.config.sampling.stop_strings
     if files is None:
+        directory.mkdir(parents=True, exist_ok=True)
         tokenizer.save(directory)
+    weights.save_hf(directory, architecture, jax.device_get(params), files, stop_ids=setup.stop_ids(tokenizer, strings))
     write_chat_templates(directory, tokenizer.chat_templates)
+    if longer := [text for text in strings if len(tokenizer.encode(text)) > 1]:
+        print(f"note: completions of {workdir} also end at the texts {longer}, which no file states for all programs; "
+              "give them with each request, as `stop` to servers and as `stop_strings` to transformers", file=sys.stderr)
     return run.step
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from jaxrl_llm import files, parallel
+from jaxrl_llm.files import expanded
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
 
@@ -66,7 +67,7 @@ def folder_of(path: str | Path) -> Path:
     """A workdir as an absolute path; ValueError for a URL."""
     if "://" in str(path):
         raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
-    return Path(path).expanduser().absolute()
+    return expanded(path).absolute()
 
 
 def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:

@@ -1,6 +1,5 @@
 """Adapters on one base: each sampled with its weights, trained apart, saved and loaded, dropped with its session."""
 import concurrent.futures
-import json
 import os
 import sys
 import threading
@@ -9,8 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from server import KEY, MODEL, SLOT_TOKENS, SLOTS, TOKENIZER, params
 from tinker_server import RANK, make_service
 
@@ -156,59 +154,20 @@ def test_wrong_checkpoints_are_refused(service, tmp_path):
         service.name = "tiny"
 
 
-def hostile(arrays, header):
-    """Changes of a checkpoint's arrays and description, each with what is said of it."""
-    name = "lora.q.a"
-    yield {name: arrays[name][..., :1]}, header, "other names, shapes or types"
-    yield {name: arrays[name].astype(np.float64)}, header, "other names, shapes or types"
-    yield {name: arrays[name].astype("complex64")}, header, "no adapter that this server wrote|other names, shapes or types"
-    yield {"lora.q.c": arrays[name]}, header, "other names, shapes or types"
-    yield {"lora": arrays[name]}, header, "other names, shapes or types"
-    yield {"count": np.zeros(3, np.int32)}, header, "other names, shapes or types"
-    yield {"count": np.array(-1, np.int32)}, header, "negative number of steps"
-    yield {"nu.q.a": arrays[name] - 10}, header, "negative squares"
-    yield {name: arrays[name] * np.nan}, header, "not finite"
-    yield {}, header | {"rank": 10**9}, "of rank 1000000000; this server takes 1 to 4"
-    yield {}, header | {"rank": -1}, "of rank -1"
-    yield {}, header | {"rank": "3"}, "expected a whole number"
-    yield {}, header | {"rank": 2}, "other names, shapes or types"
-    yield {}, {"base": "tiny"}, "KeyError: 'rank'"
-    yield {}, [1], "no adapter that this server wrote"
-    yield {}, None, "no adapter that this server wrote"
-
-
-def test_hostile_checkpoints_are_refused_by_name(service, tmp_path):
-    session = service.begin()
-    name = created(service, session)
+def test_checkpoints_in_files_that_never_end_or_lie_elsewhere_are_refused(service, tmp_path):
+    name = created(service)
     path = service.save(name, "right", False).result(60)
     file = service.store._file(path)
-    with safe_open(file, "numpy") as opened:
-        header, arrays = json.loads(opened.metadata()["adapter"]), {key: opened.get_tensor(key) for key in opened.keys()}
-
-    def refused(message):
-        for at, load in enumerate((lambda: service.load(name, bad, True, None).result(60),
-                                   lambda: service.load(f"{session}:train:99", bad, True, session).result(60),
-                                   lambda: service.open_sampler("s", None, bad))):
-            with pytest.raises(ValueError, match=message) as result:
-                load()
-            assert at == 2 or service.model(name).adapter.shape.rank == 3 and str(result.value)
-
-    bad = path.replace("right", "bad")
-    wrong = service.store._file(bad)
-    for changes, described, message in hostile(arrays, header):
-        save_file(arrays | changes, wrong, None if described is None else {"adapter": json.dumps(described)})
-        refused(message)
-    for content in (b"", b"x" * 100, file.read_bytes()[:-8], (2**60).to_bytes(8, "little") + b"{}"):
-        wrong.write_bytes(content)
-        refused("no adapter that this server wrote")
-    wrong.unlink()
-    os.mkfifo(wrong)
-    refused("is no regular file but a pipe")
-    wrong.unlink()
+    bad, wrong = path.replace("right", "bad"), file.with_name("bad.safetensors")
     (tmp_path / "elsewhere").write_bytes(file.read_bytes())
-    for target, message in (("/dev/zero", "lies outside|no regular file"), (tmp_path / "elsewhere", "lies outside")):
-        wrong.symlink_to(target)
-        refused(message)
+    for make, message in ((lambda: os.mkfifo(wrong), "is no regular file but a pipe"),
+                          (lambda: wrong.symlink_to("/dev/zero"), "lies outside|no regular file"),
+                          (lambda: wrong.symlink_to(tmp_path / "elsewhere"), "lies outside")):
+        make()
+        for load in (lambda: service.load(name, bad, True, None).result(60), lambda: service.open_sampler("s", None, bad),
+                     lambda: service.stored(bad)):
+            with pytest.raises(ValueError, match=message):
+                load()
         wrong.unlink()
     assert service.load(name, path, True, None).result(60) is None
 
@@ -394,3 +353,33 @@ def test_sessions_that_are_lost_make_room(service, monkeypatch):
     with pytest.raises(ValueError, match="no session"):
         service.create("nobody", "x:train:1", "tiny", Shape(2), 0).result(60)
     assert isinstance(service.finish(session), concurrent.futures.Future)
+
+
+@pytest.mark.parametrize("header, change, words", [
+    (None, {"lora.q.a": np.zeros((2, 3, 3), np.float32)}, "'lora' have the shapes"),
+    ('{"base": "tiny", "rank": 2, "attention": true, "mlp": true}', {}, "'lora' have the shapes .* its header says"),
+    ('{"base": "tiny", "rank": 3, "attention": false, "mlp": true}', {}, "'lora' have the shapes"),
+    ('{"base": "tiny", "rank": 1000000000000, "attention": true, "mlp": true}', {}, "this server takes 1 to 4"),
+    ('{"base": "tiny", "rank": "3", "attention": true, "mlp": true}', {}, "expected a rank from 1 on and two flags"),
+    ('{"base": "tiny", "rank": 3, "more": 1}', {}, "describes no adapter"), ("[]", {}, "describes no adapter"),
+    ("[" * 100_000, {}, "describes no adapter"), (None, {"mu.q.a": np.zeros(3, np.float32)}, "'mu' have the shapes"),
+    (None, {"lora": np.zeros(3, np.float32)}, "'lora' have the shapes"), (None, {"count": np.zeros(2, np.int32)}, "'count'"),
+    (None, {"count": np.array(-1, np.int32)}, "negative number of steps"),
+    (None, {"nu.q.a": np.full((2, 32, 3), -1, np.float32)}, "negative squares"),
+    (None, {"lora.q.a": np.zeros((2, 32, 3))}, "not all of float32"),
+    ('{"base": "tiny", "rank": 5, "attention": true, "mlp": true}', {}, "of rank 5; this server takes 1 to 4"),
+    (None, {"lora.v.b": np.float32([np.nan])}, "'lora.v.b' holds values that are NaN"), ("", {}, "describes no adapter")])
+def test_checkpoints_whose_tensors_are_others_than_their_header_says(service, header, change, words):
+    saved = service.learner.create(Shape(3), 1)
+    path = service.store.path("hostile", "weights", "one")
+    service.store.save(path, Checkpoint("tiny", saved.shape, saved.tree, saved.moments), overwrite=True)
+    assert service.stored(path).shape == Shape(3)
+    file = service.store.folder / "hostile" / "weights" / "one.safetensors"
+    right = '{"base": "tiny", "rank": 3, "attention": true, "mlp": true}'
+    save_file(load_file(file) | change, file, {"adapter": right if header is None else header})
+    with pytest.raises(ValueError, match=f"(?s){path}.*{words}"):
+        service.stored(path)
+    for text in (b"", b"\xff" * 40, file.read_bytes()[:-3]):
+        file.write_bytes(text)
+        with pytest.raises(ValueError, match=f"{path} is no readable checkpoint"):
+            service.stored(path)

@@ -175,18 +175,25 @@ def test_a_run_of_eight_devices_is_read_on_one(plain, tmp_path, axis, capsys):
     assert shown.err.count("\n") == 1 and f"{axis}=8" in shown.err and "does not fit the number of devices here" in shown.err
 
 
-def test_an_export_has_the_chat_templates_of_the_run(plain, tmp_path):
+def test_an_export_has_the_chat_templates_and_the_ends_of_the_run(plain, tmp_path, capsys):
     trained.export(plain, tmp_path / "published")
+    assert json.loads((tmp_path / "published" / "config.json").read_text())["eos_token_id"] == 258
+    (tmp_path / "published" / "generation_config.json").write_text('{"eos_token_id": 258, "temperature": 0.6}')
     named = tmp_path / "published" / "additional_chat_templates" / "tool_use.jinja"
     named.parent.mkdir()
     named.write_text("[tools]" + TEMPLATE)
     other = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
     for template, wanted in ((other, {"default": other}), ("", {"default": TEMPLATE, "tool_use": "[tools]" + TEMPLATE})):
         workdir, out = tmp_path / f"run{len(wanted)}", tmp_path / "exported"  # the second export replaces the first
-        loop.train(tiny(**{"model.path": str(tmp_path / "published"), "model.chat_template": template, "steps": 1}), workdir)
+        loop.train(tiny(**{"model.path": str(tmp_path / "published"), "model.chat_template": template, "steps": 1,
+                           "sampling.stop_strings": ("z", "ab")}), workdir)
         assert trained.trained(workdir).source.sampler.tokenizer.chat_templates == wanted
         trained.export(workdir, out)
         assert tokenizers.load(out).chat_templates == wanted
+        ends = {name: json.loads((out / name).read_text()) for name in ("config.json", "generation_config.json")}
+        assert ends["config.json"]["eos_token_id"] == [258, 122]  # "z" is one token
+        assert ends["generation_config.json"] == {"eos_token_id": [258, 122], "temperature": 0.6}
+        assert "also end at the texts ['ab']" in capsys.readouterr().err
 
 
 def test_an_adapter_alone_belongs_to_published_weights(plain, adapted, tmp_path):

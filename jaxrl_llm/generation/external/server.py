@@ -47,7 +47,7 @@ class Server:
     """
 
     def __init__(self, client: Client, config: ModelConfig, folder: Path, model: str = "", max_mismatch: float = 0.05,
-                 reload: str = "sglang"):
+                 reload: str = "sglang", stop_ids: Sequence[int] = ()):
         """
         Args:
           client: sends the requests.
@@ -56,9 +56,11 @@ class Server:
           model: the server's name for the model; empty: the only model that it has.
           reload: how it learns of new weights, one of `RELOADS`: by a request that SGLang or vLLM has, or "folder": by itself
             from the link `latest` in the folder.
+          stop_ids: tokens that end a completion, which the written config.json names; each request names them too.
         """
         self.url, self.tag, self.max_mismatch = client.url, "", max_mismatch
         self._client, self._config, self._folder, self._model, self._reload = client, config, folder, model, reload
+        self._stop_ids = stop_ids
         self._given: list[Any] = []  # weak references to the weights that were published last
         self._taken = ""  # tag of the weights that the server is known to have; "" if a request for others failed
         self._order: dict[str, int] = {}  # tag -> number of its last publication
@@ -181,7 +183,7 @@ class Server:
         if not folder.is_dir():
             part = self._folder / f"{self.tag}.part"
             shutil.rmtree(part, ignore_errors=True)
-            weights.save_hf(part, self._config, params)
+            weights.save_hf(part, self._config, params, stop_ids=self._stop_ids)
             part.rename(folder)
         if self._reload == "folder":
             link = self._folder / "latest.part"

@@ -25,7 +25,7 @@ def _number(least: float, most: float = _LARGEST, words: str = "") -> _Rule:
 
 
 def _list_of(rule: _Rule) -> _Rule:
-    return _Rule(lambda value: isinstance(value, list) and all(map(rule.right, value)), f"a list whose entries are {rule.words}")
+    return _Rule(lambda value: type(value) is list and all(map(rule.right, value)), f"a list whose entries are {rule.words}")
 
 
 _POSITIVE = _number(0)
@@ -37,7 +37,8 @@ KEYS: Mapping[str, _Rule] = {
                      "max_position_embeddings", "num_experts_per_tok", "moe_intermediate_size", "sliding_window_pattern",
                      "no_rope_layer_interval"), _whole()),
     **dict.fromkeys(("num_experts", "num_local_experts"), _whole(most=LAYERS)),
-    **dict.fromkeys(("sliding_window", "max_window_layers", "shared_expert_intermediate_size", "decoder_sparse_step"), _whole(0)),
+    **dict.fromkeys(("sliding_window", "max_window_layers", "shared_expert_intermediate_size", "decoder_sparse_step"),
+                    _whole(0)),
     "num_hidden_layers": _whole(most=LAYERS), "original_max_position_embeddings": _whole(2),
     **dict.fromkeys(("rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "attn_logit_softcapping",
                      "final_logit_softcapping", "embedding_multiplier", "attention_multiplier", "residual_multiplier",

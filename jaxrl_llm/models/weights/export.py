@@ -2,20 +2,23 @@
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxrl_llm import files
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.weights import config_json, layout
 
+_GENERATION = "generation_config.json"
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-                    "chat_template*", "additional_chat_templates/*.jinja", "generation_config.json")
+                    "chat_template*", "additional_chat_templates/*.jinja", _GENERATION)
 
 
 def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_files_from: str | Path | None = None,
-            shard_bytes: int = 5_000_000_000) -> None:
+            shard_bytes: int = 5_000_000_000, stop_ids: Sequence[int] = ()) -> None:
     """Writes `config.json` and safetensors, in the parameters' own dtype; `weights.load` gives back the same bits.
 
     Args:
@@ -23,17 +26,20 @@ def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_f
       config, params: the model; merge adapters first (`models.lora.merge`).
       tokenizer_files_from: directory whose tokenizer files and special token ids are copied.
       shard_bytes: weights above this many bytes are split into shards with an index.
+      stop_ids: all tokens that end a completion, written into config.json and generation_config.json beside what the latter
+        has; empty: those of the copied files.
     Raises:
       ValueError: the config has a feature that its family's format cannot state; parameters do not fit the config;
         `tokenizer_files_from` holds no tokenizer.
     """
     directory, source = Path(directory), None if tokenizer_files_from is None else Path(tokenizer_files_from)
     described = config_json.written(config) | {"torch_dtype": str(params["embed"].dtype)}
-    copied = [] if source is None else [file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)]
+    copied = [] if source is None else [file for pattern in _TOKENIZER_FILES for file in source.glob(pattern)
+                                        if files.regular(source, file.relative_to(source))]
     if source is not None and not copied:
         raise ValueError(f"{source} holds no tokenizer files ({', '.join(_TOKENIZER_FILES)})")
-    if source is not None and (source / "config.json").exists():
-        original = json.loads((source / "config.json").read_text())
+    if source is not None:
+        original = files.read_object(source, "config.json") or {}
         described |= {key: original.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     directory.mkdir(parents=True, exist_ok=True)
     for old in (*directory.glob("model*.safetensors"), directory / "model.safetensors.index.json"):
@@ -44,7 +50,16 @@ def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_f
         if target.resolve() != file.resolve():
             target.parent.mkdir(exist_ok=True)
             shutil.copy(file, target)
+    if stop_ids:
+        described["eos_token_id"] = _ids(stop_ids)
+        generation = (files.read_object(source or directory, _GENERATION) or {}) | {"eos_token_id": _ids(stop_ids)}
+        (directory / _GENERATION).write_text(json.dumps(generation, indent=2) + "\n")
     (directory / "config.json").write_text(json.dumps(described, indent=2) + "\n")
+
+
+def _ids(stop_ids: Sequence[int]) -> int | list[int]:
+    """An id alone stands without a list, as most readers know it."""
+    return stop_ids[0] if len(stop_ids) == 1 else list(stop_ids)
 
 
 def save_peft(directory: str | Path, config: ModelConfig, lora: Any, base: str) -> None:

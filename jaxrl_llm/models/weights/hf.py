@@ -1,6 +1,7 @@
 """Reads Hugging Face directories: `config.json` and safetensors, in one file or in shards with their index."""
 import dataclasses
 import functools
+import os
 import re
 import warnings
 from pathlib import Path
@@ -92,7 +93,7 @@ class _Tensors:
         from safetensors import SafetensorError, safe_open
 
         if file not in self._open:
-            if files.regular(self.directory, file.relative_to(self.directory), limit=None) is None:
+            if files.regular(self.directory, os.path.relpath(file, self.directory), limit=None) is None:
                 raise FileNotFoundError(f"{file} is named by the index but is not there; fetch the checkpoint again")
             try:
                 self._open[file] = safe_open(file, "numpy")

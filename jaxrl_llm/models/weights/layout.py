@@ -172,7 +172,7 @@ def finite(name: str, part: np.ndarray, file: Any) -> np.ndarray:
         right = np.isfinite(part.astype(np.float32, copy=False))
     if not right.all():
         raise ValueError(f"tensor {name!r} in {file} holds {right.size - np.count_nonzero(right)} values of {right.size} that "
-                         "are NaN or infinite; such weights compute nothing: fetch the checkpoint again, or take an earlier one")
+                         "are NaN or infinite, with which nothing is computed; fetch the checkpoint again, or take another")
     return part
 
 

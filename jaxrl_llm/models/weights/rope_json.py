@@ -52,6 +52,8 @@ def _scaling(parameters, raw, file) -> RopeScaling | None:
                                                                   raw["max_position_embeddings"])
     if kind == "llama3":
         low, high = float(get("low_freq_factor")), float(get("high_freq_factor"))
+        if low >= high:
+            raise ValueError(f"{file}: high_freq_factor={high} of the rope parameters is not above low_freq_factor={low}")
         return RopeScaling("llama3", float(get("factor")), low, high, original)
     if kind == "yarn":
         factor = float(get("factor", raw["max_position_embeddings"] / original))

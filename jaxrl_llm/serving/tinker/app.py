@@ -185,7 +185,7 @@ class _Server:
         body = await read_json(request, self.served.limits)
         if not isinstance(body, dict) or not isinstance(body.get("tinker_path"), str):
             raise Refused("give {'tinker_path': 'tinker://MODEL/KIND/NAME'}")
-        saved = await in_thread(self.service.store.load, body["tinker_path"], self.service.name)
+        saved = await in_thread(self.service.stored, body["tinker_path"])
         return JSONResponse({"base_model": saved.base, "is_lora": True, "lora_rank": saved.shape.rank, "train_unembed": False,
                              "train_mlp": saved.shape.mlp, "train_attn": saved.shape.attention})
 

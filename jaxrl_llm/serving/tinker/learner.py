@@ -83,14 +83,27 @@ class Learner:
                              "adapter here, nor have a mixture's experts)")
         return there
 
+    def check(self, shape: Shape, tree: Any, moments: Any, where: str) -> None:
+        """Raises ValueError unless the arrays of an adapter, and Adam's, are those of an adapter of this shape on the base."""
+        sizes = {target: self.params["layers"][target]["kernel"].shape for target in self.targets_of(shape)}
+        wanted = {target: {"a": (layers, fan_in, shape.rank), "b": (layers, shape.rank, fan_out)}
+                  for target, (layers, fan_in, fan_out) in sizes.items()}
+        for name, one in (("lora", tree), *(() if moments is None else (("mu", moments.mu), ("nu", moments.nu)))):
+            found = {target: {part: x.shape for part, x in parts.items()} for target, parts in one.items()}
+            if found != wanted:
+                raise ValueError(f"{where}: its tensors {name!r} have the shapes {str(found)[:300]}; its header says {shape}, "
+                                 f"which has {str(wanted)[:300]} on this model")
+            if any(x.dtype != np.float32 for parts in one.values() for x in parts.values()):
+                raise ValueError(f"{where}: its tensors {name!r} are not all of float32")
+        if moments is not None and any((x < 0).any() for x in jax.tree.leaves((moments.nu, moments.count))):
+            raise ValueError(f"{where}: its optimiser state has negative squares, or a negative number of steps")
+        if moments is not None and (moments.count.shape != () or moments.count.dtype.kind not in "iu"):
+            raise ValueError(f"{where}: its tensor 'count' is of shape {moments.count.shape}; expected one whole number")
+
     def create(self, shape: Shape, seed: int) -> Adapter:
         """An adapter that changes nothing yet. Raises ValueError as `lora.init` does, and if nothing would be trained."""
         tree = lora.init(jax.random.key(seed), self.params, shape.rank, ALPHA, self.targets_of(shape))
         return Adapter(shape, tree, fresh_moments(tree))
-
-    def layout(self, shape: Shape) -> Any:
-        """The shapes and types of the matrices of an adapter. Raises ValueError as `create` does."""
-        return jax.eval_shape(lambda: lora.init(jax.random.key(0), self.params, shape.rank, ALPHA, self.targets_of(shape)))
 
     def padded(self, tree: Any, rank: int) -> Any:
         """An adapter of `rank` on all targets with the same product, filled up with 0. None: the base alone."""

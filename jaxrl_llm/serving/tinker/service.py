@@ -122,7 +122,7 @@ class Service:
     def load(self, model: str, path: str, optimizer: bool, session: str | None) -> Future:
         """Loads a checkpoint's weights, and with `optimizer` Adam's state, into an adapter, a new one if a session is given."""
         def read():
-            saved = self._loaded(path)
+            saved = self.stored(path)
             if optimizer and saved.moments is None:
                 raise ValueError(f"{path} was saved to sample from and has no optimiser state; load it without, or load what "
                                  "save_state wrote")
@@ -224,6 +224,15 @@ class Service:
 
         return self._do(go)
 
+    def stored(self, path: str) -> Checkpoint:
+        """A checkpoint of an adapter of this server's model. Raises ValueError for another."""
+        saved = self.store.load(path, self.name)
+        if saved.shape.rank > self._rank:
+            raise ValueError(f"{path} holds an adapter of rank {saved.shape.rank}; this server takes 1 to {self._rank} "
+                             "(start it with another --rank)")
+        self.learner.check(saved.shape, saved.tree, saved.moments, path)
+        return saved
+
     # --- what is common -----------------------------------------------------------------------------------------------------
 
     def _do(self, function: Callable[[], Any]) -> Future:
@@ -238,7 +247,7 @@ class Service:
         stamp = self.store.stamp(path)  # before the checkpoint is read: that of a later one would hide that it is older
         known, snapshot = self._cached.get(path, (None, None))
         if known != stamp:
-            saved = self._loaded(path)
+            saved = self.stored(path)
             snapshot = Snapshot(saved.tree)
         with self._lock:
             self._cached[path] = stamp, snapshot
@@ -246,23 +255,6 @@ class Service:
             if len(self._cached) > _CACHED:
                 self._cached.popitem(last=False)
         return snapshot
-
-    def _loaded(self, path: str) -> Checkpoint:
-        """A checkpoint whose arrays are those of an adapter here, all finite. Raises ValueError for any other."""
-        saved = self.store.load(path, self.name)
-        if not 0 < saved.shape.rank <= self._rank:
-            raise ValueError(f"{path} holds an adapter of rank {saved.shape.rank}; this server takes 1 to {self._rank} "
-                             "(start it with another --rank)")
-        wanted, given = self.learner.layout(saved.shape), saved.tree
-        if saved.moments is not None:
-            wanted, given = (wanted, jax.eval_shape(fresh_moments, wanted)), (given, saved.moments)
-        if described(given) != described(wanted):
-            raise ValueError(f"{path} holds arrays of other names, shapes or types than an adapter of {saved.shape} has here")
-        if not all(np.isfinite(x).all() for x in jax.tree.leaves(given)):
-            raise ValueError(f"{path} holds numbers that are not finite")
-        if saved.moments is not None and any((x < 0).any() for x in jax.tree.leaves((saved.moments.nu, saved.moments.count))):
-            raise ValueError(f"{path} holds an optimiser state with negative squares, or a negative number of steps")
-        return saved
 
     def _make_room(self, session: str, shape: Shape) -> None:
         """Drops the models of lost sessions if needed; raises ValueError if one more adapter still does not fit."""
@@ -282,8 +274,3 @@ class Service:
         one = self._models.pop(model)
         for key in (*one.unnamed, *([one.inflight] if one.inflight else ())):
             self._held.pop(key, None)
-
-
-def described(tree: Any) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-    """Name, shape and type of each array of a tree."""
-    return [(jax.tree_util.keystr(name), x.shape, np.dtype(x.dtype)) for name, x in jax.tree_util.tree_leaves_with_path(tree)]

@@ -64,27 +64,21 @@ class Store:
         os.replace(part, file)
 
     def load(self, path: str, base: str) -> Checkpoint:
-        """The checkpoint. Raises ValueError for an address that does not exist, an unreadable file, or one of another `base`.
-
-        Its arrays may have any shapes and values: `Service` compares them with the adapter that they are for.
-        """
-        file = self._existing(path)
+        """The checkpoint. Raises ValueError for an address that does not exist, another base, or a file not by `save`."""
         try:
-            with safe_open(file, "numpy") as opened:
-                shape = json.loads(opened.metadata()["adapter"])
+            with safe_open(self._existing(path), "numpy") as opened:
+                own, shape = _header((opened.metadata() or {}).get("adapter"), path)
                 arrays = {name: opened.get_tensor(name) for name in opened.keys()}
-            own, rank, attention, mlp = (shape[name] for name in ("base", *Shape._fields))
-        except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"{path} holds no adapter that this server wrote: {type(error).__name__}: {error}") from error
+        except (SafetensorError, TypeError) as error:
+            raise ValueError(f"{path} is no readable checkpoint ({error})") from error
         if own != base:
             raise ValueError(f"{path} belongs to the model {own}, this server has {base}")
-        if [type(one) for one in (rank, attention, mlp)] != [int, bool, bool]:
-            raise ValueError(f"{path} describes an adapter of {shape}; expected a whole number for the rank, true or false for "
-                             "attention and mlp")
+        if wrong := [name for name, x in arrays.items() if not np.isfinite(x.astype(np.float32)).all()]:
+            raise ValueError(f"{path}: the tensor {wrong[0]!r} holds values that are NaN or infinite")
         moments = None
         if "count" in arrays:
             moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays), _tree("nu", arrays))
-        return Checkpoint(own, Shape(rank, attention, mlp), _tree("lora", arrays), moments)
+        return Checkpoint(own, shape, _tree("lora", arrays), moments)
 
     def stamp(self, path: str) -> Stamp:
         """What tells a checkpoint from an earlier one at its address. Raises ValueError for an address that does not exist."""
@@ -109,11 +103,22 @@ def _named(head: str, tree: Any) -> dict[str, np.ndarray]:
     return {f"{head}.{target}.{name}": np.asarray(x) for target, one in jax.device_get(tree).items() for name, x in one.items()}
 
 
+def _header(text: Any, path: str) -> tuple[Any, Shape]:
+    """Base and shape of an adapter, as `Store.save` writes them."""
+    try:
+        said = json.loads(text)
+        own, shape = said.pop("base"), Shape(**said)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path}: its header {str(text)[:80]!r} describes no adapter ({error!r})") from error
+    if [type(value) for value in shape] != [int, bool, bool] or shape.rank < 1:
+        raise ValueError(f"{path}: its header gives the adapter the shape {shape}; expected a rank from 1 on and two flags")
+    return own, shape
+
+
 def _tree(head: str, arrays: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     tree: dict[str, dict[str, np.ndarray]] = {}
     for name, x in arrays.items():
-        first, _, rest = name.partition(".")
+        first, target, part = (*name.split(".", 2), "", "")[:3]
         if first == head:
-            target, _, matrix = rest.partition(".")
-            tree.setdefault(target, {})[matrix] = x
+            tree.setdefault(target, {})[part] = x
     return tree
