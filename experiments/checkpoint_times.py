@@ -18,7 +18,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm import command_line, lifetime
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py", "Configuration of the run.")
 _SAVES = flags.DEFINE_integer("saves", 5, "Timed saves; medians are reported.", lower_bound=1)
@@ -32,7 +32,7 @@ def training(folder: Path, *options: str):
         given.insert(0, "--config=configs/arithmetic.py")
     command = [sys.executable, str(Path(__file__).with_name("train.py")), *given, f"--workdir={folder}", "--config.steps=1000",
                "--config.eval.every=0", "--config.samples_every=0", "--config.checkpoint.every=0", *options]
-    with (folder.parent / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+    with (folder.parent / "log").open("w") as log, lifetime.start(command, stdout=log, stderr=log) as process:
         try:
             yield process
         finally:

@@ -17,7 +17,7 @@ import time
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm import command_line, lifetime
 
 _MODEL = flags.DEFINE_string("model", None, "Name of a published model.")
 _DEVICES = flags.DEFINE_list("devices", None, "Numbers of devices.")
@@ -101,13 +101,14 @@ def in_own_process(count: int) -> dict:
     flags_given = [f"--model={_MODEL.value}", f"--devices={count}", f"--mesh={_MESH.value}", f"--work={_WORK.value}",
                    f"--platform={_PLATFORM.value}", f"--ops={_OPS.value}", "--here", "--compilation_cache="]
     environment = {key: value.format(count) for key, value in _ENVIRONMENT[_PLATFORM.value].items()}
-    done = subprocess.run([sys.executable, __file__, *flags_given], capture_output=True, text=True,
-                          env=os.environ | environment | {"JAX_PLATFORMS": "cpu"})
-    if done.returncode:
-        words = [line for line in done.stderr.strip().splitlines() if "JAXRL_LLM_TRACEBACK" not in line]
-        reason = "\n".join(words[-3:] or [f"exit code {done.returncode}"])
+    with lifetime.start([sys.executable, __file__, *flags_given], os.environ | environment | {"JAX_PLATFORMS": "cpu"},
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        printed, complaint = process.communicate()
+    if process.returncode:
+        words = [line for line in complaint.strip().splitlines() if "JAXRL_LLM_TRACEBACK" not in line]
+        reason = "\n".join(words[-3:] or [f"exit code {process.returncode}"])
         raise RuntimeError(f"{count} devices were not compiled for: {reason}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(printed.splitlines()[-1])
 
 
 def row(result: dict) -> list[str]:

@@ -12,7 +12,6 @@ POST /update_weights_from_disk. docs/guides/serving.md has the fields and limits
 offers Tinker's API instead of OpenAI's: clients train LoRA adapters on the model and sample from them.
 """
 import importlib
-import ipaddress
 import os
 import socket
 from pathlib import Path
@@ -47,11 +46,8 @@ _WEIGHTS_FROM = flags.DEFINE_string("weights_from", None, "Folder under which we
 
 def check_token(host: str, token: str) -> None:
     """Raises ValueError if other machines could connect without a token."""
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local and not token:
+    from jaxrl_llm.serving.http import is_loopback
+    if not is_loopback(host) and not token:
         raise ValueError(f"--host={host} lets other machines ask, so the server wants a token; set the environment variable "
                          "JAXRL_LLM_TOKEN, or leave --host at 127.0.0.1")
 

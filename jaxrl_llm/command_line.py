@@ -12,6 +12,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
+from jaxrl_llm import lifetime
 from jaxrl_llm.cli import COMMANDS
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.training import config_page
@@ -64,6 +65,7 @@ def run(main: Callable[..., None], *required: str, words: bool = False) -> None:
         main(*([arguments[1:]] if words else []))
 
     use_jemalloc()
+    lifetime.end_with_parent()
     flags.mark_flags_as_required(required)
     try:
         app.run(start, flags_parser=functools.partial(parse, words=words))

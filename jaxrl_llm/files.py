@@ -2,11 +2,12 @@
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 TEXT_LIMIT = 1 << 27  # bytes of a file that is read at once; the largest published tokenizer.json has a quarter of that
+LINES_LIMIT = 1 << 32  # bytes of a file that is read line by line
 
 
 def expanded(path: str | os.PathLike) -> Path:
@@ -52,6 +53,13 @@ def read_text(folder: Path, name: str | os.PathLike, limit: int = TEXT_LIMIT) ->
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no text in UTF-8 ({error})") from error
+
+
+def lines(folder: Path, name: str | os.PathLike, limit: int = LINES_LIMIT) -> Iterator[str]:
+    """The lines of a file of a folder with their ends, one at a time; none where it does not exist. Raises as `read_text`."""
+    if (file := regular(folder, name, limit)) is not None:
+        with open(file, encoding="utf-8", newline="\n") as opened:
+            yield from opened
 
 
 def read_object(folder: Path, name: str | os.PathLike, limit: int = TEXT_LIMIT) -> dict[str, Any] | None:

@@ -188,7 +188,21 @@ def test_pages_derive_keys_of_trajectories_as_the_sampler_does():
         pages, ["fold_in(fold_in(KEY, uid >> 32), uid mod 2^32)"])
 
 
+def missing_tests(text: str) -> list[str]:
+    """The tests named in a text (`tests/FILE.py`, `tests/FILE.py::NAME`) that do not exist."""
+    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+    return [f"{file}::{name}" for file, name in named if not (ROOT / file).is_file() or name
+            and not re.search(rf"^(async )?def {name}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_the_tests_that_a_page_names_exist(page):
+    assert not missing_tests(text_of(page))
+
+
 def test_the_checks_fail_where_they_should():
+    assert missing_tests("`tests/test_docs.py`, `tests/none.py`, `tests/test_docs.py::test_none`") == [
+        "tests/none.py::", "tests/test_docs.py::test_none"] and "tests/hostile/" in text_of(Path("docs/security.md"))
     assert anchors(Path("docs/troubleshooting.md")) >= {"recompilationerror", "updates-are-refused-or-training-diverged"}
     result = commands("python experiments/show.py runs/x \\\n  --nopage --bogus=1")
     assert result == [("experiments/show.py", ["nopage", "bogus"])]

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from jaxrl_llm import files
 from jaxrl_llm.environments.runner import AllInvalid
 from jaxrl_llm.forest import Forest, policy_lengths
 from jaxrl_llm.training.checkpoints import checksums
@@ -172,7 +173,7 @@ def measured(folder: Path, task: str) -> tuple[Row, dict[int, Row]]:
       ValueError: the measurement is of another task, whose problems have the same numbers.
     """
     file = folder / FILE
-    if not file.is_file():
+    if not file.exists():
         raise FileNotFoundError(f"{folder} holds no measurement: {FILE} is missing; give the folder that evaluate.py wrote")
     header, *batches = read(file)
     if header["task"] != task:
@@ -200,10 +201,9 @@ def append(file: Path, rows: list[Row]) -> None:
 
 def read(file: Path) -> Iterator[Row]:
     """The lines of `file` as JSON; a truncated last one is skipped."""
-    with open(file) as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
+    for line in files.lines(file.parent, file.name):
+        if line.endswith("\n"):
+            yield json.loads(line)
 
 
 def by_problem(rows: Sequence[Row], samples: int | None = None) -> dict[int, Row]:

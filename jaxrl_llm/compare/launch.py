@@ -10,13 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm import lifetime
 from jaxrl_llm.compare.ledger import read_run
 from jaxrl_llm.compare.plan import Budget, Job, write_config
+from jaxrl_llm.training.lock import is_locked
 from jaxrl_llm.training.progress import format_seconds
 from jaxrl_llm.training.workdir import checkpoint_steps
 
 TRAIN = Path(__file__).parents[1] / "experiments" / "train.py"
-PATIENCE = 300.0  # seconds that a stopped run may take to save its last step
 
 
 class Share(NamedTuple):
@@ -50,20 +51,25 @@ def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: 
     """Runs unfinished jobs; returns the jobs that failed; their log.txt gives the reason. The others continue.
 
     A job is stopped after the first held-out evaluation at or beyond its budget. On an interrupt, a SIGTERM or an error all
-    running jobs save their last step, so that the same call continues them.
+    running jobs save their last step, so that the same call continues them; if this process is killed, they do so too, and
+    the same call waits for their ends.
     """
     for one in (signal.SIGINT, signal.SIGTERM):  # a background shell ignores interrupts, and children inherit that
         signal.signal(one, signal.default_int_handler)
     shares = {job: used(job.folder, budget) for job in jobs}
     waiting = [job for job in jobs if not shares[job].done]
     finished, failed, running, stopping = len(jobs) - len(waiting), [], {}, {}
+    patient = time.monotonic() + lifetime.PATIENCE
+    if held := [job.title for job in waiting if is_locked(job.folder)]:
+        say(f"waiting for runs of an earlier comparison to save their last step and end: {', '.join(held)}")
     clock = _Clock(_runs(shares), len(jobs), say, interval)
     if finished:
         say(f"{finished} of {len(jobs)} runs are finished already")
     try:
         while waiting or running:
-            while waiting and len(running) < parallel:
-                job = waiting.pop(0)
+            while len(running) < parallel and (job := next((
+                    one for one in waiting if time.monotonic() > patient or not is_locked(one.folder)), None)):
+                waiting.remove(job)
                 running[job] = _start(job, budget, options, environment(parallel))
                 say(f"[{finished + len(failed) + len(running)}/{len(jobs)}] {job.title}: started, log in {job.folder}/log.txt")
             time.sleep(poll)
@@ -73,7 +79,7 @@ def run_all(jobs: Sequence[Job], budget: Budget, *, parallel: int = 1, options: 
                 if not ended and shares[job].done and job not in stopping:
                     process.send_signal(signal.SIGINT)
                     stopping[job] = time.monotonic()
-                if not ended and job in stopping and time.monotonic() - stopping[job] > PATIENCE:
+                if not ended and job in stopping and time.monotonic() - stopping[job] > lifetime.PATIENCE:
                     process.kill()
                 if ended:
                     del running[job]
@@ -107,15 +113,14 @@ def _start(job: Job, budget: Budget, options, variables) -> subprocess.Popen:
     write_config(job, budget)
     job.folder.mkdir(parents=True, exist_ok=True)
     with open(job.folder / "log.txt", "a") as log:
-        return subprocess.Popen(command(job, options), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                env=variables)
+        return lifetime.start(command(job, options), variables, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
 
 
 def _interrupt(processes) -> None:
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + lifetime.PATIENCE
     for process in processes:
         try:
             process.wait(max(deadline - time.monotonic(), 0.1))

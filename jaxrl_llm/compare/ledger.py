@@ -124,7 +124,7 @@ def without_compiling(seconds: np.ndarray) -> np.ndarray:
 
 def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops", "seconds")) -> Run | None:
     """The run in `folder`; None where nothing has been measured yet. Only `units` are counted."""
-    if not (folder / "metrics.jsonl").is_file() or not (folder / "config.json").is_file():
+    if not (folder / "metrics.jsonl").exists() or not (folder / "config.json").exists():
         return None
     metrics, config = read_metrics(folder), stored_config(folder)
     steps = metrics["step"]

@@ -264,10 +264,9 @@ def check_folder(job: Job, budget: Budget) -> None:
 
     The number of saves may differ, and that of steps if no schedule follows it.
     """
-    file = job.folder / "config.json"
-    if not file.is_file():
+    stored = read_config(job.folder / "config.json")
+    if stored is None:
         return
-    stored = read_config(file) or {}
     config = run_config(job, budget)
     wanted = resolve_config(config_lib.resolve(config, methods.get(config.method).defaults))
     free = ("checkpoint.",) if _following_steps(config) else ("checkpoint.", "steps:")

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm import files
 from jaxrl_llm.compare.launch import last_words, used
 from jaxrl_llm.compare.ledger import Run, read_run
 from jaxrl_llm.compare.plan import UNITS, Budget, Job
 from jaxrl_llm.evaluation import comparison, how_to_autorl
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.rates import pass_at_k
-from jaxrl_llm.tasks.jsonl import lines
-from jaxrl_llm.training.workdir import config_changes, stored_config
+from jaxrl_llm.training.workdir import config_changes, starts_of, stored_config
 
 METRIC, SOLVED = "eval/score", "eval/solved"
 POINTS = 101  # of a curve
@@ -208,10 +208,8 @@ def held_out_correct(file: Path) -> np.ndarray | None:
 
     None without the page, and where groups are unequal: an environment lost trajectories, or one has several contexts.
     """
-    if not file.is_file():
-        return None
-    rows = {}
-    for _, line in lines(file):
+    rows: dict[int, list[bool]] = {}
+    for line in files.lines(file.parent, file.name):
         row = json.loads(line)
         rows.setdefault(row["prompt_index"], []).append(row["solved"])
     return np.array([*rows.values()], bool) if len({len(own) for own in rows.values()}) == 1 else None
@@ -291,7 +289,7 @@ def facts(results: Mapping[str, list[Result]]) -> str:
     """One paragraph: task, model, batch, evaluation and software of the first run."""
     run = next(iter(results.values()))[0]
     c = stored_config(run.job.folder)
-    software = json.loads((run.job.folder / "environment.json").read_text())["starts"][-1]
+    software = starts_of(run.job.folder)[-1]
     sizes = c.model.sizes or f"{c.model.num_layers} layers of width {c.model.hidden_size}"
     model = c.model.path or f"{sizes} from scratch"
     warm = f", after {c.warmup.steps} supervised steps" if c.warmup.steps else ""

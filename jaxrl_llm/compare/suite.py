@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy import stats
 
+from jaxrl_llm import files
 from jaxrl_llm.compare.figures import names_width, rows_height, save_figure, shortened
 from jaxrl_llm.compare.page import table
 from jaxrl_llm.compare.plan import UNITS, Budget
@@ -174,8 +175,8 @@ def _verdict(test, adjusted: float) -> str:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """The parts of the page in `folder`; none where there is no page yet."""
-    file = folder / FILE_NAME
-    return json.loads(file.read_text()) if file.is_file() else []
+    text = files.read_text(folder, FILE_NAME)
+    return [] if text is None else json.loads(text)
 
 
 def with_part(parts: Sequence[Mapping[str, Any]], part: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm import files
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.evaluation import echo_chamber as echo
 from jaxrl_llm.evaluation.pass_at_k import pass_at_k
 from jaxrl_llm.evaluation.rates import bootstrap_mean
 from jaxrl_llm.figures import COLORS
 from jaxrl_llm.show.runs import short_names
-from jaxrl_llm.tasks.jsonl import lines
 from jaxrl_llm.training.metrics import read_metrics
 
 _DASHES = ("-", "--", ":", "-.")
@@ -47,7 +47,7 @@ def course(folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[d
     evaluations = []
     for step in metrics["step"][made].astype(int).tolist():
         file = folder / "samples" / f"step_{step:06d}.jsonl"
-        if file.is_file():
+        if file.exists():
             evaluations.append({"step": step, **numbers(file, formats, names)})
     if not evaluations:
         raise ValueError(f"{folder} holds no page of held-out completions (samples/step_*.jsonl): give a run with evaluations")
@@ -56,7 +56,7 @@ def course(folder: Path, formats: Sequence[str], names: Sequence[str]) -> list[d
 
 def numbers(file: Path, formats: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
     """Shares, accuracy and variety of the completions of a page."""
-    rows = [json.loads(line) for _, line in lines(file)]
+    rows = [json.loads(line) for line in files.lines(file.parent, file.name)]
     group = 1 + max(row["completion_index"] for row in rows)
     correct = np.array([row["solved"] for row in rows]).reshape(-1, group)
     texts = [[row["completion"] for row in rows[i:i + group]] for i in range(0, len(rows), group)]

@@ -1,11 +1,11 @@
 """An index of run folders: which of many runs belong together, as curves with bands and as a table."""
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm import files
 from jaxrl_llm.compare.ledger import Run, read_run
 from jaxrl_llm.compare.plan import UNITS
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
@@ -98,7 +98,7 @@ def index(folders: Sequence[Path], unit: str) -> tuple[list[Record], list[str]]:
             if run is None:
                 notes.append(f"{place}: nothing measured yet")
                 continue
-            settings = flat(json.loads((place / "config.json").read_text())["config"])
+            settings = flat(files.read_object(place, "config.json")["config"])
         except (ValueError, KeyError, TypeError, OSError, ImportError) as error:  # cut short, or of another program
             notes.append(f"{place}: {type(error).__name__}: {error}")
             continue

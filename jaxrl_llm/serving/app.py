@@ -3,7 +3,8 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +19,11 @@ from jaxrl_llm.files import expanded
 from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.models import ModelConfig, weights
 from jaxrl_llm.serving.answers import Answer
-from jaxrl_llm.serving.http import check_token, error_body, handlers, read_json
-from jaxrl_llm.serving.requests import Asked, Limits, Refused, read
+from jaxrl_llm.serving.http import admit, error_body, handlers, in_thread, read_json, within
+from jaxrl_llm.serving.requests import Asked, Limits, Refused, read, unserved
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
 from jaxrl_llm.tokenizers import Tokenizer
+from jaxrl_llm.tokenizers.messages import shown
 
 _ARRIVED = tuple[int, Node | Failure]  # index of the completion, and what arrived for it
 
@@ -56,8 +58,8 @@ def make_app(served: Served) -> Starlette:
 
     routes = [Route("/v1/completions", server.completions, methods=["POST"]),
               Route("/v1/chat/completions", server.chat, methods=["POST"]),
-              Route("/v1/models", server.models), Route("/health", server.health),
-              Route("/update_weights_from_disk", server.update_weights, methods=["POST"])]
+              Route("/v1/models", server.models), Route("/v1/models/{name:path}", server.model),
+              Route("/health", server.health), Route("/update_weights_from_disk", server.update_weights, methods=["POST"])]
     see = "GET /v1/models, POST /v1/completions and POST /v1/chat/completions"
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers(see))
 
@@ -77,9 +79,19 @@ class _Server:
 
     async def models(self, request: Request) -> Response:
         self.check(request)
-        return JSONResponse({"object": "list", "data": [{
-            "id": self.served.name, "object": "model", "created": 0, "owned_by": "jaxrl_llm",
-            "max_model_len": self.worker.slot_tokens, "metadata": {"weight_version": self.worker.tag}}]})
+        return JSONResponse({"object": "list", "data": [self.described()]})
+
+    async def model(self, request: Request) -> Response:
+        """The model by its name; 404 for another one."""
+        self.check(request)
+        if (name := request.path_params["name"]) != self.served.name:
+            raise unserved(name, self.served.name)
+        return JSONResponse(self.described())
+
+    def described(self) -> dict[str, Any]:
+        """The model as OpenAI describes one."""
+        return {"id": self.served.name, "object": "model", "created": 0, "owned_by": "jaxrl_llm",
+                "max_model_len": self.worker.slot_tokens, "metadata": {"weight_version": self.worker.tag}}
 
     async def completions(self, request: Request) -> Response:
         return await self.sampled(request, chat=False)
@@ -90,21 +102,23 @@ class _Server:
     async def update_weights(self, request: Request) -> Response:
         """Uses weights from a directory from the next chunk on; answers once they are in use."""
         self.check(request)
-        body = await self.body(request)
+        body = await read_json(request, self.served.limits)
         known = {"model_path", "weight_version"}
         if not isinstance(body, dict) or body.keys() != known or not all(
                 isinstance(x, str) and x.isprintable() for x in body.values()):
-            raise Refused(f"the body is {str(body)[:200]}; give {{'model_path': DIRECTORY, 'weight_version': NAME}}, both of "
+            raise Refused(f"the body is {shown(body)}; give {{'model_path': DIRECTORY, 'weight_version': NAME}}, both of "
                           "printable characters")
         directory = self.allowed(body["model_path"])
-        async with self.loading:  # one at a time: each holds one more copy of all weights
-            try:
-                config, params = await asyncio.to_thread(weights.load, directory)
-                if config != self.served.config:
-                    raise ValueError(f"{directory} holds a model of another architecture than the one that is served")
-                await asyncio.wrap_future(self.worker.publish(body["weight_version"], params))
-            except (OSError, ValueError) as error:
-                raise Refused(str(error), "model_path") from error
+        with self.place():
+            async with self.loading:  # one at a time: each holds one more copy of all weights
+                try:
+                    config, params = await within(self.served.limits.stalled, in_thread(weights.load, directory))
+                    if config != self.served.config:
+                        raise ValueError(f"{directory} holds a model of another architecture than the one that is served")
+                    await within(self.served.limits.stalled,
+                                  asyncio.wrap_future(self.worker.publish(body["weight_version"], params)))
+                except (OSError, ValueError) as error:
+                    raise Refused(str(error), "model_path") from error
         return JSONResponse({"success": True, "message": f"serving {body['weight_version']}",
                              "weight_version": body["weight_version"]})
 
@@ -115,39 +129,48 @@ class _Server:
             raise Refused("this server takes no other weights; start it with --weights_from=FOLDER", status=403)
         try:
             directory = expanded(path).resolve()
-        except ValueError as error:  # an unknown user, a NUL
-            raise Refused(str(error), "model_path") from error
+        except (OSError, RuntimeError, ValueError) as error:  # an unknown user, links in a circle
+            raise Refused(f"model_path={shown(path)}: {error}", "model_path") from None
         if not directory.is_relative_to(folder.resolve()):
-            raise Refused(f"model_path={path!r} does not lie in {folder}, from where this server takes weights", "model_path",
-                          403)
+            raise Refused(f"model_path={shown(path)} does not lie in {folder}, from where this server takes weights",
+                          "model_path", 403)
         return directory
 
     # --- a request for completions ------------------------------------------------------------------------------------------
 
-    async def sampled(self, request: Request, chat: bool) -> Response:
-        """A whole answer, or a stream; a client that disconnects frees its rows."""
-        self.check(request)
-        served = self.served
-        if self.open >= served.limits.requests:
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """One of the requests that are answered at a time. Raises `Refused` if there is no room."""
+        if self.open >= self.served.limits.requests:
             raise Refused(f"{self.open} requests are being answered, the most that this server allows; try again later",
                           status=429, code="rate_limit_exceeded")
         self.open += 1
         try:
-            body = await self.body(request)
-            asked = await asyncio.to_thread(read, body, chat, served.tokenizer, self.worker.vocab_size,
-                                            self.worker.slot_tokens, served.name, served.limits)
-            answer, rows = Answer(asked, served.tokenizer, served.name, self.worker.tags), _Rows(self.worker, asked)
-            await rows.start()
-        except BaseException:
+            yield
+        finally:
             self.open -= 1
-            raise
-        if asked.stream:
-            return _Events(self.streamed(asked, answer, rows), lambda: self.end(rows))
-        try:
+
+    async def sampled(self, request: Request, chat: bool) -> Response:
+        """A whole answer, or a stream; a client that disconnects frees its rows, and every end frees its place."""
+        self.check(request)
+        body = await read_json(request, self.served.limits)
+        with contextlib.ExitStack() as held:
+            held.enter_context(self.place())
+            asked, answer, rows = await within(self.served.limits.arrival, self.understood(body, chat))
+            await within(self.served.limits.stalled, rows.start())
+            held.callback(rows.release)
+            if asked.stream:
+                return _Events(self.streamed(asked, answer, rows), self.served.limits.unread, held.pop_all())
             nodes = await _unless_gone(request.receive, rows.whole())
             return JSONResponse(answer.whole(nodes, self.worker.tag))
-        finally:
-            self.end(rows)
+
+    async def understood(self, body: Any, chat: bool) -> tuple[Asked, Answer, "_Rows"]:
+        """What a body asks for, and the frame of its answer; costly texts are read in a thread."""
+        served = self.served
+        asked = await in_thread(read, body, chat, served.tokenizer, self.worker.vocab_size, self.worker.slot_tokens,
+                                served.name, served.limits)
+        answer = Answer(asked, served.tokenizer, served.name, self.worker.tags)
+        return asked, answer, _Rows(self.worker, asked, served.limits.stalled)
 
     async def streamed(self, asked: Asked, answer: Answer, rows: "_Rows") -> AsyncIterator[str]:
         """Sends events as tokens arrive. An error is an event too, since the status has already been sent."""
@@ -163,43 +186,35 @@ class _Server:
         except Failure as error:
             yield _event(error_body(str(error), 500))
 
-    def end(self, rows: "_Rows") -> None:
-        """Cleans up after a request, however it ended."""
-        self.open -= 1
-        rows.release()
-
-    # --- what every request goes through ------------------------------------------------------------------------------------
-
     def check(self, request: Request) -> None:
-        """Checks the bearer token."""
-        token = self.served.token
-        check_token(request.headers.get("authorization", ""), token and f"Bearer {token}", "Authorization: Bearer TOKEN")
-
-    async def body(self, request: Request) -> Any:
-        """The JSON of the body."""
-        return await read_json(request, self.served.limits.body)
+        """Checks the bearer token, or the host where none is set."""
+        admit(request, "Authorization", self.served.token, "Bearer TOKEN")
 
 
 class _Events(StreamingResponse):
-    """A stream of events; `done` is called at its end, even if the client disconnected before it began."""
+    """A stream of events; what is `held` is freed at its end, even if the client disconnected before it began.
 
-    def __init__(self, events: AsyncIterator[str], done: Callable[[], None]):
+    A piece that is not taken within `unread` seconds ends it: its client is not reading.
+    """
+
+    def __init__(self, events: AsyncIterator[str], unread: float, held: contextlib.ExitStack):
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        self._done = done
+        self._unread, self._held = unread, held
 
     async def __call__(self, scope, receive, send) -> None:
-        try:
-            with contextlib.suppress(ClientDisconnect, OSError):
-                await _unless_gone(receive, self.stream_response(send))
-        finally:
-            self._done()
+        async def soon(message):
+            async with asyncio.timeout(self._unread):
+                await send(message)
+
+        with self._held, contextlib.suppress(ClientDisconnect, OSError):  # TimeoutError is one
+            await _unless_gone(receive, self.stream_response(soon))
 
 
 class _Rows:
     """The rows of one request, whose tokens come from the engine's thread into a queue of this event loop."""
 
-    def __init__(self, worker: Worker, asked: Asked):
-        self._worker, self._asked, self._loop = worker, asked, asyncio.get_running_loop()
+    def __init__(self, worker: Worker, asked: Asked, stalled: float):
+        self._worker, self._asked, self._stalled, self._loop = worker, asked, stalled, asyncio.get_running_loop()
         self._queue: asyncio.Queue[_ARRIVED] = asyncio.Queue()
         self._uids: list[int] = []
 
@@ -223,8 +238,15 @@ class _Rows:
             raise
 
     async def next(self) -> tuple[int, Node]:
-        """The next completion that has news, and its node. Raises `Failure`."""
-        index, event = await self._queue.get()
+        """The next completion that has news, and its node. Raises `Failure`, also if the engine does nothing any more."""
+        while True:
+            try:
+                async with asyncio.timeout(self._stalled):
+                    index, event = await self._queue.get()
+                break
+            except TimeoutError:
+                if (idle := time.monotonic() - self._worker.active) > self._stalled:
+                    raise Failure(f"the engine has done nothing for {idle:.0f} seconds") from None
         if isinstance(event, Failure):
             raise event
         return index, event

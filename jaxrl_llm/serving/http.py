@@ -1,27 +1,71 @@
-"""What every request to a server goes through: the token, the limit of its body, and errors in OpenAI's format."""
+"""What every request to a server goes through: host and token, the limits of its body, and errors in OpenAI's format."""
+import asyncio
 import hmac
+import ipaddress
 import json
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from jaxrl_llm.serving.requests import Refused
+from jaxrl_llm.serving.requests import Limits, Refused
 from jaxrl_llm.serving.worker import Closed, Failure
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error",
           503: "server_error"}
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
-def check_token(given: str, token: str, header: str) -> None:
-    """Compares in constant time. Raises `Refused` for a wrong token, naming its `header`; the token "" needs none."""
-    if token and not hmac.compare_digest(given.encode(), token.encode()):
-        raise Refused(f"no or wrong token; give the header '{header}'", status=401, code="invalid_api_key")
+def is_loopback(name: str) -> bool:
+    """Whether a host's name, or its address, is this machine's alone."""
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
-async def read(request: Request, kind: str, limit: int) -> bytes:
-    """The body. Raises `Refused` for another content type than `kind`, or more than `limit` bytes.
+def admit(request: Request, header: str, token: str, form: str = "TOKEN") -> None:
+    """Raises `Refused` for a wrong token in `header`, compared in constant time, whose right value has the `form`.
+
+    The token "" needs none. Then the host must be a loopback name: a page of a browser may ask under the name that it was
+    loaded from, and may have that name point to this machine meanwhile.
+    """
+    if token:
+        if not hmac.compare_digest(request.headers.get(header, "").encode(), form.replace("TOKEN", token).encode()):
+            raise Refused(f"no or wrong token; give the header '{header}: {form}'", status=401, code="invalid_api_key")
+        return
+    for host in request.headers.getlist("host"):
+        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+        if not is_loopback(name.rstrip(".").lower()):
+            raise Refused(f"the host {host!r}; without a token this server answers under localhost and loopback addresses "
+                          "alone: use one of them, or start it with JAXRL_LLM_TOKEN", status=403)
+
+
+async def in_thread(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """`function(...)` in a thread. A StopIteration, which no future takes, is a RuntimeError: else this would wait for ever."""
+    def call() -> _R:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration as error:
+            raise RuntimeError(f"{function} raised StopIteration") from error
+
+    return await asyncio.to_thread(call)
+
+
+async def within(seconds: float, work: Awaitable[_R]) -> _R:
+    """The result of `work`; `Refused` if it takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise Refused(f"the server was not done with this request within {seconds:g} seconds", status=503) from None
+
+
+async def read(request: Request, kind: str, limits: Limits) -> bytes:
+    """The body. Raises `Refused` for another content type than `kind`, for too many bytes, and for a body that does not arrive.
 
     Pages of a browser cannot send a type such as application/json to another host without being asked.
     """
@@ -29,16 +73,20 @@ async def read(request: Request, kind: str, limit: int) -> bytes:
         name = "JSON" if kind == "application/json" else kind
         raise Refused(f"the body must be {name}, with the header 'Content-Type: {kind}'", status=415)
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise Refused(f"the body has more than {limit} bytes; send fewer or shorter prompts", status=413)
+    try:
+        async with asyncio.timeout(limits.arrival):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.body:
+                    raise Refused(f"the body has more than {limits.body} bytes; send fewer or shorter prompts", status=413)
+    except TimeoutError:
+        raise Refused(f"the body did not arrive within {limits.arrival:g} seconds", status=408) from None
     return bytes(body)
 
 
-async def read_json(request: Request, limit: int) -> Any:
+async def read_json(request: Request, limits: Limits) -> Any:
     """The JSON of the body. Raises `Refused` as `read` does, and for a body that is not JSON."""
-    body = await read(request, "application/json", limit)
+    body = await read(request, "application/json", limits)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -67,7 +115,8 @@ def handlers(see: str) -> dict[Any, Any]:
 
 
 async def _refused(request: Request, error: Refused) -> Response:
-    headers = {"Retry-After": "1"} if error.status == 429 else {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    more = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}} | dict.fromkeys((408, 413), {"Connection": "close"})
+    headers = more.get(error.status)  # the rest of a body that is refused is not waited for
     return JSONResponse(error_body(str(error), error.status, error.param, error.code), error.status, headers)
 
 

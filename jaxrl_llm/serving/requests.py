@@ -1,17 +1,20 @@
 """Bodies of requests in OpenAI's format, checked field by field and translated to the engine's requests."""
 import dataclasses
 import secrets
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jaxrl_llm.generation.engine import Request
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.registry import nearest
 from jaxrl_llm.tokenizers import Tokenizer, conversation, messages
-from jaxrl_llm.tokenizers.messages import shown as _shown
+from jaxrl_llm.tokenizers.messages import shown
 
 _COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as OpenAI has it
 STOPS = 16  # stop texts and stop tokens of a request
+CHARACTERS, ENTRIES = 64, 8  # of texts and of lists and objects, for each token that a slot holds: more would not fit in it
 STOP_LETTERS = 1000  # of a stop text: all of them are compared with the end of a completion, piece by piece
+SEEDS = 2**63  # of the engine, from 0; seeds beyond and below count on from the other end
 _SAMPLED = ("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "seed", "stop", "stop_token_ids", "stream",
             "stream_options", "logprobs", "return_token_ids")
 _UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")  # of people, not of text
@@ -19,7 +22,8 @@ _UNREAD = ("user", "metadata", "store", "service_tier", "safety_identifier", "pr
 _NEUTRAL: dict[str, tuple] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},), "echo": (False,),
     "suffix": ("",), "best_of": (1,), "response_format": ({"type": "text"},), "top_logprobs": (0,),
-    "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,)}
+    "tool_choice": ("auto", "none"), "parallel_tool_calls": (True,), "modalities": (["text"],), "min_tokens": (0,),
+    "ignore_eos": (False,)}
 _OWN = {False: ("prompt",), True: ("messages", "tools", "max_completion_tokens", "chat_template_kwargs",
                                    "continue_final_message", "add_generation_prompt")}
 
@@ -33,11 +37,21 @@ class Refused(Exception):
 
 
 class Limits(NamedTuple):
-    """Limits of one client: completions per request, concurrent requests, and bytes of a body."""
+    """Limits of one client.
+
+    Attributes:
+      completions: of a request.  requests: that are answered at the same time.  body: its bytes.
+      arrival: seconds in which a body arrives, and in which it is understood.
+      unread: seconds in which a client takes a piece of a stream.
+      stalled: seconds after which an engine that ends no step and no call counts as lost.
+    """
 
     completions: int = 64
     requests: int = 256
     body: int = 4 << 20
+    arrival: float = 300.0
+    unread: float = 60.0
+    stalled: float = 1800.0
 
 
 class Asked(NamedTuple):
@@ -65,7 +79,7 @@ class Asked(NamedTuple):
     def requests(self) -> list[Request]:
         """One engine request for each completion, prompt by prompt."""
         rows = [prompt for prompt in self.prompts for _ in range(self.n)]
-        return [dataclasses.replace(self.request, tokens=prompt, seed=self.seed + i) for i, prompt in enumerate(rows)]
+        return [dataclasses.replace(self.request, tokens=prompt, seed=(self.seed + i) % SEEDS) for i, prompt in enumerate(rows)]
 
 
 class Reader:
@@ -76,7 +90,7 @@ class Reader:
 
     def __init__(self, body: Any):
         if not isinstance(body, dict):
-            raise Refused(f"the body is {_shown(body)}; give a JSON object")
+            raise Refused(f"the body is {shown(body)}; give a JSON object")
         self._body = {name: value for name, value in body.items() if value is not None}
 
     def __contains__(self, name: str) -> bool:
@@ -91,12 +105,12 @@ class Reader:
         for name, value in self._body.items():
             if name in _NEUTRAL:
                 if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
-                    raise Refused(f"{name}={_shown(value)} is not supported; leave it out, or give "
+                    raise Refused(f"{name}={shown(value)} is not supported; leave it out, or give "
                                   f"{' or '.join(map(repr, _NEUTRAL[name]))}", name)
             elif name not in allowed + _UNREAD:
                 near = nearest(name, allowed, 1)
-                raise Refused(f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-                              + f" Allowed: {', '.join(sorted(allowed))}", name)
+                raise Refused(f"unknown field {shown(name)}" + (f"; did you mean {near[0]!r}?" if near else "")
+                              + f" Allowed: {', '.join(sorted(allowed))}", name[:80])
 
     def number(self, name: str, kind: type, low: float, high: float, default: Any) -> Any:
         """A number of at least `low` and at most `high`."""
@@ -105,15 +119,15 @@ class Reader:
             return value
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (whole or kind is float and isinstance(value, float)) or not low <= value <= high:
-            kinds = "a whole number" if kind is int else "a number"
-            raise Refused(f"{name}={_shown(value)}; give {kinds} from {low:g} to {high:g}", name)
+            kinds, form = ("a whole number", "d") if kind is int else ("a number", "g")
+            raise Refused(f"{name}={shown(value)}; give {kinds} from {low:{form}} to {high:{form}}", name)
         return value
 
     def flag(self, name: str) -> bool:
         """True or false; false where it is absent."""
         value = self._body.get(name, False)
         if not isinstance(value, bool):
-            raise Refused(f"{name}={_shown(value)}; give true or false", name)
+            raise Refused(f"{name}={shown(value)}; give true or false", name)
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -121,7 +135,7 @@ class Reader:
         value = self._body.get(name, [])
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts) or len(texts) > STOPS:
-            raise Refused(f"{name}={_shown(value)}; give a text that is not empty, or a list of up to {STOPS}", name)
+            raise Refused(f"{name}={shown(value)}; give a text that is not empty, or a list of up to {STOPS}", name)
         if (longest := max(map(len, texts), default=0)) > STOP_LETTERS:
             raise Refused(f"{name} has a text of {longest} letters; give texts of up to {STOP_LETTERS}", name)
         return texts
@@ -131,7 +145,7 @@ class Reader:
         right = isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab_size
                                                 for i in value)
         if not right or len(value) > most:
-            raise Refused(f"{name}={_shown(value)}; give a list of up to {most} token ids, 0 to {vocab_size - 1}", name)
+            raise Refused(f"{name}={shown(value)}; give a list of up to {most} token ids, 0 to {vocab_size - 1}", name)
         return value
 
 
@@ -148,9 +162,9 @@ def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_toke
     fields = Reader(body)
     fields.known(_SAMPLED + _OWN[chat])
     if (model := fields.get("model", name)) != name:
-        raise Refused(f"model={_shown(model)} is not served here; give {name!r}, or leave it out", "model", 404,
-                      "model_not_found")
-    prompts = [_conversation(fields, tokenizer)] if chat else _prompts(fields, tokenizer, vocab_size, limits)
+        raise unserved(model, name)
+    prompts = ([_conversation(fields, tokenizer, slot_tokens)] if chat
+               else _prompts(fields, tokenizer, vocab_size, slot_tokens, limits))
     n = fields.number("n", int, 1, limits.completions, 1)
     if n * len(prompts) > limits.completions:
         raise Refused(f"{len(prompts)} prompts with n={n} make {n * len(prompts)} completions; this server allows "
@@ -158,12 +172,12 @@ def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_toke
     stops = fields.ids("stop_token_ids", fields.get("stop_token_ids", []), vocab_size, STOPS)
     options = fields.get("stream_options", {})
     if not isinstance(options, dict) or not set(options) <= {"include_usage", "include_obfuscation"}:
-        raise Refused(f"stream_options={_shown(options)}; give {{'include_usage': true}}", "stream_options")
+        raise Refused(f"stream_options={shown(options)}; give {{'include_usage': true}}", "stream_options")
     request = Request(
         uid=0, limit=_limit(fields, chat, max(map(len, prompts)), slot_tokens), sampling=_sampling(fields, vocab_size),
         stop_tokens=tuple(dict.fromkeys([*tokenizer.stop_ids, *stops])), stop_texts=tuple(fields.texts("stop")),
         stops_in_context=True)
-    seed = fields.number("seed", int, 0, 2**63 - 1 - limits.completions, None)
+    seed = fields.number("seed", int, -2**63, 2**63 - 1, None)
     return Asked(prompts, n, request, secrets.randbits(62) if seed is None else seed, fields.flag("stream"),
                  fields.flag("stream") and options.get("include_usage", False) is True, _logprobs(fields, chat),
                  fields.flag("return_token_ids"), chat)
@@ -200,11 +214,33 @@ def _logprobs(fields: Reader, chat: bool) -> bool:
     if chat or isinstance(value, bool):
         return fields.flag("logprobs")
     if value != 0 or isinstance(value, float):
-        raise Refused(f"logprobs={_shown(value)}; give 0: the log-prob of the sampled token alone is kept", "logprobs")
+        raise Refused(f"logprobs={shown(value)}; give 0: the log-prob of the sampled token alone is kept", "logprobs")
     return True
 
 
-def _prompts(fields: Reader, tokenizer: Tokenizer, vocab_size: int, limits: Limits) -> list[list[int]]:
+def check_fits(value: Any, spellings: Iterable[str], slot_tokens: int) -> None:
+    """Raises `Refused` for what cannot fit into a slot, before anything is rendered or encoded, which takes far longer.
+
+    Counted are characters of texts, entries of lists and objects, and `spellings` of control tokens, each a token at least.
+    """
+    characters, entries, spelled, level = CHARACTERS * slot_tokens, ENTRIES * slot_tokens, slot_tokens, [value]
+    while level:
+        texts = [one for one in level if isinstance(one, str)]
+        level = [entry for one in level for entry in ((*one, *one.values()) if isinstance(one, dict) else
+                                                      one if isinstance(one, list) else ())]
+        entries, characters = entries - len(level), characters - sum(map(len, texts))
+        for left, most, what in ((entries, ENTRIES * slot_tokens, "lists and objects with more than {} entries"),
+                                 (characters, CHARACTERS * slot_tokens, "texts of more than {} characters")):
+            if left < 0:
+                raise Refused(f"the prompt has {what.format(most)}; this server holds {slot_tokens} tokens in all: shorten it",
+                              code="context_length_exceeded")
+        spelled -= sum(text.count(name) for name in spellings for text in texts)
+    if spelled < 0:
+        raise Refused(f"the prompt spells more than {slot_tokens} control tokens; this server holds {slot_tokens} tokens in "
+                      "all: shorten it", code="context_length_exceeded")
+
+
+def _prompts(fields: Reader, tokenizer: Tokenizer, vocab_size: int, slot_tokens: int, limits: Limits) -> list[list[int]]:
     """Token ids of `prompt`: a text, token ids, or a list of either."""
     if "prompt" not in fields:
         raise Refused("the body has no prompt; give a text, a list of token ids, or a list of either", "prompt")
@@ -213,8 +249,14 @@ def _prompts(fields: Reader, tokenizer: Tokenizer, vocab_size: int, limits: Limi
     prompts = given if several else [given]
     if len(prompts) > limits.completions:
         raise Refused(f"prompt has {len(prompts)} prompts; this server allows {limits.completions} in a request", "prompt")
-    encoded = [_encoded(one, tokenizer) if isinstance(one, str) else fields.ids("prompt", one, vocab_size, 2**31)
-               for one in prompts]
+    for text in prompts:
+        if isinstance(text, str):
+            check_fits(text, (), slot_tokens)
+    encoded: list[list[int]] = []
+    for one in prompts:
+        encoded.append(_encoded(one, tokenizer) if isinstance(one, str) else fields.ids("prompt", one, vocab_size, 2**31))
+        if len(encoded[-1]) > slot_tokens:  # which is refused, so the others need not be read
+            break
     if not all(encoded):
         raise Refused("an empty prompt; give one token at least", "prompt")
     return encoded
@@ -228,15 +270,16 @@ def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
         raise Refused(str(error), "prompt") from None
 
 
-def _conversation(fields: Reader, tokenizer: Tokenizer) -> list[int]:
+def _conversation(fields: Reader, tokenizer: Tokenizer, slot_tokens: int) -> list[int]:
     """Token ids of `messages` by the chat template, which gets `tools` and `chat_template_kwargs`."""
     given, tools, others = fields.get("messages"), fields.get("tools", []), fields.get("chat_template_kwargs", {})
     if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
-        raise Refused(f"messages={_shown(given)}; give a list of {{'role': ..., 'content': ...}}", "messages")
+        raise Refused(f"messages={shown(given)}; give a list of {{'role': ..., 'content': ...}}", "messages")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Refused(f"tools={_shown(tools)}; give a list of {{'type': 'function', 'function': ...}}", "tools")
+        raise Refused(f"tools={shown(tools)}; give a list of {{'type': 'function', 'function': ...}}", "tools")
     if not isinstance(others, dict):
-        raise Refused(f"chat_template_kwargs={_shown(others)}; give an object", "chat_template_kwargs")
+        raise Refused(f"chat_template_kwargs={shown(others)}; give an object", "chat_template_kwargs")
+    check_fits([given, tools, others], tokenizer.control_tokens, slot_tokens)
     variables = others | _ending(fields) | ({"tools": tools} if tools and fields.get("tool_choice", "auto") != "none" else {})
     try:
         said = [messages.read(one, f"messages[{i}]") for i, one in enumerate(given)]
@@ -259,3 +302,8 @@ def _ending(fields: Reader) -> dict[str, bool]:
     if names == ["continue_final_message"]:
         given["add_generation_prompt"] = not given["continue_final_message"]
     return given
+
+
+def unserved(given: Any, name: str) -> Refused:
+    """The refusal of another model than the one with this `name`."""
+    return Refused(f"model={shown(given)} is not served here; give {name!r}, or leave it out", "model", 404, "model_not_found")

@@ -5,6 +5,7 @@ import itertools
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -42,10 +43,11 @@ class Worker:
 
     Attributes:
       tags: names of the weights by the engine's version.
+      active: when a call or a step ended last (time.monotonic).
     """
 
     def __init__(self, engine: Engine, tag: str = "0"):
-        self.tags = {engine.version: tag}
+        self.tags, self.active = {engine.version: tag}, time.monotonic()
         self._engine, self._uids = engine, itertools.count()
         self._watched: dict[int, _Watched] = {}
         self._inbox: queue.SimpleQueue[tuple[Callable[[Engine], Any], Future] | None] = queue.SimpleQueue()
@@ -132,6 +134,7 @@ class Worker:
         try:
             while self._heard():
                 self._step()
+                self.active = time.monotonic()
         finally:
             with self._lock:
                 self._closed = True
@@ -148,8 +151,10 @@ class Worker:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(self._engine))
-                except Exception as error:  # only the caller hears of it
-                    future.set_exception(error)
+                except BaseException as error:  # only the caller hears of it, in a form that every future takes
+                    future.set_exception(error if isinstance(error, Exception) and not isinstance(error, StopIteration)
+                                         else RuntimeError(f"{type(error).__name__}: {error}"))
+            self.active = time.monotonic()
             wait = not self._watched
         return True
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.figures import COLORS
+from jaxrl_llm.files import regular
 from jaxrl_llm.show import curves, samples
 from jaxrl_llm.show.runs import RunFolder, differences, phases
 from jaxrl_llm.visible import visible
@@ -61,9 +62,9 @@ def _facts(number: int, run: RunFolder) -> dict[str, Any]:
     total = sum(seconds.values()) or 1.0
     parts = [{"name": name, "seconds": f"{part:.1f}", "percent": f"{100 * part / total:.2f}",
               "color": COLORS[_PHASES.index(name) if name in _PHASES else -1]} for name, part in seconds.items()]
-    figure = run.path / "values.png"
+    figure = regular(run.path, "values.png")
     return {"name": run.name, "path": str(run.path), "color": curves.color_of(number), "facts": run.facts,
             "findings": run.findings, "phases": parts, "config": sorted(run.config.items()),
             "starts": [{"time": start["time"], "host": start["host"], "command": " ".join(start["arguments"]),
                         "packages": ", ".join(f"{k} {v}" for k, v in start["packages"].items())} for start in run.starts],
-            "calibration": base64.b64encode(figure.read_bytes()).decode() if figure.is_file() else None}
+            "calibration": base64.b64encode(figure.read_bytes()).decode() if figure else None}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.tasks.jsonl import lines
+from jaxrl_llm import files
 
 # Per-token values that a sample page may have, see training/samples.py. A ratio is probability after over before the update.
 PER_TOKEN = ("advantages", "entropies", "logprobs", "ratios")
@@ -31,19 +31,24 @@ def read_groups(folder: Path, limit: int) -> tuple[list[dict[str, Any]], int]:
 
 
 def _groups(page: Path) -> Iterator[dict[str, Any]]:
-    """The groups of one page, in order."""
+    """The groups of one page, in order. Raises ValueError with the line that is no sample."""
     last, group = None, None
-    for _, line in lines(page):
+    for number, line in enumerate(files.lines(page.parent, page.name), start=1):
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if row["prompt_index"] != last:
+        try:
+            made, of = _row(row), {name: row[name] for name in ("prompt_index", "step", "prompt", "answer")}
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"{page}, line {number} is no sample of a run ({type(error).__name__}: {error}); remove "
+                             "it") from error
+        if of["prompt_index"] != last:
             if group:
                 yield group
-            last = row["prompt_index"]
-            group = {"step": row["step"], "prompt": row["prompt"], "answer": row["answer"], "rows": []}
-        group["rows"].append(_row(row))
+            last = of.pop("prompt_index")
+            group = {**of, "rows": []}
+        group["rows"].append(made)
     if group:
         yield group
 

@@ -84,5 +84,8 @@ def unused(value: Any, form: str = "\ue0a1{}\ue0a2") -> str:
 
 def shown(value: Any) -> str:
     """The value as a text of up to 80 characters, for errors."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        return "what is nested too deeply"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -42,6 +42,18 @@ def locked(path: str | Path) -> Iterator[None]:
         yield
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a live run has the folder, as far as its file system tells."""
+    try:
+        with open(path / FILE_NAME, "r+b", buffering=0) as file:  # such an opening of a pipe does not wait
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file, or it cannot be locked
+        pass
+    return False
+
+
 def _check_seen(path: Path) -> None:
     """Raises ValueError in every process if one does not see the file that the first process has locked."""
     end = time.monotonic() + PATIENCE

@@ -16,6 +16,8 @@ import jax
 import numpy as np
 import psutil
 
+from jaxrl_llm import files
+
 FILE_NAME = "metrics.jsonl"
 _FLUSH_SECONDS = 120  # between writes of TensorBoard events to the disk: each waits for it
 
@@ -172,7 +174,7 @@ def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
     """
     path = Path(path)
     path = path / FILE_NAME if path.is_dir() else path
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"no metrics file {path}; give a run folder or its {FILE_NAME}")
     rows = [json.loads(line) for line in lines_up_to(path, math.inf)]
     names = dict.fromkeys(name for row in rows for name in row if name != "step")
@@ -209,10 +211,8 @@ def lines_up_to(path: Path, last_step: float) -> list[str]:
 
     Raises ValueError with the number of a line that is broken or has no step.
     """
-    if not path.is_file():
-        return []
-    with open(path) as file:
-        lines = file.readlines()
+    target = path.resolve()  # metrics may lie on another disk
+    lines = list(files.lines(target.parent, target.name))
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
     kept = []

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from jaxrl_llm import parallel
+from jaxrl_llm import files, parallel
 from jaxrl_llm.files import expanded
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
@@ -52,7 +52,7 @@ class Workdir(NamedTuple):
                 warnings.warn(
                     f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2
                 )
-                earlier = json.loads((path / "config.json").read_text())
+                earlier = files.read_object(path, "config.json")
                 _write_json(path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json", earlier)
             if self.changes or not (path / "config.json").exists():  # replaced in one piece: a full disk leaves the old one
                 _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
@@ -167,11 +167,12 @@ def stored_config(folder: Path) -> ml_collections.ConfigDict:
 
     Raises FileNotFoundError if there is none.
     """
-    file = folder / "config.json"
-    if not file.is_file():
+    content = files.read_object(folder, "config.json")
+    if content is None:
         raise FileNotFoundError(f"{folder} is no run folder: config.json is missing; give the --workdir of a training run")
-    content = json.loads(file.read_text())
-    stored = _current(content.get("schema_version"), content["config"])
+    if not isinstance(stored := content.get("config"), dict):
+        raise ValueError(f"{folder}/config.json is no run configuration: config={str(stored)[:80]!r}, not an object")
+    stored = _current(content.get("schema_version"), stored)
     config = config_lib.default_config().to_dict()
     for key, value in stored.items():
         config[key] = {**config[key], **value} if isinstance(value, dict) and key in config else value
@@ -234,9 +235,9 @@ def read_config(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        content = json.loads(path.read_text())
+        content = files.read_object(path.parent, path.name) or {}
         version, config = content["schema_version"], content["config"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run configuration ({error}); restore it or choose another --workdir") from error
     if version not in (1, SCHEMA_VERSION):
         raise ValueError(
@@ -265,7 +266,7 @@ def _check_scale(path: Path, stored: dict[str, Any], new: dict[str, Any]) -> Non
 def starts_of(folder: Path) -> list[dict[str, Any]]:
     """The records of `describe_environment` at each start of the run in `folder`."""
     try:
-        return json.loads((folder / "environment.json").read_text())["starts"]
+        return (files.read_object(folder, "environment.json") or {})["starts"]
     except (OSError, ValueError, KeyError, TypeError):  # only a record: a damaged one must not stop the run
         return []
 

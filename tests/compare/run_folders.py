@@ -13,11 +13,16 @@ from jaxrl_llm.training.workdir import Workdir, resolve_config
 ROOT = Path(__file__).parents[2]
 
 
+def command_of(out, *arguments):
+    """`experiments/compare.py` as arguments of a process: `args` and `env`."""
+    cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"
+    return {"args": [sys.executable, str(ROOT / "experiments/compare.py"), cache, f"--out={out}", *arguments],
+            "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+
+
 def started(out, *arguments):
     """Runs `experiments/compare.py` in a process of its own."""
-    cache = f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"
-    return subprocess.run([sys.executable, str(ROOT / "experiments/compare.py"), cache, f"--out={out}", *arguments],
-                          capture_output=True, text=True, timeout=600, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return subprocess.run(**command_of(out, *arguments), capture_output=True, text=True, timeout=600)
 
 
 def base(**changes):

@@ -1,12 +1,16 @@
 """The command `experiments/compare.py`: it runs, stops at the budget, continues, survives a failing run, and tunes."""
 import json
 import runpy
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
-from run_folders import started, write_run
+from run_folders import command_of, started, write_run
 
 from jaxrl_llm.compare import plan
+from jaxrl_llm.training.lock import is_locked
+from jaxrl_llm.training.workdir import checkpoint_steps
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILE = ROOT / "tests/integration/tiny_config.py"
@@ -15,6 +19,13 @@ CONFIG_FILE = ROOT / "tests/integration/tiny_config.py"
 def compare_py(out, *arguments):
     return started(out, f"--config={CONFIG_FILE}", "--config.eval.every=1", "--config.warmup.steps=2",
                    "--config.warmup.batch=8", *arguments)
+
+
+def until(holds):
+    end = time.monotonic() + 200
+    while not holds():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.05)
 
 
 @pytest.mark.slow
@@ -39,6 +50,21 @@ def test_two_methods_two_seeds_then_more_of_one_beside_one_that_breaks(tmp_path)
     assert json.loads((tmp_path / "runs/rloo/seed1/config.json").read_text())["config"]["steps"] == 1_000_000
     result = json.loads((tmp_path / "report.json").read_text())
     assert list(result["methods"]) == ["rloo"] and "tis_mis has no finished run" in " ".join(result["warnings"])
+
+
+@pytest.mark.slow
+def test_runs_of_a_killed_comparison_save_their_last_step_and_end(tmp_path):
+    """A SIGKILL leaves the comparison no time to end its run."""
+    command = command_of(tmp_path, f"--config={CONFIG_FILE}", "--config.eval.every=1", "--config.eval.problems=1",
+                         "--config.prompts.per_step=1", "--methods=rloo", "--seeds=0", "--budget=steps=100000")
+    run = tmp_path / "runs/rloo/seed0"
+    with open(tmp_path / "killed", "w") as log, subprocess.Popen(**command, stdout=log, stderr=log) as killed:
+        until(lambda: (run / "metrics.jsonl").is_file() and (run / "metrics.jsonl").read_text().count("\n") > 1)
+        assert is_locked(run)
+        killed.kill()
+    until(lambda: not is_locked(run))
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert "SIGTERM: the run " in (run / "log.txt").read_text() and checkpoint_steps(run / "checkpoints")[-1] == last
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 """Methods, grids and budgets as text, and refusals before any run."""
+import contextlib
 import importlib.util
 import sys
 
@@ -8,6 +9,7 @@ from run_folders import base, write_run
 
 from jaxrl_llm.compare import launch, plan
 from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.training import lock
 
 
 def test_entries_carry_their_overrides_and_leave_the_base_alone():
@@ -139,6 +141,25 @@ def test_an_error_of_the_launcher_leaves_no_run_behind(tmp_path, monkeypatch):
     with pytest.raises(BrokenPipeError) as caught:
         launch.run_all([job], budget, say=closed)
     assert started[0].poll() is not None and caught.value.__notes__ == ["the same command continues from here"]
+
+
+def test_a_run_that_is_still_ending_is_waited_for(tmp_path, monkeypatch):
+    """A run of a killed comparison has its folder until it has saved; the other job is not held up by it."""
+    budget, seen, events = plan.Budget("steps", 4), [], contextlib.ExitStack()
+    jobs = plan.jobs_of(plan.read_entries("grpo", base()), [0, 1], budget, tmp_path)
+    monkeypatch.setattr(launch, "command", lambda job, options: [sys.executable, "-c", "raise SystemExit(3)"])
+    events.enter_context(lock.locked(jobs[0].folder))
+    assert [lock.is_locked(job.folder) for job in jobs] == [True, False]
+
+    def say(text):
+        seen.append(text.strip().split(",")[0])
+        if "seed 1: FAILED" in text:
+            events.close()  # the earlier run ends
+
+    assert launch.run_all(jobs, budget, say=say, poll=0.01) == [jobs[1], jobs[0]]
+    assert seen == ["waiting for runs of an earlier comparison to save their last step and end: grpo seed 0",
+                    "[1/2] grpo seed 1: started", "grpo seed 1: FAILED with exit code 3: no log",
+                    "[2/2] grpo seed 0: started", "grpo seed 0: FAILED with exit code 3: no log"]
 
 
 def test_a_written_configuration_reads_back(tmp_path):

@@ -97,6 +97,20 @@ def test_what_the_template_would_leave_out_is_refused():
     assert read(unused, True, smol, 259, 4096, "tiny", Limits()).prompts == [conversation.start(smol, ask)]
 
 
+@pytest.mark.parametrize("given, first, second", [
+    (5, 5, 6), (-1, 2**63 - 1, 0), (2**63 - 1, 2**63 - 1, 0), (-2**63, 0, 1)])
+def test_seeds_have_64_bits(given, first, second):
+    assert [row.seed for row in asked({"prompt": "a", "n": 2, "seed": given}).requests] == [first, second]
+
+
+def test_the_modality_text_changes_nothing():
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert asked(chat | {"modalities": ["text"]}, chat=True).prompts == asked(chat, chat=True).prompts
+    for wrong in (["text", "audio"], ["audio"], "text", []):
+        with pytest.raises(Refused, match=r"modalities=.* is not supported; leave it out, or give \['text'\]"):
+            asked(chat | {"modalities": wrong}, chat=True)
+
+
 @pytest.mark.parametrize("chat, body, reason", [
     (False, {"prompt": "a\ud800"}, r"the text 'a\ud800' holds '\ud800', half of a surrogate pair"),
     (True, {"messages": [{"role": "user", "content": "a\ud800"}]}, r"holds '\ud800', half of a surrogate pair"),
@@ -124,8 +138,7 @@ def test_what_the_template_would_leave_out_is_refused():
     (False, {"prompt": "a", "n": 65}, "n=65; give a whole number from 1 to 64"),
     (False, {"prompt": ["a"] * 40, "n": 2}, "40 prompts with n=2 make 80 completions; this server allows 64"),
     (False, {"prompt": ["a"] * 65}, "65 prompts; this server allows 64"),
-    (False, {"prompt": "a", "seed": -1}, "seed=-1"),
-    (False, {"prompt": "a", "seed": 2**63}, "seed="),
+    (False, {"prompt": "a", "seed": 2**63}, "a whole number from -9223372036854775808 to 9223372036854775807"),
     (False, {"prompt": "a", "stop": [""]}, "a text that is not empty"),
     (False, {"prompt": "a", "stop": ["a"] * 17}, "a list of up to 16"),
     (False, {"prompt": "a", "stop": ["a", "a" * 1001]}, "stop has a text of 1001 letters; give texts of up to 1000"),
@@ -144,7 +157,7 @@ def test_what_the_template_would_leave_out_is_refused():
     (True, {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": []}, "give an object"),
     (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
      "messages[0].tool_calls[0].function.arguments='{' is no JSON (Expecting property name"),
-    (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}]}, "recursion"),
+    (True, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 8000}}]}]}, "recursion"),
     (True, {"messages": [{"role": "assistant", "tool_calls": ["a"]}]}, "messages[0].tool_calls[0] is 'a'; give"),
     (True, {"messages": [{"role": "user", "content": "a"}], "logprobs": 1}, "logprobs=1; give true or false")])
 def test_wrong_requests_are_refused_with_a_reason(chat, body, reason):

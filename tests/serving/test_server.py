@@ -130,6 +130,24 @@ def test_distributions_are_those_asked_for(client, fields, sampling):
     np.testing.assert_allclose(choice.logprobs.token_logprobs, node.logprobs, atol=1e-5)
 
 
+def test_log_probs_at_temperature_0_are_those_of_temperature_1(client):
+    """As OpenAI and vLLM have it: the draw is certain, and its log-prob says how likely the model holds it."""
+    choice = complete(client, temperature=0, max_tokens=6).choices[0]
+    ids = np.array([PROMPT + choice.token_ids])
+    states = MODEL.hidden_states(params(), ids, np.ones_like(ids, bool))[0]
+    logits = np.asarray(states[0] @ params()["unembed"].T, np.float64)[len(PROMPT) - 1:-1]
+    expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    assert logits.argmax(-1).tolist() == choice.token_ids
+    np.testing.assert_allclose(choice.logprobs.token_logprobs, expected.max(-1), atol=1e-4)
+    assert max(choice.logprobs.token_logprobs) < -0.01
+
+
+def test_the_model_is_found_by_its_name(client):
+    assert client.models.retrieve("tiny") == client.models.list().data[0]
+    with pytest.raises(openai.NotFoundError, match="model='runs/other' is not served here; give 'tiny'"):
+        client.models.retrieve("runs/other")
+
+
 def test_many_clients_share_the_slots(client):
     """More requests than slots, of lengths and seeds of their own: none changes another."""
     def ask(i):
@@ -173,7 +191,7 @@ def test_a_client_that_goes_away_frees_its_rows(client, url, worker, kind):
     body = {"prompt": PROMPT, "max_tokens": 100, "n": SLOTS, "seed": 5, "stream": kind == "stream"}
     with socket.create_connection((address.hostname, address.port)) as raw:
         content = json.dumps(body).encode()
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                     b"Content-Length: %d\r\n\r\n" % len(content) + content)
         until(lambda: worker._inbox.qsize())
         result = []
@@ -333,15 +351,17 @@ def test_weights_that_cannot_be_served_change_nothing(tmp_path, client, url, upd
     shutil.copytree(tmp_path / "good", tmp_path / "others")
     described = json.loads((tmp_path / "others/config.json").read_text())
     (tmp_path / "others/config.json").write_text(json.dumps(described | {"rms_norm_eps": 0.5}))
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for name, changes in (("a text", {"hidden_size": "a"}), ("no heads", {"num_key_value_heads": 0}),
                           ("no object", {"rope_scaling": "a"})):
         shutil.copytree(tmp_path / "good", tmp_path / name)
         (tmp_path / name / "config.json").write_text(json.dumps(described | changes))
     for path, status, reason in ((tmp_path / "cut", 400, "cut"), (tmp_path / "none", 400, "none"),
-                                 (tmp_path / "a text", 400, "config.json: hidden_size='a' of type str"),
-                                 (tmp_path / "no heads", 400, "config.json: num_key_value_heads='0'"),
-                                 (tmp_path / "no object", 400, "no object"),
-                                 ("\0", 400, "printable characters"), ("~nosuchuser/x", 400, "a user whom this machine"),
+                                 (tmp_path / "a text", 400, "a text/config.json: hidden_size='a'"),
+                                 (tmp_path / "no heads", 400, "num_key_value_heads="),
+                                 (tmp_path / "no object", 400, "rope_scaling"),
+                                 ("\0", 400, "printable characters"), ("~nosuchuser/x", 400, "nosuchuser"),
+                                 (tmp_path / ("a" * 5000), 400, "name too long"), (tmp_path / "circle", 400, "circle"),
                                  (tmp_path / "others", 400, "another architecture"), ("/etc", 403, "does not lie in"),
                                  (tmp_path / "good/../../../../etc", 403, "does not lie in")):
         answer = update(path)

@@ -121,6 +121,32 @@ def test_a_step_without_a_finite_gradient_is_refused(learner):
     assert adapter.tree is before and adapter.grads is None
 
 
+@pytest.mark.parametrize("settings", [
+    {"beta1": 1.0}, {"beta2": 1.0}, {"beta2": 1 - 1e-12}, {"beta1": -0.1}, {"beta1": float("nan")}, {"eps": 0.0},
+    {"eps": 1e-60}, {"eps": float("inf")}, {"weight_decay": 1e30}, {"weight_decay": -1.0},
+    {"learning_rate": float("inf")}, {"learning_rate": 1e39}, {"learning_rate": -1e-4}, {"clip_norm": float("nan")},
+    {"clip_norm": -1.0}])
+def test_settings_with_which_adam_is_not_defined_are_refused_and_lose_no_gradient(learner, settings):
+    """beta = 1 divides by 1 - beta^t = 0, eps = 0 by the root of 0. Rounded to float32, 1e-60 is 0 and 1e39 infinite."""
+    adapter = adapter_of(learner)
+    grads = adapter.grads = jax.tree.map(jnp.zeros_like, adapter.tree)
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        learner.step(adapter, Adam(**settings))
+    assert adapter.grads is grads
+
+
+def test_a_step_that_is_not_finite_changes_nothing(learner):
+    """With beta2 = 0 the second direction is about 1e10 / 1e-10, times a rate of 1e30."""
+    adapter = adapter_of(learner)
+    adapter.grads = jax.tree.map(lambda x: jnp.full_like(x, 1e10), adapter.tree)
+    learner.step(adapter, Adam(0.0))
+    before, moments = adapter.tree, adapter.moments
+    adapter.grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-10), adapter.tree)
+    with pytest.raises(ValueError, match="weights or moments that are not finite"):
+        learner.step(adapter, Adam(1e30, beta2=0.0))
+    assert adapter.tree is before and adapter.moments is moments and adapter.grads is None
+
+
 def test_what_an_adapter_trains_follows_from_its_shape(learner):
     assert set(learner.create(Shape(2, mlp=False), 0).tree) == {"q", "k", "v", "o"}
     assert set(learner.create(Shape(2, attention=False), 0).tree) == {"gate", "up", "down"}

@@ -1,5 +1,6 @@
 """Adapters on one base: each sampled with its weights, trained apart, saved and loaded, dropped with its session."""
 import concurrent.futures
+import os
 import sys
 import threading
 from dataclasses import replace
@@ -151,6 +152,24 @@ def test_wrong_checkpoints_are_refused(service, tmp_path):
         refused(service.load(name, path, False, None), "belongs to the model tiny, this server has another")
     finally:
         service.name = "tiny"
+
+
+def test_checkpoints_in_files_that_never_end_or_lie_elsewhere_are_refused(service, tmp_path):
+    name = created(service)
+    path = service.save(name, "right", False).result(60)
+    file = service.store._file(path)
+    bad, wrong = path.replace("right", "bad"), file.with_name("bad.safetensors")
+    (tmp_path / "elsewhere").write_bytes(file.read_bytes())
+    for make, message in ((lambda: os.mkfifo(wrong), "is no regular file but a pipe"),
+                          (lambda: wrong.symlink_to("/dev/zero"), "lies outside|no regular file"),
+                          (lambda: wrong.symlink_to(tmp_path / "elsewhere"), "lies outside")):
+        make()
+        for load in (lambda: service.load(name, bad, True, None).result(60), lambda: service.open_sampler("s", None, bad),
+                     lambda: service.stored(bad)):
+            with pytest.raises(ValueError, match=message):
+                load()
+        wrong.unlink()
+    assert service.load(name, path, True, None).result(60) is None
 
 
 def test_samplers_of_checkpoints_and_snapshots_keep_their_weights(service):
@@ -353,15 +372,17 @@ def test_a_checkpoint_has_its_scale_and_one_of_before_has_it_in_a(tmp_path):
     (None, {"lora.q.a": np.zeros((2, 3, 3), np.float32)}, "'lora' have the shapes"),
     ('{"base": "tiny", "rank": 2, "attention": true, "mlp": true}', {}, "'lora' have the shapes .* its header says"),
     ('{"base": "tiny", "rank": 3, "attention": false, "mlp": true}', {}, "'lora' have the shapes"),
-    ('{"base": "tiny", "rank": 1000000000000, "attention": true, "mlp": true}', {}, "'lora' have the shapes"),
+    ('{"base": "tiny", "rank": 1000000000000, "attention": true, "mlp": true}', {}, "this server takes 1 to 4"),
     ('{"base": "tiny", "rank": "3", "attention": true, "mlp": true}', {}, "expected a rank from 1 on and two flags"),
     ('{"base": "tiny", "rank": 3, "more": 1}', {}, "describes no adapter"), ("[]", {}, "describes no adapter"),
     ("[" * 100_000, {}, "describes no adapter"), (None, {"mu.q.a": np.zeros(3, np.float32)}, "'mu' have the shapes"),
     (None, {"lora": np.zeros(3, np.float32)}, "'lora' have the shapes"), (None, {"count": np.zeros(2, np.int32)}, "'count'"),
+    (None, {"count": np.array(-1, np.int32)}, "negative number of steps"),
+    (None, {"nu.q.a": np.full((2, 32, 3), -1, np.float32)}, "negative squares"),
+    (None, {"lora.q.a": np.zeros((2, 32, 3))}, "not all of float32"),
+    ('{"base": "tiny", "rank": 5, "attention": true, "mlp": true}', {}, "of rank 5; this server takes 1 to 4"),
     (None, {"lora.v.b": np.float32([np.nan])}, "'lora.v.b' holds values that are NaN"), ("", {}, "describes no adapter")])
 def test_checkpoints_whose_tensors_are_others_than_their_header_says(service, header, change, words):
-    from safetensors.numpy import load_file, save_file
-
     saved = service.learner.create(Shape(3), 1)
     path = service.store.path("hostile", "weights", "one")
     service.store.save(path, Checkpoint("tiny", saved.shape, saved.tree, saved.moments), overwrite=True)

@@ -1,11 +1,14 @@
 """Reads LoRA adapters as the library PEFT saves them, and merges them into the weights they were trained on."""
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import re2
 
+from jaxrl_llm import files
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.weights import hf, layout
@@ -35,7 +38,7 @@ def base_of(directory: Path) -> Path:
     Raises FileNotFoundError where it is not on this machine, ValueError where it is itself an adapter.
     """
     name = hf.read_json(directory / CONFIG).get("base_model_name_or_path") or ""
-    for path in (Path(name).expanduser(), directory / name):
+    for path in (files.expanded(name), directory / name):
         if name and path.exists() and not path.samefile(directory):
             if is_adapter(path):
                 raise ValueError(f"{directory} holds a PEFT adapter of {name!r}, which is an adapter itself; merge that one "
@@ -51,9 +54,9 @@ def adapters(directory: Path, config: ModelConfig) -> lora.Adapters:
 
     Raises ValueError for adapters that do more than low-rank updates of the layers' matrices, naming the key.
     """
-    described, file = hf.read_json(directory / CONFIG), directory / WEIGHTS
+    described, file = hf.read_json(directory / CONFIG), files.regular(directory, WEIGHTS, limit=None)
     _check(described, directory / CONFIG)
-    if not file.exists():
+    if file is None:
         raise FileNotFoundError(f"{directory} holds {CONFIG} but no {WEIGHTS}; save the adapter with safetensors")
     targets = {place.hf.name.removesuffix(".weight"): place for place in layout.places(config)
                if place.path[-1] == "kernel" and place.path[1] in lora.TARGETS and place.hf.rows == place.shape[0]}
@@ -64,10 +67,11 @@ def adapters(directory: Path, config: ModelConfig) -> lora.Adapters:
         if match is None or place is None:
             raise ValueError(f"{file} holds the tensor {name!r}, which is no LoRA matrix of a layer of {config.family}; "
                              f"supported: adapters of {', '.join(lora.TARGETS)}")
-        rank, scale = _rank_and_scale(described, match[1])
+        rank, scale = _rank_and_scale(described, match[1], directory / CONFIG)
         out, into = place.shape
         part, shape = ("a", (rank, into)) if match[3] == "A" else ("b", (out, rank))
         layout.check_shape(name, tensor.shape, shape, file)
+        layout.finite(name, tensor, file)
         if part == "b" and place.hf.paired is not None:
             tensor = layout.halves_from_pairs(tensor, *place.hf.paired)
         pairs.setdefault(place, {})[part] = tensor.T.astype(np.float32) * (scale if part == "a" else 1)
@@ -87,13 +91,22 @@ def _check(described: dict[str, Any], file: Path) -> None:
                              f"{_HINTS.get(key, '')}")
 
 
-def _rank_and_scale(described: dict[str, Any], module: str) -> tuple[int, float]:
-    """Of one matrix: the first pattern that matches the end of its name, else the value for all, as in PEFT."""
+def _rank_and_scale(described: dict[str, Any], module: str, file: Path) -> tuple[int, float]:
+    """Of one matrix: the first pattern that matches the end of its name, else the value for all, as in PEFT.
+
+    RE2 runs the patterns, in linear time. Raises ValueError for patterns and numbers that are none.
+    """
     def chosen(key, whole):
-        patterns = described.get(f"{key}_pattern") or {}
-        return next((value for one, value in patterns.items() if re.match(rf"(.*\.)?({one})$", module)), whole)
+        patterns = files.typed(described, f"{key}_pattern", dict, file, "an object of patterns and numbers") or {}
+        try:
+            return next((value for one, value in patterns.items() if re2.match(rf"(.*\.)?({one})$", module)), whole)
+        except re2.error as error:
+            raise ValueError(f"{file}: {key}_pattern={patterns!r} holds a pattern that RE2 cannot read ({error})") from error
 
     rank, alpha = chosen("rank", described.get("r", 8)), chosen("alpha", described.get("lora_alpha", 8))
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not math.isfinite(alpha):
+        raise ValueError(f"{file} gives {module} the rank {rank!r} and lora_alpha {alpha!r}; expected a whole number from 1 on "
+                         "and a finite number")
     return rank, alpha / (rank**0.5 if described.get("use_rslora") else rank)
 
 

@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
 
-from jaxrl_llm.serving.http import check_token, handlers, read, read_json
+from jaxrl_llm.serving.http import admit, handlers, in_thread, read, read_json, within
 from jaxrl_llm.serving.requests import Limits, Refused
 from jaxrl_llm.serving.tinker import wire
 from jaxrl_llm.serving.tinker.futures import Futures
-from jaxrl_llm.serving.tinker.learner import Adam, Shape
+from jaxrl_llm.serving.tinker.learner import Adam, Shape, checked
 from jaxrl_llm.serving.tinker.service import Service
 from jaxrl_llm.serving.worker import Failure
 
@@ -79,11 +79,11 @@ class _Server:
         self.served, self.service, self.futures = served, served.service, Futures()
 
     async def answered(self, answer: Callable[[Request], Any], request: Request) -> Response:
-        """Answers a client with the right key; a ValueError becomes the client's error."""
+        """Answers a client with the right key and in time; a ValueError becomes the client's error."""
         if answer != self.health:
-            check_token(request.headers.get("x-api-key", ""), self.served.token, "X-API-Key: TOKEN")
+            admit(request, "X-API-Key", self.served.token)
         try:
-            return await answer(request)
+            return await within(2 * self.served.limits.arrival, answer(request))
         except ValueError as error:
             raise Refused(str(error)) from error
 
@@ -148,7 +148,7 @@ class _Server:
                              "is_lora": True, "lora_rank": rank})
 
     async def forward_backward(self, request: Request) -> Response:
-        asked = await asyncio.to_thread(wire.read_pass, await read(request, _PROTO, self.served.limits.body))
+        asked = await in_thread(wire.read_pass, await read(request, _PROTO, self.served.limits))
         return self.later(f"{asked.model}:{asked.number}", lambda: self.service.run(
             asked.model, asked.data, asked.loss, asked.settings, asked.backward),
             lambda outcome: _proto(wire.write_pass(outcome)))
@@ -159,6 +159,7 @@ class _Server:
         if not isinstance(params, types.AdamParams):
             raise Refused(f"optimizer_params of the type {params.type!r}; this server takes adam_params")
         adam = Adam(params.learning_rate, params.beta1, params.beta2, params.eps, params.weight_decay, params.grad_clip_norm)
+        checked(adam)
         return self.later(f"{asked.model_id}:{asked.seq_id}", lambda: self.service.step(asked.model_id, adam),
                           lambda norm: JSONResponse({"metrics": {"grad_norm": norm}}))
 
@@ -181,10 +182,10 @@ class _Server:
                           lambda _: JSONResponse({"type": "load_weights", "path": asked.path, "model_id": model}))
 
     async def weights_info(self, request: Request) -> Response:
-        body = await read_json(request, self.served.limits.body)
+        body = await read_json(request, self.served.limits)
         if not isinstance(body, dict) or not isinstance(body.get("tinker_path"), str):
             raise Refused("give {'tinker_path': 'tinker://MODEL/KIND/NAME'}")
-        saved = await asyncio.to_thread(self.service.stored, body["tinker_path"])
+        saved = await in_thread(self.service.stored, body["tinker_path"])
         return JSONResponse({"base_model": saved.base, "is_lora": True, "lora_rank": saved.shape.rank, "train_unembed": False,
                              "train_mlp": saved.shape.mlp, "train_attn": saved.shape.attention})
 
@@ -206,7 +207,7 @@ class _Server:
         if not self.service.alive(asked.session_id):
             raise Refused(f"this server has no session {asked.session_id!r}; make a new ServiceClient")
         sampler = f"{asked.session_id}:sample:{asked.sampling_session_seq_id}"
-        await asyncio.to_thread(self.service.open_sampler, sampler, asked.base_model, asked.model_path)
+        await in_thread(self.service.open_sampler, sampler, asked.base_model, asked.model_path)
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
 
     async def sampler(self, request: Request) -> Response:
@@ -257,7 +258,7 @@ class _Server:
         self.futures.was_read(asked.request_id)
         error = future.exception()
         if error is None:
-            return await asyncio.to_thread(pending.answer, future.result())
+            return await in_thread(pending.answer, future.result())
         if isinstance(error, ValueError):
             return JSONResponse({"error": str(error), "category": "user"})
         if not isinstance(error, Failure):
@@ -266,7 +267,7 @@ class _Server:
 
     async def body(self, request: Request, kind: type[_M]) -> _M:
         """The JSON of the body as one of the client's own types. Raises `Refused` if it does not fit."""
-        body = await read_json(request, self.served.limits.body)
+        body = await read_json(request, self.served.limits)
         try:
             return kind.model_validate(body)
         except pydantic.ValidationError as error:

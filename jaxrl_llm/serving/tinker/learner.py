@@ -93,6 +93,10 @@ class Learner:
             if found != wanted:
                 raise ValueError(f"{where}: its tensors {name!r} have the shapes {str(found)[:300]}; its header says {shape}, "
                                  f"which has {str(wanted)[:300]} on this model")
+            if any(x.dtype != np.float32 for parts in one.values() for x in parts.values()):
+                raise ValueError(f"{where}: its tensors {name!r} are not all of float32")
+        if moments is not None and any((x < 0).any() for x in jax.tree.leaves((moments.nu, moments.count))):
+            raise ValueError(f"{where}: its optimiser state has negative squares, or a negative number of steps")
         if moments is not None and (moments.count.shape != () or moments.count.dtype.kind not in "iu"):
             raise ValueError(f"{where}: its tensor 'count' is of shape {moments.count.shape}; expected one whole number")
 
@@ -124,14 +128,19 @@ class Learner:
     def step(self, adapter: Adapter, adam: Adam) -> float:
         """One optimiser step with the added-up gradient, which is then cleared; returns the gradient norm before clipping.
 
-        Raises ValueError without a gradient, or for one that is not finite; the adapter stays as it was.
+        Raises ValueError for settings that `checked` refuses, without a gradient, for one that is not finite, and for a step
+        to weights or moments that are not; the adapter stays as it was.
         """
+        settings = checked(adam)
         if adapter.grads is None:
             raise ValueError("optim_step without a gradient; call forward_backward first")
         grads, adapter.grads = adapter.grads, None
-        tree, moments, norm = _stepped(adapter.tree, adapter.moments, grads, *map(np.float32, adam))
+        tree, moments, norm, finite = _stepped(adapter.tree, adapter.moments, grads, *settings)
         if not np.isfinite(norm):
             raise ValueError(f"the gradient has the norm {norm}; it was dropped and the weights are as before")
+        if not finite:
+            raise ValueError(f"a step with {adam} and a gradient of the norm {norm:g} leads to weights or moments that are not "
+                             "finite; the gradient was dropped and the weights are as before")
         adapter.tree, adapter.moments = tree, moments
         return float(norm)
 
@@ -173,6 +182,22 @@ class Learner:
         return one._replace(fields=fields)
 
 
+def checked(adam: Adam) -> list[np.float32]:
+    """The settings as float32. Raises ValueError for one that is not finite there, or with which Adam is not defined."""
+    with np.errstate(over="ignore"):
+        values = {name: np.float32(value) for name, value in adam._asdict().items()}
+    for name, value in values.items():
+        low = "above 0" if name == "eps" else "from 0"
+        below = 1.0 if name.startswith("beta") else np.inf
+        if not 0 <= value < below or name == "eps" and value == 0:
+            raise ValueError(f"{name}={getattr(adam, name)}; give a number {low}, "
+                             + ("below 1 in float32" if below == 1 else "finite in float32"))
+    if values["learning_rate"] * values["weight_decay"] > 1:
+        raise ValueError(f"learning_rate={adam.learning_rate} and weight_decay={adam.weight_decay}: their product is the share "
+                         "of each weight that a step takes away; give 1 at most")
+    return list(values.values())
+
+
 def fresh_moments(tree: Any) -> Any:
     """Adam's state before the first step."""
     return optax.scale_by_adam().init(tree)
@@ -206,4 +231,5 @@ def _stepped(tree, moments, grads, learning_rate, beta1, beta2, eps, weight_deca
     factor = jnp.where((clip_norm > 0) & (norm > clip_norm), clip_norm / norm, 1.0)
     grads = jax.tree.map(lambda g: g * factor, grads)
     direction, moments = optax.scale_by_adam(beta1, beta2, eps).update(grads, moments)
-    return jax.tree.map(lambda w, d: w - learning_rate * (d + weight_decay * w), tree, direction), moments, norm
+    tree = jax.tree.map(lambda w, d: w - learning_rate * (d + weight_decay * w), tree, direction)
+    return tree, moments, norm, jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves((tree, moments))]))

@@ -3,6 +3,7 @@
 Notation: p, the log-prob of the target under the adapter; q, that of the sampler (`logprobs`); A, `advantages`; w, `weights`;
 r = exp(p - q); [low, high], the clip thresholds.
 """
+import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -82,7 +83,7 @@ def settings_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]
     for key, value in given.items():
         if key not in settings:
             raise ValueError(f"loss_fn_config has {key!r}; {name} knows {', '.join(settings) or 'no settings'}")
-        if isinstance(value, str):
+        if isinstance(value, str) or math.isnan(value):
             raise ValueError(f"loss_fn_config[{key!r}]={value!r}; give a number")
         settings[key] = value
     return settings

@@ -227,6 +227,9 @@ class Service:
     def stored(self, path: str) -> Checkpoint:
         """A checkpoint of an adapter of this server's model. Raises ValueError for another."""
         saved = self.store.load(path, self.name)
+        if saved.shape.rank > self._rank:
+            raise ValueError(f"{path} holds an adapter of rank {saved.shape.rank}; this server takes 1 to {self._rank} "
+                             "(start it with another --rank)")
         self.learner.check(saved.shape, saved.tree, saved.moments, path)
         return saved
 
@@ -245,9 +248,6 @@ class Service:
         known, snapshot = self._cached.get(path, (None, None))
         if known != stamp:
             saved = self.stored(path)
-            if saved.shape.rank > self._rank:
-                raise ValueError(f"{path} holds an adapter of rank {saved.shape.rank}; this server takes 1 to {self._rank} "
-                                 "(start it with another --rank)")
             snapshot = Snapshot(saved.tree)
         with self._lock:
             self._cached[path] = stamp, snapshot

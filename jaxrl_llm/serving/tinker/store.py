@@ -12,6 +12,7 @@ import optax
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from jaxrl_llm.files import regular
 from jaxrl_llm.models.lora import Adapters
 from jaxrl_llm.serving.tinker.learner import Shape
 
@@ -87,8 +88,8 @@ class Store:
         return status.st_ino, status.st_mtime_ns
 
     def _existing(self, path: str) -> Path:
-        file = self._file(path)
-        if not file.is_file():
+        file = regular(self.folder, self._file(path).relative_to(self.folder), limit=None)
+        if file is None:
             raise ValueError(f"{path} does not exist on this server; its checkpoints lie in {self.folder}")
         return file
 

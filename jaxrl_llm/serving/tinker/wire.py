@@ -11,7 +11,7 @@ from tinker.proto import tinker_public_pb2 as messages
 
 from jaxrl_llm.generation.engine import Node, Request
 from jaxrl_llm.generation.sampling import Sampling
-from jaxrl_llm.serving.requests import STOP_LETTERS, STOPS, Refused
+from jaxrl_llm.serving.requests import SEEDS, STOP_LETTERS, STOPS, Refused
 from jaxrl_llm.serving.tinker.learner import Outcome
 from jaxrl_llm.serving.tinker.rows import Datum
 
@@ -109,7 +109,7 @@ def requests_of(request: types.SampleRequest, stop_ids: Sequence[int], slot_toke
                         top_p=asked.top_p if asked.top_p < 1 else None)
     one = Request(0, limit, prompt, sampling=sampling, stop_tokens=tokens, stop_texts=texts, stops_in_context=True)
     seed = secrets.randbelow(2**53) if asked.seed is None else asked.seed
-    return [dataclasses.replace(one, seed=seed + i) for i in range(request.num_samples)]
+    return [dataclasses.replace(one, seed=(seed + i) % SEEDS) for i in range(request.num_samples)]
 
 
 def write_samples(nodes: Sequence[Node], prompt_logprobs: np.ndarray | None) -> bytes:
