@@ -255,6 +255,29 @@ def test_alpha_and_rank_that_are_absent_are_those_of_peft(pair, tmp_path):
     np.testing.assert_array_equal(adapters(tmp_path / "adapter", pair("llama").model.config)["q"]["a"], with_both["q"]["a"])
 
 
+@pytest.mark.parametrize(("change", "words"), [
+    ({"r": "2"}, "the rank '2'"), ({"r": 0}, "the rank 0"), ({"lora_alpha": float("inf")}, "lora_alpha inf"),
+    ({"lora_alpha": None}, "lora_alpha None"), ({"rank_pattern": [2]}, "rank_pattern=.*expected an object"),
+    ({"alpha_pattern": {"(a": 1}}, "a pattern that RE2 cannot read"),
+    ({"rank_pattern": {"((l|a|y|e|r|s|.)+)+!": 1}, "r": 0}, "the rank 0")])  # backtracking would not end
+def test_numbers_and_patterns_of_adapters_that_are_none(pair, tmp_path, change, words):
+    write_adapter(tmp_path / "adapter", pair("llama").directory, change)
+    with pytest.raises(ValueError, match=f"(?s)adapter_config.json.*{words}"):
+        adapters(tmp_path / "adapter", pair("llama").model.config)
+
+
+def test_numbers_of_adapters_that_are_none_and_links_are_refused(pair, tmp_path):
+    write_adapter(tmp_path / "adapter", pair("llama").directory)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(load_file(file) | {NAME_OF_B: np.full_like(load_file(file)[NAME_OF_B], np.nan)}, file)
+    with pytest.raises(ValueError, match=f"(?s)tensor '{NAME_OF_B}' .*NaN"):
+        adapters(tmp_path / "adapter", pair("llama").model.config)
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="lies outside of its folder"):
+        adapters(tmp_path / "adapter", pair("llama").model.config)
+
+
 def test_half_an_adapter_is_refused(pair, tmp_path):
     write_adapter(tmp_path / "adapter", pair("llama").directory)
     file = tmp_path / "adapter" / "adapter_model.safetensors"

@@ -6,7 +6,7 @@ from published_templates import LLAMA31, QWEN3, SMOLLM2
 from tokenizer_cases import write_checkpoint
 
 from jaxrl_llm.tokenizers import ByteTokenizer, conversation, load
-from jaxrl_llm.tokenizers.hugging_face import write_chat_templates
+from jaxrl_llm.tokenizers.described import write_chat_templates
 from jaxrl_llm.tokenizers.messages import read
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
