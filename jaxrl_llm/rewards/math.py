@@ -7,7 +7,17 @@ from fractions import Fraction
 import numpy as np
 
 from jaxrl_llm.rewards.base import BatchOutput, RewardError
-from jaxrl_llm.rewards.evaluated import number_verdict, other_label, other_words, read, ungrouped, work_left
+from jaxrl_llm.rewards.evaluated import (
+    bare,
+    doubted,
+    number_verdict,
+    other_label,
+    other_words,
+    read,
+    stated,
+    ungrouped,
+    work_left,
+)
 from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.rational import FRAC, parse_rational
 from jaxrl_llm.rewards.spelling import compact, normalise
@@ -60,6 +70,13 @@ def _closing(text: str, opening: int) -> int | None:
     return None
 
 
+def spelled(answer: str, given: str) -> tuple[str, str]:
+    """The reference and a box in one spelling; of a sentence the formula that it states."""
+    if len(given) <= MAX_GIVEN and not doubted(given):
+        given = stated(given)
+    return normalise(stated(answer)), normalise(given)
+
+
 def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
     """Equal as text, or (un)equal as two numbers; None when only a symbolic check can tell.
 
@@ -68,15 +85,17 @@ def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
     that are not one number (12 34) are wrong; the symbolic checker would multiply them. A text too long to be an answer is
     wrong: the symbolic checker would not return.
     """
-    answer, given = normalise(answer), normalise(given)
+    answer, given = spelled(answer, given)
     if compact(answer) in (compact(given), compact(ungrouped(answer, given))):
         return True
-    if not given or len(given) > MAX_GIVEN or (re.search(r"\d\s+\d", given) and "frac" not in given and not read(given)):
+    if not given or len(given) > MAX_GIVEN or (re.search(r"\d\s+\d", given) and "frac" not in given and not read(given.rpartition("=")[2])):
         return False
     if strict:
-        verdict = number_verdict(answer, given)
-        return False if verdict is None and (other_words(answer, given) or other_label(answer, given) or work_left(
-            answer, given)) else verdict
+        if (verdict := number_verdict(answer, given)) is not None:
+            return verdict
+        if other_words(answer, given) or other_label(answer, given) or work_left(answer, given):
+            return False
+        return True if compact(answer) in map(compact, bare(given)) else None
     numbers = parse_rational(answer), parse_rational(given)
     return None if None in numbers else numbers[0] == numbers[1]
 
@@ -112,8 +131,8 @@ class Boxed:
                   "late": 0}
         if open_pairs:
             self._check_canaries(until)
-        spelled = [(normalise(answer), normalise(given)) for answer, given in open_pairs]
-        asked = [(answer, ungrouped(answer, given), self._strict) for answer, given in spelled]
+        pairs_spelled = (spelled(answer, given) for answer, given in open_pairs)
+        asked = [(answer, ungrouped(answer, given), self._strict) for answer, given in pairs_spelled]
         for pair, outcome in zip(open_pairs, self._pool.map(asked, until)):
             verdicts[pair] = outcome.value is True
             if outcome.status != "ok":
