@@ -12,15 +12,14 @@ from typing import NamedTuple
 
 from jaxrl_llm.rewards.rational import MAX_CHARACTERS, NUMERAL, parse_rational, tidy
 from jaxrl_llm.rewards.spelling import split, unwrapped
+from jaxrl_llm.rewards.surroundings import FORMULA, SHORT_UNITS
 
 _NUMBER = re.compile(rf"[-+]?\s*(?:\d*\.\d*\\(?:overline|bar)\{{\d{{1,20}}\}}|{NUMERAL})(?:_\{{?(?:10|\\text\{{ten\}})\}}?)?")
 _REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<head>\d*)\\(?:overline|bar)\{(?P<cycle>\d+)\}")
 _LAYOUT = re.compile(r"\\(?:displaystyle|textstyle|q?quad)(?![a-z])|\\[ ()\[\]\\]|~")
 _FONT = re.compile(r"\\(?:text(?:bf|it|rm)|math(?:bf|rm|it)|boldsymbol|bm|underline|fbox)(?![a-z])")
-_SHORT_UNITS = ("nm|mm|cm|dm|km|m|in|ft|yd|mi|mg|g|kg|lbs?|oz|ms|s|sec|min|h|hr|hrs|mL|ml|cL|L|l|N|J|kJ|W|kW|V|A|Hz|Pa|K|mph|"
-                "kph|kmh|rpm|deg|rad|USD|EUR|cc|cents?")
 _POWER = r"(?:\^\{?-?[1-4]\}?|\^\{(?:\\circ)\})"
-_WORD = rf"(?:\\text\{{(?:[^{{}}0-9%^]|{_POWER})*\}}|(?:{_SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
+_WORD = rf"(?:\\text\{{(?:[^{{}}0-9%^]|{_POWER})*\}}|(?:{SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
 _UNIT = rf"{_WORD}(?:{_POWER})?"
 _SUFFIX = re.compile(r"|".join((
     r"(?P<percent>\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|(?<=\s)percent))",
@@ -42,15 +41,8 @@ _OTHER_MEANING = re.compile(
 _CHOICE, _TEXT = re.compile("[A-J]"), re.compile(r"\\(?:text|mathrm|textbf)\{([^{}]*)\}")
 _WORDS = re.compile(r"(?!(?:[Tt]he )?(?:[Ff]inal )?(?:[Aa]nswer|[Rr]esult|[Ss]olution)$)(?=.*[AEIOUaeiou])"
                     r"(?=[Nn]o$|.*[A-Za-z][a-z]{2})[A-Za-z][a-z]*(?:[ -][A-Za-z][a-z]*)*")
-_FORMULA = re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_LEAD = re.compile(r"^[^\d=$\\]*\b(?:is|are|that|have|get|obtain|find|equals?|answer|solution|therefore|thus|hence|so)[\s:,]*$",
-                   re.IGNORECASE)
-_FINAL, _SENTENCE_END = re.compile(r"\bfinal answer is[\s:]*$", re.IGNORECASE), re.compile(r"\s*(?:[.!][^\d$\\]*)?")
 _DENIAL = re.compile(r"\b(?:false|wrong|incorrect)\b|\\text\{\s*(?:is|are)\s+[^{}]+\}$", re.IGNORECASE)
 _DOUBT = re.compile(r"\b(?:or|if|impossible|cannot|never|no)\b", re.IGNORECASE)
-_INTRODUCED = re.compile(r"^(?:(?:\\text\{\s*)?(?:the )?(?:final )?answer(?: is)?\s*:?\s*\}?\s*)?(?:[A-Za-z](?:_\{?\w+\}?)?"
-                         r"(?:\([A-Za-z, ]+\))?\s*=\s*)*", re.IGNORECASE)
-_PLAIN_UNIT = re.compile(rf"\s*\\text\{{\s*(?:units?|{_SHORT_UNITS})\s*\}}$")
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 _NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx|to|sim|simeq|iff|implies|cup|"
                       r"equiv|(?:[Ll]ong)?(?:[Ll]eft|[Rr]ight|[Ll]eftright)arrow)(?![a-z])")
@@ -119,33 +111,15 @@ def other_label(answer: str, given: str) -> bool:
     """Whether `given` equates the answer, a choice's capital letter or words, with another such: `B = C`, `London = Paris`."""
     answer, *sides = (_TEXT.sub(r"\1", side).strip() for side in (answer, *re.split(r"=|\\equiv(?![a-z])", given)))
     label = next((kind for kind in (_CHOICE, _WORDS) if kind.fullmatch(answer)), None)
-    return label is not None and any(label.fullmatch(side) and side.lower() != answer.lower() for side in sides)
-
-
-def stated(text: str) -> str:
-    r"""The formula that a sentence ends in (`We find that $x \neq 3$.`), of several the one that is the `final answer`.
-
-    The text itself where there is no such formula, or where the sentence has numerals or words behind it.
-    """
-    *others, last = [None, *_FORMULA.finditer(text)]
-    if last is None:
-        return text
-    before, after = text[:last.start()], text[last.end():]
-    if not (_FINAL if others[1:] else _LEAD).search(before) or not _SENTENCE_END.fullmatch(after):
-        return text
-    return next(filter(None, last.groups()))
+    if label is None or len(sides) == 1:
+        return False
+    return any(label.fullmatch(side) and side.lower() != answer.lower() for side in sides)
 
 
 def doubted(text: str) -> bool:
     """Whether words of a sentence deny what it states, or offer another answer."""
-    words = _FORMULA.sub("", text)
+    words = FORMULA.sub("", text)
     return any(pattern.search(words) for pattern in (_OTHER_MEANING, _DENIAL, _DOUBT))
-
-
-def bare(text: str) -> tuple[str, str]:
-    r"""The text without a unit behind it, and without what introduces it: `\text{Answer: }`, a variable (`x =`, `f(x) =`)."""
-    text = _PLAIN_UNIT.sub("", text)
-    return text, _INTRODUCED.sub("", text)
 
 
 def work_left(answer: str, given: str) -> bool:

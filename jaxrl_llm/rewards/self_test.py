@@ -335,9 +335,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def print_errors() -> None:
     """Prints which rows of the table each verifier judges wrongly."""
-    print("Each verifier on tricky answers. A false positive is a wrong answer that it accepts, a false negative a right one that "
-          "it rejects.\n`exact`, `numeric` and `last_number` read no LaTeX or units by design; docs/guides/reward.md says what "
-          "`boxed` gets wrong.\n")
+    print("Each verifier on tricky answers. A false positive is a wrong answer that it accepts, a false negative a right one\n"
+          "that it rejects. `exact`, `numeric` and `last_number` read no units or expressions by design;\n"
+          "docs/guides/reward.md says what `boxed` gets wrong.\n")
     for verifier in WRAPPERS:
         result = report(verifier)
         print(f"{verifier}: {result.cases} cases, {len(result.false_positives)} false positives, "

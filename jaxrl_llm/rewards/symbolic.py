@@ -42,14 +42,14 @@ def symbolic_equal(answer: str, given: str, strict: bool = True) -> bool:
 
 
 def _same_part(answer: str, given: str) -> bool:
-    """Whether two parts of lists are equal, words as text: `x = 2k\pi, k \in \mathbb{Z}`."""
+    r"""Whether two parts of lists are equal, words as text: `x = 2k\pi, k \in \mathbb{Z}`."""
     if compact(answer.strip()) == compact(given.strip()):
         return True
     return r"\text" not in answer + given and symbolic_equal(answer, given)
 
 
 def _read(text: str, strict: bool) -> list:
-    """What math-verify reads in a box; `strict`: nothing where it leaves numerals out, as behind words that it cannot read.
+    r"""What math-verify reads in a box; `strict`: nothing where it leaves numerals out, as behind words that it cannot read.
 
     The box may hold words around a formula in dollars, which is then read, too. Where it reads nothing else, the two values
     of `\pm` are written out.
