@@ -41,7 +41,7 @@ _OTHER_MEANING = re.compile(
 _CHOICE, _TEXT = re.compile("[A-J]"), re.compile(r"\\(?:text|mathrm|textbf)\{([^{}]*)\}")
 _WORDS = re.compile(r"(?!(?:[Tt]he )?(?:[Ff]inal )?(?:[Aa]nswer|[Rr]esult|[Ss]olution)$)(?=.*[AEIOUaeiou])"
                     r"(?=[Nn]o$|.*[A-Za-z][a-z]{2})[A-Za-z][a-z]*(?:[ -][A-Za-z][a-z]*)*")
-_DENIAL = re.compile(r"\b(?:false|wrong|incorrect)\b|\\text\{\s*(?:is|are)\s+[^{}]+\}$", re.IGNORECASE)
+_DENIAL = re.compile(r"\b(?:false|wrong|incorrect|mistaken)(?:ly)?\b|\\text\{\s*(?:is|are)\s+[^{}]+\}$", re.IGNORECASE)
 _DOUBT = re.compile(r"\b(?:or|if|impossible|cannot|never|no)\b", re.IGNORECASE)
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 _NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx|to|sim|simeq|iff|implies|cup|"
@@ -101,7 +101,7 @@ def _changes(words: str) -> bool:
 
 
 def other_words(answer: str, given: str) -> bool:
-    """Whether `given` and the reference differ in words that doubt an answer or change its value, or in the base of digits."""
+    """Whether `given` and the reference differ in words that doubt, deny or change an answer, or in the base of digits."""
     words, denials, bases = ([set(pattern.findall(text.lower())) for text in (answer, given)]
                              for pattern in (_OTHER_MEANING, _DENIAL, _BASE))
     return words[0] != words[1] or denials[0] != denials[1] or (all(bases) and bases[0] != bases[1])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from jaxrl_llm.rewards.evaluated import is_name
+from jaxrl_llm.rewards.evaluated import is_name, number_verdict, work_left
 from jaxrl_llm.rewards.operations import operations
 from jaxrl_llm.rewards.spelling import compact, split
 
@@ -43,9 +43,10 @@ def symbolic_equal(answer: str, given: str, strict: bool = True) -> bool:
 
 def _same_part(answer: str, given: str) -> bool:
     r"""Whether two parts of lists are equal, words as text: `x = 2k\pi, k \in \mathbb{Z}`."""
-    if compact(answer.strip()) == compact(given.strip()):
+    answer, given = answer.strip(), given.strip()
+    if compact(answer) == compact(given) or (verdict := number_verdict(answer, given)):
         return True
-    return r"\text" not in answer + given and symbolic_equal(answer, given)
+    return verdict is None and r"\text" not in answer + given and not work_left(answer, given) and symbolic_equal(answer, given)
 
 
 def _read(text: str, strict: bool) -> list:

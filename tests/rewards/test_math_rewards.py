@@ -83,7 +83,7 @@ def test_quick_verdicts_need_no_worker():
     # what surrounds an answer
     ("5", "The answer is $5$.", True), ("5", "The square of $5$", False), ("5", "The answer is $2+3$", False),
     ("x", r"We find that \(x\).", True), ("9", r"Answer \[ 9 \]", True), ("The final answer is $9$. I hope so.", "9", True),
-    ("x", "$y$, and the final answer is $x$", True), ("x", "It is wrong that $x$", False),
+    ("x", "$y$, and the final answer is $x$", True), ("x", "It is wrongly said that $x$", False),
     ("x = 11", "x = 11 = x = 11", True), ("E", "E = E", True), ("5", "5 = 6 = 5", False), ("E", "E = F = E", False),
     ("Paris", "London = Paris", False), ("Paris", "Paris = London = Paris", False), ("Paris", "city = Paris", False),
     ("Paris", "x = Paris", True), ("Paris", "Paris = Paris", True), ("DE", "AC = DE", None), ("abc", "lwh = abc", None),
@@ -220,7 +220,8 @@ def test_further_numbers_and_stop_strings():
     (r"\frac{1}{2}, \frac{-1 \pm \sqrt{13}}{4}", r"\frac{1}{2}, \frac{-1 + \sqrt{13}}{4}", False),
     (r"x=2k\pi, k \in \mathbb{Z}", r"x = 2\pi k, k \in \mathbb{Z}", True),
     (r"x=2k\pi, k \in \mathbb{Z}", r"x = 2\pi k, k \in \mathbb{N}", False),
-    (r"3 \text{ red}, x \in A", r"3 \text{ blue}, x \in A", False)])
+    (r"3 \text{ red}, x \in A", r"3 \text{ blue}, x \in A", False), (r"56, k \in A", r"\binom{8}{3}, k \in A", False),
+    (r"56, k \in A", r"56.0, k \in A", True), (r"\sqrt{2}, k \in A", r"\frac{2}{\sqrt{2}}, k \in A", True)])
 def test_what_math_verify_accepts_is_checked_again(answer, given, equal):
     assert symbolic_equal(answer, given) is equal
 
