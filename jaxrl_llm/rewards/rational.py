@@ -89,11 +89,13 @@ def last_number(text: str) -> Fraction | None:
     text, match = tidy(text), None
     for match in _NUMBER.finditer(text):
         pass
-    listed = match and _LISTED.match(match.group())
-    start = match and (listed.end() if listed else 0) + match.start()
-    if match is None or match.end() - start > MAX_CHARACTERS:
+    if match is None:
         return None
+    listed = _LISTED.match(match.group())
+    start = match.start() + (listed.end() if listed else 0)
     found = text[start:match.end()]
+    if len(found) > MAX_CHARACTERS:
+        return None
     value, mixed = _unsigned(found), _INSIDE_MIXED.fullmatch(found)
     if value is None and mixed:
         value = _unsigned(f"{mixed['top']}/{mixed['bottom']}")

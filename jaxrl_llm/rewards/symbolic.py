@@ -22,7 +22,7 @@ _ASIDE = re.compile(  # words with their powers; fractions, which are reduced; i
     r"\\(?:text|math)[a-z]*\{[^{}]*\}(?:\^\{?-?\d\}?)?|\\frac(?: ?\d|\{\d+\}){2}|\d+ ?/ ?\d+|\^\{-1\}|(?<=\d)_\{?\d+\}?")
 _EVALUATED = re.compile(r"\\(?:overline|bar|[dt]?binom|choose)(?![a-z])|\d{12}")  # numerals become others
 
-_BOTH = r"\pm"
+_BOTH, _WORDS = r"\pm", re.compile(r"\\(?:text|mathrm)|(?<![\\A-Za-z])[A-Za-z]{3}")
 _DIGITS, _TOLERANCE = 60, sympy.Float("1e-50", 60)
 _ROUNDED = sympy.Float("1e-4")  # of decimals, which math-verify compares to six places
 
@@ -44,9 +44,10 @@ def symbolic_equal(answer: str, given: str, strict: bool = True) -> bool:
 def _same_part(answer: str, given: str) -> bool:
     r"""Whether two parts of lists are equal, words as text: `x = 2k\pi, k \in \mathbb{Z}`."""
     answer, given = answer.strip(), given.strip()
-    if compact(answer) == compact(given) or (verdict := number_verdict(answer, given)):
-        return True
-    return verdict is None and r"\text" not in answer + given and not work_left(answer, given) and symbolic_equal(answer, given)
+    if compact(answer) == compact(given) or _WORDS.search(answer + given):
+        return compact(answer) == compact(given)
+    verdict = number_verdict(answer, given)
+    return not work_left(answer, given) and symbolic_equal(answer, given) if verdict is None else verdict
 
 
 def _read(text: str, strict: bool) -> list:

@@ -220,7 +220,8 @@ def test_further_numbers_and_stop_strings():
     (r"\frac{1}{2}, \frac{-1 \pm \sqrt{13}}{4}", r"\frac{1}{2}, \frac{-1 + \sqrt{13}}{4}", False),
     (r"x=2k\pi, k \in \mathbb{Z}", r"x = 2\pi k, k \in \mathbb{Z}", True),
     (r"x=2k\pi, k \in \mathbb{Z}", r"x = 2\pi k, k \in \mathbb{N}", False),
-    (r"3 \text{ red}, x \in A", r"3 \text{ blue}, x \in A", False), (r"56, k \in A", r"\binom{8}{3}, k \in A", False),
+    (r"3 \text{ red}, x \in A", r"3 \text{ blue}, x \in A", False), ("3 red, x", "3 blue, x", False),
+    (r"56, k \in A", r"\binom{8}{3}, k \in A", False),
     (r"56, k \in A", r"56.0, k \in A", True), (r"\sqrt{2}, k \in A", r"\frac{2}{\sqrt{2}}, k \in A", True)])
 def test_what_math_verify_accepts_is_checked_again(answer, given, equal):
     assert symbolic_equal(answer, given) is equal
