@@ -369,11 +369,12 @@ def report() -> bool:
         held &= good
         print(f"  {name:<58} {'held' if good else 'NOT HELD'} (score {score:g}, {seconds:.1f} s)", flush=True)
     for probe in sandbox.probes():
-        print(f"programs in mode {probe}")
+        print(f"programs in mode {probe}", flush=True)
         if probe.missing:
             continue
         for attack in ATTACKS:
             result = attempt(attack, probe.mode)
             held &= result.held
             print(f"  {result}", flush=True)
+    print("every attack was held off" if held else "the lines with NOT HELD name attacks that succeeded")
     return held

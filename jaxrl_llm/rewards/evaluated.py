@@ -11,15 +11,15 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from jaxrl_llm.rewards.rational import MAX_CHARACTERS, NUMERAL, parse_rational, tidy
+from jaxrl_llm.rewards.spelling import split, unwrapped
+from jaxrl_llm.rewards.surroundings import FORMULA, SHORT_UNITS
 
 _NUMBER = re.compile(rf"[-+]?\s*(?:\d*\.\d*\\(?:overline|bar)\{{\d{{1,20}}\}}|{NUMERAL})(?:_\{{?(?:10|\\text\{{ten\}})\}}?)?")
 _REPEATING = re.compile(r"(?P<whole>\d*)\.(?P<head>\d*)\\(?:overline|bar)\{(?P<cycle>\d+)\}")
 _LAYOUT = re.compile(r"\\(?:displaystyle|textstyle|q?quad)(?![a-z])|\\[ ()\[\]\\]|~")
 _FONT = re.compile(r"\\(?:text(?:bf|it|rm)|math(?:bf|rm|it)|boldsymbol|bm|underline|fbox)(?![a-z])")
-_SHORT_UNITS = ("nm|mm|cm|dm|km|m|in|ft|yd|mi|mg|g|kg|lbs?|oz|ms|s|sec|min|h|hr|hrs|mL|ml|cL|L|l|N|J|kJ|W|kW|V|A|Hz|Pa|K|mph|"
-                "kph|kmh|rpm|deg|rad|USD|EUR|cc|cents?")
 _POWER = r"(?:\^\{?-?[1-4]\}?|\^\{(?:\\circ)\})"
-_WORD = rf"(?:\\text\{{(?:[^{{}}0-9%^]|{_POWER})*\}}|(?:{_SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
+_WORD = rf"(?:\\text\{{(?:[^{{}}0-9%^]|{_POWER})*\}}|(?:{SHORT_UNITS})(?![A-Za-z])|(?<=\s)[A-Za-z]{{3,}})"
 _UNIT = rf"{_WORD}(?:{_POWER})?"
 _SUFFIX = re.compile(r"|".join((
     r"(?P<percent>\s*(?:\\?%|\\text\{\s*(?:\\?%|percent)\s*\}|(?<=\s)percent))",
@@ -37,7 +37,12 @@ _OTHER_MEANING = re.compile(
     r"(?<!\\)\b(?:not|nor|neither|either|but|maybe|perhaps|possibly|probably|unless|except|versus|vs|else|instead|alternatively|"
     r"otherwise|approximately|approx|roughly|\w+n't|odd|even|plus|minus|over|out|below\s+zero|divided|squared|cubed|factorial|mod|"
     r"choose|base|pi|basis|mn|bn|mio|mln|mrd|half|halves|tens|(?:dozen|hundred|thousand|million|billion|trillion|lakh|crore)s?|"
-    rf"(?:{_PARTS})s|(?:{_PARTS}|{_DIGITS}){_END})\b", re.IGNORECASE)
+    rf"(?:{_PARTS})s|(?:{_PARTS}|{_DIGITS}){_END})\b|\?", re.IGNORECASE)
+_CHOICE, _TEXT = re.compile("[A-J]"), re.compile(r"\\(?:text|mathrm|textbf)\{([^{}]*)\}")
+_WORDS = re.compile(r"(?!(?:[Tt]he )?(?:[Ff]inal )?(?:[Aa]nswer|[Rr]esult|[Ss]olution)$)(?=.*[AEIOUaeiou])"
+                    r"(?=[Nn]o$|.*[A-Za-z][a-z]{2})[A-Za-z][a-z]*(?:[ -][A-Za-z][a-z]*)*")
+_DENIAL = re.compile(r"\b(?:false|wrong|incorrect|mistaken)(?:ly)?\b|\\text\{\s*(?:is|are)\s+[^{}]+\}$", re.IGNORECASE)
+_DOUBT = re.compile(r"\b(?:or|if|impossible|cannot|never|no)\b", re.IGNORECASE)
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)")
 _NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wedge|quad|approx|to|sim|simeq|iff|implies|cup|"
                       r"equiv|(?:[Ll]ong)?(?:[Ll]eft|[Rr]ight|[Ll]eftright)arrow)(?![a-z])")
@@ -56,7 +61,7 @@ def read(text: str) -> Value | None:
         return None
     text = _FONT.sub(r"\\text", _LAYOUT.sub(" ", tidy(text)))
     text = text.strip().strip("\u20ac\u00a3\u00a5").strip()
-    while (inner := _unwrapped(text)) is not None:
+    while (inner := unwrapped(text)) is not None:
         if text.endswith(")") and "," in inner:
             return None
         text = inner.strip()
@@ -96,14 +101,25 @@ def _changes(words: str) -> bool:
 
 
 def other_words(answer: str, given: str) -> bool:
-    """Whether `given` and the reference differ in words that doubt an answer or change its value, or in the base of digits."""
-    words, bases = ([set(pattern.findall(text.lower())) for text in (answer, given)] for pattern in (_OTHER_MEANING, _BASE))
-    return words[0] != words[1] or (all(bases) and bases[0] != bases[1])
+    """Whether `given` and the reference differ in words that doubt, deny or change an answer, or in the base of digits."""
+    words, denials, bases = ([set(pattern.findall(text.lower())) for text in (answer, given)]
+                             for pattern in (_OTHER_MEANING, _DENIAL, _BASE))
+    return words[0] != words[1] or denials[0] != denials[1] or (all(bases) and bases[0] != bases[1])
 
 
 def other_label(answer: str, given: str) -> bool:
-    """Whether `given` equates the label of a choice, a capital letter, with others (`B = C`)."""
-    return bool(re.fullmatch("[A-J]", answer) and re.fullmatch(r"[A-J](?:\s*(?:=|\\equiv)\s*[A-J])+", given))
+    """Whether `given` equates the answer, a choice's capital letter or words, with another such: `B = C`, `London = Paris`."""
+    answer, *sides = (_TEXT.sub(r"\1", side).strip() for side in (answer, *re.split(r"=|\\equiv(?![a-z])", given)))
+    label = next((kind for kind in (_CHOICE, _WORDS) if kind.fullmatch(answer)), None)
+    if label is None or len(sides) == 1:
+        return False
+    return any(label.fullmatch(side) and side.lower() != answer.lower() for side in sides)
+
+
+def doubted(text: str) -> bool:
+    """Whether words of a sentence deny what it states, or offer another answer."""
+    words = FORMULA.sub("", text)
+    return any(pattern.search(words) for pattern in (_OTHER_MEANING, _DENIAL, _DOUBT))
 
 
 def work_left(answer: str, given: str) -> bool:
@@ -146,16 +162,6 @@ def _is_constant(text: str) -> bool:
     return "\\text" not in text and not re.search(r"[a-df-hj-zA-Z]", re.sub(r"\\[a-zA-Z]+", " ", text))
 
 
-def _unwrapped(text: str) -> str | None:
-    r"""The content of the parentheses, braces or `\text{}` that enclose the whole text; None if there are none."""
-    text, depth = text.removeprefix(r"\text").strip(), 0
-    for position, character in enumerate(text):
-        depth += (character in "{(") - (character in "})")
-        if depth <= 0:
-            return text[1:-1] if 0 < position == len(text) - 1 and depth == 0 else None
-    return None
-
-
 def _number(text: str) -> Fraction | None:
     """The numeral as an exact number."""
     if (number := parse_rational(text)) is not None:
@@ -167,18 +173,6 @@ def _number(text: str) -> Fraction | None:
         digits = Fraction(int((repeating["whole"] or "0") + head))
         return sign * (digits + Fraction(int(cycle), 10 ** len(cycle) - 1)) / 10 ** len(head)
     return None
-
-
-def split(text: str, separators: str) -> list[str]:
-    """The parts between separators that stand outside all brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "{([") - (character in "})]")
-        if character in separators and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 def is_name(text: str) -> bool:

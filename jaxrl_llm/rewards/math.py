@@ -1,5 +1,6 @@
 r"""Mathematical answers: the last \boxed{}, compared as text, as rationals, and by math-verify in worker processes."""
 
+import itertools
 import re
 import threading
 from fractions import Fraction
@@ -7,10 +8,11 @@ from fractions import Fraction
 import numpy as np
 
 from jaxrl_llm.rewards.base import BatchOutput, RewardError
-from jaxrl_llm.rewards.evaluated import number_verdict, other_label, other_words, read, ungrouped, work_left
+from jaxrl_llm.rewards.evaluated import doubted, number_verdict, other_label, other_words, read, ungrouped, work_left
 from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.rational import FRAC, parse_rational
 from jaxrl_llm.rewards.spelling import compact, normalise
+from jaxrl_llm.rewards.surroundings import bare, stated
 
 CANARIES = (("x^2+2x+1", "(x+1)^2", True), ("x+1", "x+2", False), (r"\{1,2\}", r"\{2,1\}", True))
 MAX_GIVEN = 1000  # characters
@@ -60,6 +62,15 @@ def _closing(text: str, opening: int) -> int | None:
     return None
 
 
+def spelled(answer: str, given: str) -> tuple[str, str]:
+    """The reference and a box in one spelling; of a sentence its formula, unless the box repeats the reference's sentence."""
+    formula = stated(answer)
+    if formula == answer or answer not in given:
+        answer = formula
+        given = given if len(given) > MAX_GIVEN or doubted(given) else stated(given)
+    return normalise(answer), normalise(given)
+
+
 def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
     """Equal as text, or (un)equal as two numbers; None when only a symbolic check can tell.
 
@@ -68,15 +79,20 @@ def quick_verdict(answer: str, given: str, strict: bool = True) -> bool | None:
     that are not one number (12 34) are wrong; the symbolic checker would multiply them. A text too long to be an answer is
     wrong: the symbolic checker would not return.
     """
-    answer, given = normalise(answer), normalise(given)
-    if compact(answer) in (compact(given), compact(ungrouped(answer, given))):
+    answer, given = spelled(answer, given)
+    right, boxed = compact(answer), compact(given)
+    if right == boxed or (boxed[:1] != "(" and right == compact(ungrouped(answer, given))):  # (12,144) is a pair
         return True
-    if not given or len(given) > MAX_GIVEN or (re.search(r"\d\s+\d", given) and "frac" not in given and not read(given)):
+    if not given or len(given) > MAX_GIVEN:
+        return False
+    if re.search(r"\d\s+\d", given) and "frac" not in given and not read(given.rpartition("=")[2]):
         return False
     if strict:
-        verdict = number_verdict(answer, given)
-        return False if verdict is None and (other_words(answer, given) or other_label(answer, given) or work_left(
-            answer, given)) else verdict
+        if (verdict := number_verdict(answer, given)) is not None:
+            return verdict
+        if other_words(answer, given) or other_label(answer, given) or work_left(answer, given):
+            return False
+        return True if right in map(compact, bare(given)) else None
     numbers = parse_rational(answer), parse_rational(given)
     return None if None in numbers else numbers[0] == numbers[1]
 
@@ -112,8 +128,7 @@ class Boxed:
                   "late": 0}
         if open_pairs:
             self._check_canaries(until)
-        spelled = [(normalise(answer), normalise(given)) for answer, given in open_pairs]
-        asked = [(answer, ungrouped(answer, given), self._strict) for answer, given in spelled]
+        asked = [(answer, ungrouped(answer, given), self._strict) for answer, given in itertools.starmap(spelled, open_pairs)]
         for pair, outcome in zip(open_pairs, self._pool.map(asked, until)):
             verdicts[pair] = outcome.value is True
             if outcome.status != "ok":

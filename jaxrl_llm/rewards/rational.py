@@ -14,6 +14,7 @@ _TYPED = str.maketrans({
     **{sign: " " + unicodedata.normalize("NFKC", sign).replace("\u2044", "/")
        for sign in "\u00bc\u00bd\u00be\u2150\u2153\u2154\u2155\u2156\u2157\u2158\u2159\u215a\u215b\u215c\u215d\u215e"}})
 _SPELLED = re.compile(r"\{,\}|\\[$,!]|(?<=10)[" + _SUPERSCRIPTS + "]+")
+_THIN = re.compile(r"(?<=\d)(?:\\,|[\u2007\u2009\u200a\u202f])(?=\d{3}(?!\d))")  # groups digits, as a comma does
 # 0,100 are two numbers, as are 2 100 beside a third one. The last form is that of lakhs and crores.
 _GROUPED = (r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?:'\d{3})+)|(?<!\d )[1-9]\d{0,2}(?: \d{3}(?!\d))+(?! \d)"
             r"|[1-9]\d?(?:,\d{2})+,\d{3}(?!,?\d))")
@@ -32,6 +33,7 @@ NUMERAL = rf"{_BODY}\.?"  # without its sign
 # (12,34) are no number.
 _NUMBER = re.compile(r"(?=[\d.\\])(?<![\w.])(?<!\d,)(?<![A-Za-z}]\^)(?<![A-Za-z}]\^\{)"
                      rf"(?:{FRAC}|{_SCALED}|{_MIXED}|{_SLASHED}(?![.,]?\d|[eE]\d))")
+_LISTED = re.compile(r"(?:[1-9]\d\d )+(?=[1-9]\d\d(?:\.\d+)?\Z)")
 _WHOLE = re.compile(rf"(?P<sign>[-+]?)\s*[$\u20ac\u00a3]?(?P<body>{_BODY})\.?")
 _INSIDEFRAC = re.compile(rf"(?P<whole>\d*)\s*\\[dt]?frac\s*(?P<top>{_PART})\s*(?P<bottom>{_PART})")
 _INSIDE_MIXED = re.compile(r"(?P<whole>\d+) +(?P<top>\d+)/(?P<bottom>\d+)")
@@ -43,8 +45,8 @@ _NEGATIVE = re.compile(r"(?:(?:^|[^\w.)\]}])-|(?:[=(\[{<>\u2248*\u00d7:,;]|\b(?:
 
 
 def tidy(text: str) -> str:
-    r"""The text with one spelling of signs, spaces, fractions and powers: `2½` is `2 1/2`, `1\,000` is `1 000`."""
-    return _SPELLED.sub(_respelled, text.translate(_TYPED))
+    r"""The text with one spelling of signs, spaces, fractions and powers: `2½` is `2 1/2`, `1\,000` is `1,000`."""
+    return _SPELLED.sub(_respelled, _THIN.sub(",", text).translate(_TYPED))
 
 
 def _respelled(match: re.Match) -> str:
@@ -80,13 +82,21 @@ def _unsigned(body: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    r"""The last number written in the text, in any form of `parse_rational` and with its sign; None when there is none."""
+    r"""The last number written in the text, in any form of `parse_rational` and with its sign; None when there is none.
+
+    `100 200 300` are three numbers: each group could be a number, so that spaces alone do not tell whether they group.
+    """
     text, match = tidy(text), None
     for match in _NUMBER.finditer(text):
         pass
-    if match is None or len(match.group()) > MAX_CHARACTERS:
+    if match is None:
         return None
-    value, mixed = _unsigned(match.group()), _INSIDE_MIXED.fullmatch(match.group())
+    listed = _LISTED.match(match.group())
+    start = match.start() + (listed.end() if listed else 0)
+    found = text[start:match.end()]
+    if len(found) > MAX_CHARACTERS:
+        return None
+    value, mixed = _unsigned(found), _INSIDE_MIXED.fullmatch(found)
     if value is None and mixed:
         value = _unsigned(f"{mixed['top']}/{mixed['bottom']}")
-    return -value if value is not None and _NEGATIVE.search(text[max(match.start() - 20, 0):match.start()]) else value
+    return -value if value is not None and _NEGATIVE.search(text[max(start - 20, 0):start]) else value

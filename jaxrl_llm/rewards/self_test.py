@@ -2,13 +2,12 @@ r"""A table of right and wrong answers in tricky forms, and how each verifier ju
 
 `python -m jaxrl_llm.rewards.self_test` prints, for each verifier, how many wrong answers it accepts (false positives)
 and how many right ones it rejects (false negatives), and which. Some are intended: `exact` rejects every other spelling.
-Then come further cases by kind, beside the rules of math-verify, verl (where installed) and LiveCodeBench.
+Then come further cases by kind, beside the rules of math-verify, verl (where installed) and LiveCodeBench. The exit code is 1
+where a verifier of this package judges one of these wrongly.
 With `--compare` it prints the two counts of `boxed`, math-verify and the graders of verl, where installed, on one table.
 """
 
 import argparse
-import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,8 +15,9 @@ from typing import NamedTuple
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import attacks, graders
 from jaxrl_llm.rewards import self_test_answers as answers
+from jaxrl_llm.rewards import self_test_programs as programs
 from jaxrl_llm.rewards.rational import parse_rational
-from jaxrl_llm.rewards.self_test_case import table
+from jaxrl_llm.rewards.self_test_case import judged, table
 
 # (what the policy gave as its answer, reference, is it right?)
 FORMS = (
@@ -298,19 +298,24 @@ def compare() -> None:
               f"{len(result.false_negatives)} |")
 
 
-def print_kinds() -> None:
-    """Prints who judges answers, stop strings and programs wrongly, by kind: wrong ones accepted / right ones rejected."""
+def print_kinds() -> int:
+    """Prints who judges further cases wrongly, by kind; returns how often the verifier in the first column of each table does.
+
+    A verifier that cannot run here counts as wrong on all of its cases.
+    """
+    print("\nFurther cases by kind. Each cell: wrong ones accepted / right ones rejected; the first column is this package's.")
+    total = mistakes = 0
     for cases, judges in ((answers.ANSWER_CASES, answers.ANSWER_JUDGES), (answers.NUMBER_CASES, answers.NUMBER_JUDGES),
-                          (answers.STOP_CASES, answers.STOP_JUDGES), *_programs()):
-        print(f"\n{table(cases, judges)}")
-
-
-def _programs() -> list[tuple]:
-    name = "jaxrl_llm.rewards.self_test_programs"
-    if importlib.util.find_spec(name) is None:
-        return []
-    programs = importlib.import_module(name)
-    return [(programs.PROGRAM_CASES, programs.PROGRAM_JUDGES)]
+                          (answers.STOP_CASES, answers.STOP_JUDGES), (programs.PROGRAM_CASES, programs.PROGRAM_JUDGES)):
+        errors = judged(cases, judges)
+        print(f"\n{table(cases, errors)}", flush=True)
+        name, ours = next(iter(errors.items()))
+        for verdict, side in zip(("accepts wrong", "rejects right"), ours or ()):
+            for case in side:
+                print(f"  {name} {verdict}: {case.completion!r} for {case.answer!r}")
+        total, mistakes = total + len(cases), mistakes + (len(cases) if ours is None else sum(map(len, ours)))
+    print(f"\n{total - mistakes} of {total} further cases are judged rightly by `boxed`, `last_number`, `format` and `code`.")
+    return mistakes
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -324,12 +329,15 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if attacks.report() else 1
     else:
         print_errors()
-        print_kinds()
+        return 1 if print_kinds() else 0
     return 0
 
 
 def print_errors() -> None:
     """Prints which rows of the table each verifier judges wrongly."""
+    print("Each verifier on tricky answers. A false positive is a wrong answer that it accepts, a false negative a right one\n"
+          "that it rejects. `exact`, `numeric` and `last_number` read no units or expressions by design;\n"
+          "docs/guides/reward.md says what `boxed` gets wrong.\n")
     for verifier in WRAPPERS:
         result = report(verifier)
         print(f"{verifier}: {result.cases} cases, {len(result.false_positives)} false positives, "

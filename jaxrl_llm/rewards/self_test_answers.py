@@ -2,7 +2,8 @@ r"""Boxes whose spelling, words, chains or operations decide, with the right ver
 
 "constants": values or words that differ, and rounded decimals. "spellings": one answer in several spellings. "numbers": one
 number in the forms that people type, for `last_number`, too. "words and chains": units, words that change a value, chains of
-equations, hedges. "restated": the question instead of its answer, beside closed forms that are answers.
+equations, hedges. "sentences and lists": what surrounds an answer, and lists that math-verify cannot read.
+"restated": the question instead of its answer, beside closed forms that are answers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,6 +54,30 @@ _BOXES: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         r"2\pi": ((r"2\pi \text{ cm}", r"C = 2\pi r = 2\pi", r"2\pi \approx 6.28"),
                   (r"2\pi \text{ thousands}", r"2\pi \text{ vs } 3\pi", r"3\pi \text{ but maybe } 2\pi", r"2\pi \approx 3\pi")),
         "y=2x+1": (("y = 1+2x",), (r"y=2x-1 \lor y=2x+1", r"y=2x-1\text{, or }y=2x+1"))},
+    "sentences and lists": {
+        "5": (("The answer is $5$.", "x = 5 = x = 5"),
+              ("The answer is not $5$.", "The square of $5$", "The answer is $2+3$.", "The answer is $5$ or $6$.", "Is it $5$?",
+               "It is 6, that is $5$")),
+        r"x \neq 3": ((r"We find that $x \neq 3$.", r"x \ne 3 = x \neq 3"),
+                     (r"We find that $x \neq 4$.", r"It is false that $x \neq 3$.", r"We find that $x \neq 3$ or $x \neq 4$.")),
+        r"(-6, 10)": ((r"The solution is \( x \in (-6, 10) \). The final answer is \((-6, 10)\). I hope it is correct.",),
+                      (r"The solution is \((-6, 10)\). The final answer is \((-6, 11)\).",)),
+        "x = 11": (("x = 11 = x = 11",), ("x = 7 = 11", "x = 11 = x = 7")),
+        "|AB| = 1": (("|AB|=1 = |AB|=1",), ("|AB|=1 = |AB|=2",)),
+        "E": (("E = E", "x = E"), ("F = E = F", "E = F = E")),
+        "Paris": ((r"\text{Paris} = \text{Paris}", "c_1 = Paris", r"\text{Answer} = \text{Paris}"),
+                  ("London = Paris", r"\text{London} = \text{Paris}", "Paris = London", "New York = Paris",
+                   "Paris = London = Paris", r"\text{London} \equiv \text{Paris}")),
+        r"\text{Yes}": (("Yes", "x = Yes"), ("No = Yes", r"\text{No} = \text{Yes}")),
+        "x": (("x",), (r"x \text{ is prime}",)),
+        r"n \equiv 1 \pmod{4}": ((r"\text{Answer: }n \equiv 1 \pmod{4}", r"\left(n \equiv 1 \pmod{4}\right)",
+                                 r"{n \equiv 1 \pmod 4}", r"x = n \equiv 1 \pmod{4}"),
+                                (r"(n \equiv 3 \pmod{4})", r"x = n \equiv 3 \pmod{4}")),
+        r"x = \frac{1}{2}, x = \frac{-1 \pm \sqrt{13}}{4}": (
+            (r"\frac{1}{2}, \frac{-1 \pm \sqrt{13}}{4}", r"0.5, \frac{-1 + \sqrt{13}}{4}, \frac{-1 - \sqrt{13}}{4}"),
+            (r"\frac{1}{2}, \frac{-1 \pm \sqrt{17}}{4}", r"\frac{1}{2}", r"\frac{1}{2}, \frac{-1 + \sqrt{13}}{4}")),
+        r"x = 2k\pi, k \in \mathbb{Z}": ((r"x = 2\pi k, k \in \mathbb{Z}",),
+                                       (r"x = 3\pi k, k \in \mathbb{Z}", r"x = 2\pi k, k \in \mathbb{N}", r"x = 2k\pi"))},
     "restated": {
         r"2\pi": ((r"\frac{4\pi}{2}", r"\pi+\pi = 2\pi", r"\pi \cdot 2"), (r"\pi+\pi", r"3\pi-\pi", r"2(3\pi-2\pi)")),
         r"10\pi": ((r"2\pi r = 2\pi\cdot 5 = 10\pi",), (r"2\pi\cdot 5", r"4\pi+6\pi", r"2\pi(5)")),

@@ -14,23 +14,29 @@ class Case(NamedTuple):
     extra: Mapping[str, Any] = {}
 
 
+Errors = tuple[list[Case], list[Case]]  # accepted though wrong, rejected though right
 Judge = Callable[[Sequence[Case]], list[bool]]  # whether each case is accepted; ImportError where its package is absent
 
 
-def wrong(cases: Sequence[Case], verdicts: Sequence[bool]) -> tuple[list[Case], list[Case]]:
+def wrong(cases: Sequence[Case], verdicts: Sequence[bool]) -> Errors:
     """The cases that are accepted though wrong, and those that are rejected though right."""
     pairs = [(case, verdict) for case, verdict in zip(cases, verdicts, strict=True) if verdict != case.right]
     return [case for case, verdict in pairs if verdict], [case for case, verdict in pairs if not verdict]
 
 
-def table(cases: Sequence[Case], judges: Mapping[str, Judge]) -> str:
+def judged(cases: Sequence[Case], judges: Mapping[str, Judge]) -> dict[str, Errors | None]:
+    """The errors of each judge; None for a judge whose package is absent."""
+    return {name: _errors(cases, judge) for name, judge in judges.items()}
+
+
+def table(cases: Sequence[Case], errors: Mapping[str, Errors | None]) -> str:
     """A table in Markdown: for each kind and judge, "wrong ones accepted / right ones rejected"."""
     kinds = list(dict.fromkeys(case.kind for case in cases))
-    lines = ["| kind | cases | of them right | " + " | ".join(judges) + " |", "|---|---|---|" + "---|" * len(judges)]
-    errors = [_errors(cases, judge) for judge in judges.values()]
+    lines = ["| kind | cases | of them right | " + " | ".join(errors) + " |", "|---|---|---|" + "---|" * len(errors)]
     for kind in [*kinds, "all"]:
         rows = _of(kind, cases)
-        cells = ["absent" if sides is None else " / ".join(str(len(_of(kind, side))) for side in sides) for sides in errors]
+        cells = ["absent" if sides is None else " / ".join(str(len(_of(kind, side))) for side in sides)
+                 for sides in errors.values()]
         lines.append(f"| {kind} | {len(rows)} | {sum(case.right for case in rows)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -39,7 +45,7 @@ def _of(kind: str, cases: Sequence[Case]) -> list[Case]:
     return [case for case in cases if kind in (case.kind, "all")]
 
 
-def _errors(cases: Sequence[Case], judge: Judge) -> tuple[list[Case], list[Case]] | None:
+def _errors(cases: Sequence[Case], judge: Judge) -> Errors | None:
     try:
         return wrong(cases, judge(cases))
     except ImportError:

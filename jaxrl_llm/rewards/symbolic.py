@@ -13,14 +13,16 @@ from collections.abc import Iterator
 import sympy
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-from jaxrl_llm.rewards.evaluated import is_name, split
+from jaxrl_llm.rewards.evaluated import is_name, number_verdict, work_left
 from jaxrl_llm.rewards.operations import operations
+from jaxrl_llm.rewards.spelling import compact, split
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timer is off: the pool has one
 _ASIDE = re.compile(  # words with their powers; fractions, which are reduced; inverse functions; bases of numerals
     r"\\(?:text|math)[a-z]*\{[^{}]*\}(?:\^\{?-?\d\}?)?|\\frac(?: ?\d|\{\d+\}){2}|\d+ ?/ ?\d+|\^\{-1\}|(?<=\d)_\{?\d+\}?")
 _EVALUATED = re.compile(r"\\(?:overline|bar|[dt]?binom|choose)(?![a-z])|\d{12}")  # numerals become others
 
+_BOTH, _WORDS = r"\pm", re.compile(r"\\(?:text|mathrm)|(?<![\\A-Za-z])[A-Za-z]{3}")
 _DIGITS, _TOLERANCE = 60, sympy.Float("1e-50", 60)
 _ROUNDED = sympy.Float("1e-4")  # of decimals, which math-verify compares to six places
 
@@ -31,20 +33,43 @@ def symbolic_equal(answer: str, given: str, strict: bool = True) -> bool:
     `strict`: the sides of a chain are equal, and constants are worked out, see `jaxrl_llm.rewards.operations`.
     """
     given, *decimals = re.split(r"\\approx(?![A-Za-z])", given) if strict and r"\approx" not in answer else [given]
-    return any(_same(left, right, decimals, strict) for left in _read(answer, strict) for right in _read(given, strict))
+    references, readings = _read(answer, strict), _read(given, strict)
+    if any(_same(left, right, decimals, strict) for left in references for right in readings):
+        return True
+    parts = [split(text, ",;") for text in (answer, given)]
+    unread = not any(isinstance(one, sympy.Basic) for one in references)
+    return strict and unread and not decimals and 1 < len(parts[0]) == len(parts[1]) and all(map(_same_part, *parts))
+
+
+def _same_part(answer: str, given: str) -> bool:
+    r"""Whether two parts of lists are equal, words as text: `x = 2k\pi, k \in \mathbb{Z}`."""
+    answer, given = answer.strip(), given.strip()
+    if compact(answer) == compact(given) or _WORDS.search(answer + given):
+        return compact(answer) == compact(given)
+    verdict = number_verdict(answer, given)
+    return not work_left(answer, given) and symbolic_equal(answer, given) if verdict is None else verdict
 
 
 def _read(text: str, strict: bool) -> list:
-    """What math-verify reads in a box; `strict`: nothing where it leaves numerals out, as behind words that it cannot read.
+    r"""What math-verify reads in a box; `strict`: nothing where it leaves numerals out, as behind words that it cannot read.
 
-    The box may hold words around a formula in dollars, which is then read, too.
+    The box may hold words around a formula in dollars, which is then read, too. Where it reads nothing else, the two values
+    of `\pm` are written out.
     """
     kinds, found = [LatexExtractionConfig(), *([] if strict else [ExprExtractionConfig()])], []
     # Its timer uses signals, which work in main threads only and cannot stop every computation, so it is turned off.
     for part in [rf"\boxed{{{text}}}", *([text] if "$" in text else [])]:
         read = parse(part, kinds, parsing_timeout=None, raise_on_error=True)
         found += read if not strict or all(isinstance(one, str) or _is_whole(text, one) for one in read) else []
+    if strict and (both := _both_values(text)) != text and not any(isinstance(one, sympy.Basic) for one in found):
+        found += _read(both, strict)
     return found
+
+
+def _both_values(text: str) -> str:
+    r"""A list whose members with one `\pm` are two members each: `3, \pm 2` is `3, + 2, - 2`."""
+    parts = ([part.replace(_BOTH, sign) for sign in "+-"] if part.count(_BOTH) == 1 else [part] for part in split(text, ","))
+    return ",".join(itertools.chain(*parts))
 
 
 def _is_whole(text: str, read) -> bool:

@@ -58,7 +58,7 @@ def test_quick_verdicts_need_no_worker():
     # commas: of thousands, or of a pair
     ("1000", "1,000", True), ("1,000", "1{,}000", True), ("1000", r"1{,}000 \text{ m}", True), ("5", "(5)", True),
     ("100", "(0,100)", False), ("100", "0,100", False), ("12144", "(12,144)", False), ("12144", r"\left(12,144\right)", False),
-    ("12144", r"\mathbf{(12,144)}", False), ("12,144", "12144", True),
+    ("12144", r"\mathbf{(12,144)}", False), ("12,144", "12144", True), ("32349", "32, 349", False), ("32349", "32,349", True),
     ("(0,100)", "(0, 100)", True), ("(0,100)", "100", None), ("(12,144)", "(12, 144)", True), ("(12,144)", "12144", None),
     (r"1000\pi", r"1,000\pi", True), (r"1000\pi", r"1{,}000\pi", True), (r"\pi+1234567", r"1,234,567+\pi", None),
     (r"1000\pi", r"1,00\pi", False), (r"1000\pi", r"1,000,\pi", False), (r"1000\pi", r"1000\pi,2", False),
@@ -78,8 +78,17 @@ def test_quick_verdicts_need_no_worker():
     (r"6\sqrt{3}", "6\u221a3", True), (r"\emptyset", r"\varnothing", True),
     (r"n \equiv 1 \pmod{4}", r"n\equiv 1 \pmod 4", True),
     ("1010_2", "1010_{2}", True), ("x^{2}", "x^2", True), ("3+4i", "3 + 4 i", True), ("C", "B = C", False),
-    ("C", "x = C", None),
+    ("C", "x = C", True),
     (r"2\pi", r"2\pi\text{ thousands}", False), ("x", r"x \text{ is odd}", False), (r"\{1,2\}", r"1 \text{ or } 2", None),
+    # what surrounds an answer
+    ("5", "The answer is $5$.", True), ("5", "The square of $5$", False), ("5", "The answer is $2+3$", False),
+    ("x", r"We find that \(x\).", True), ("9", r"Answer \[ 9 \]", True), ("The final answer is $9$. I hope so.", "9", True),
+    ("x", "$y$, and the final answer is $x$", True), ("x", "It is wrongly said that $x$", False),
+    ("x = 11", "x = 11 = x = 11", True), ("E", "E = E", True), ("5", "5 = 6 = 5", False), ("E", "E = F = E", False),
+    ("Paris", "London = Paris", False), ("Paris", "Paris = London = Paris", False), ("Paris", "city = Paris", False),
+    ("Paris", "x = Paris", True), ("Paris", "Paris = Paris", True), ("DE", "AC = DE", None), ("abc", "lwh = abc", None),
+    (r"n \equiv 1 \pmod{4}", r"f(x) = (n \equiv 1.0 \pmod{4.0})\text{ cm}", True), ("x", r"x \text{ is prime}", False),
+    ("(x=1, y=2)", "x=1, y=2", True), ("1000", "x = 1 000", True), ("123456789", "123 456 789", True), ("1.05", "1.5", False),
     # left to the symbolic checker
     (r"\sqrt{8}", r"2\sqrt{2}", None), ("x^2+2x+1", "(x+1)^2", None), (r"\pi", r"2\pi-\pi", None), ("(1,2)", "(1,1+1)", False),
     ("(1,2)", r"(1,\sqrt{4})", None), ("(1,2)", r"\begin{pmatrix}1\\2\end{pmatrix}", None)])
@@ -183,7 +192,7 @@ def test_counts_of_the_boxed_verifier():
 @pytest.mark.slow
 def test_further_answers_by_kind():
     cases = self_test_answers.ANSWER_CASES
-    assert len(cases) == 153 and sum(case.right for case in cases) == 68
+    assert len(cases) == 207 and sum(case.right for case in cases) == 90
     assert wrong(cases, self_test_answers.ANSWER_JUDGES["boxed"](cases)) == ([], [])
 
 
@@ -206,7 +215,14 @@ def test_further_numbers_and_stop_strings():
     ("4+6i", "(1+2i)+(3+4i)", False), (r"5\sqrt{3}", r"\sqrt{12}+\sqrt{27}", False), (r"\ln 8", r"3\ln 2", True),
     (r"\frac{1+\sqrt{5}}{2}", r"\frac{1}{2}+\frac{\sqrt{5}}{2}", True), (r"\frac{\sqrt{3}}{2}", r"\sin 60^\circ", False),
     (r"36\pi", r"6^2\pi", False), (r"(2,\pi)", r"(\sqrt{4},\pi)", False), ("1,3", r"1,3,5,\ldots", False),
-    (r"\sqrt{3}", r"\sqrt{3}\text{ (or }\sqrt{2}", False), (r"\text{odd}", "odd", True)])
+    (r"\sqrt{3}", r"\sqrt{3}\text{ (or }\sqrt{2}", False), (r"\text{odd}", "odd", True),
+    (r"\frac{1}{2}, \frac{-1 \pm \sqrt{13}}{4}", r"x=\frac12, x=-\frac14 \pm \frac{\sqrt{13}}{4}", True),
+    (r"\frac{1}{2}, \frac{-1 \pm \sqrt{13}}{4}", r"\frac{1}{2}, \frac{-1 + \sqrt{13}}{4}", False),
+    (r"x=2k\pi, k \in \mathbb{Z}", r"x = 2\pi k, k \in \mathbb{Z}", True),
+    (r"x=2k\pi, k \in \mathbb{Z}", r"x = 2\pi k, k \in \mathbb{N}", False),
+    (r"3 \text{ red}, x \in A", r"3 \text{ blue}, x \in A", False), ("3 red, x", "3 blue, x", False),
+    (r"56, k \in A", r"\binom{8}{3}, k \in A", False),
+    (r"56, k \in A", r"56.0, k \in A", True), (r"\sqrt{2}, k \in A", r"\frac{2}{\sqrt{2}}, k \in A", True)])
 def test_what_math_verify_accepts_is_checked_again(answer, given, equal):
     assert symbolic_equal(answer, given) is equal
 

@@ -24,6 +24,7 @@ from jaxrl_llm.tasks.base import Problem
     ("1'000", Fraction(1000)), ("12,34,567", Fraction(1234567)), ("1 2 000", None), ("\u20135", Fraction(-5)),
     ("-$5", Fraction(-5)), ("2 \u00d7 10^3", Fraction(2000)), ("2\u00b710\u207b\u00b3", Fraction(1, 500)),
     (r"10^{-2}", Fraction(1, 100)), ("5\u00b2", None), ("0 000", None),
+    ("100 200 300", Fraction(100200300)), (r"100\,200", Fraction(100200)), (r"0\,100", None),
     ("9" * 201, None), (r"\frac{1}{0}", None),
     ("__import__('os')", None), ("2+3", None), ("1_000", None), ("nan", None), ("inf", None), ("5 cm", None),
 ])
@@ -43,6 +44,8 @@ def test_parse_rational(text, value):
     ("32 64 128 256 512", 512), ("25 cm^2", 25), ("25 cm\u00b2", 25), ("x^{2}", None), ("2 \\times 10^{3}", 2000),
     ("5\u20136", 6),
     ("it was 0", 0), ("12 345 people", 12345), ("in 2010 100 came", 100),
+    ("answers: 100 200 300", 300), ("-100 200", 200), ("250 000 people", 250000), ("1 100 200", 1100200), ("100 045", 100045),
+    ("100 200 300.5", Fraction(601, 2)), ("100\u202f200", 100200), (r"$100\,200$", 100200), ("123 " * 99 + "124", 124),
     ("3.", 3), ("50% of 8 is 4.0", 4), ("4 (four)", 4), ("12km", 12),
 ])
 def test_last_number(text, value):
