@@ -78,7 +78,8 @@ def test_broken_and_partial_folders_are_named_and_left_out(runs):
     result = diagnostics.make("open_rl_benchmark", by=("method",)).measure([runs])
     assert [len(one["runs"]) for one in result["groups"].values()] == [3, 2]
     notes = "\n".join(result["notes"])
-    for words in ("broken: JSONDecodeError", "foreign: TypeError", "other: KeyError", "new: nothing measured yet",
+    for words in ("broken/config.json is no JSON file", "foreign/config.json holds a list",
+                  "other/config.json is no run configuration", "new: nothing measured yet",
                   "started: no eval/score after a step", "different numbers of runs", "cut: 3 of 40 steps"):
         assert words in notes, notes
     json.dumps(strict(result), allow_nan=False)

@@ -99,7 +99,8 @@ def test_sparkline():
 
 def test_summary_in_the_terminal(tmp_path):
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    print_summary(read_runs([make_run(tmp_path / "[red]one", seed=1), make_run(tmp_path / "two")]), console)
+    one = make_run(tmp_path / "one", seed=1).rename(tmp_path / "[red]one")
+    print_summary(read_runs([one, make_run(tmp_path / "two")]), console)
     text = console.file.getvalue()
     assert "[red]one" in text  # a folder's name is no markup
     assert "60.0% (59.0% to 61.0%)" in text and "rollout 67%, update 33%" in text and "seed" in text

@@ -1,7 +1,6 @@
 """Which problems a source reads: each that fits once in an epoch, whatever is too long, proposed, or drawn in parts."""
 import dataclasses
 import json
-import types
 
 import jax
 import numpy as np
@@ -14,9 +13,10 @@ from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import refill, single
 from jaxrl_llm.training import source
+from jaxrl_llm.training.snapshot import Snapshot
 
 N, P, G = 23, 4, 2
-STATE = types.SimpleNamespace(step=0, key=jax.random.key(0), params={}, lora=None, control={})
+FIRST = Snapshot(0, {}, None, jax.random.key(0))
 PROBLEMS = [Problem("q" + "x" * 9 * (number % 5 == 0), "12", number) for number in range(N)]
 FITTING = [number for number in range(N) if number % 5]  # 18
 
@@ -30,7 +30,7 @@ def reading(topology=single(P)):
 
 def tried(one, steps, settings=Settings()):
     """i64[steps, N], groups of each problem that a source samples in these steps."""
-    return np.array([one.next(STATE, settings=settings).counts["tried"] for _ in range(steps)]) // G
+    return np.array([one.next(FIRST._replace(settings=settings)).counts["tried"] for _ in range(steps)]) // G
 
 
 def resumed(one, topology=single(P)):
@@ -91,7 +91,7 @@ def resumed_after(weights):
 def test_a_task_of_which_nothing_fits_is_refused():
     one = dataclasses.replace(reading(), data=batches(PROBLEMS[::5], P, seed=1))
     with pytest.raises(ValueError, match="no prompt of 100 batches fits in prompts.max_tokens=4"):
-        one.next(STATE)
+        one.next(FIRST)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 7])
@@ -112,7 +112,7 @@ def test_processes_share_any_number_of_problems(monkeypatch, count):
 
 
 def test_without_rollouts_the_facts_are_those_that_were_measured_beside_them():
-    one = reading().next(STATE)
+    one = reading().next(FIRST)
     known = {"tried": np.ones(N, np.int32), "reference_rates": np.float32([0.5, np.nan])}
     nothing = one._replace(rollouts=None, forest=one.forest.with_facts({"expected": np.zeros(0)}), counts=known)
     assert nothing.facts.keys() == known.keys()
