@@ -208,6 +208,10 @@ def test_wrong_options_are_named(folder, options, message):
 def test_unreadable_data_are_named(folder, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="subset None, split 'dev': Unknown split"):
         tasks.make("dataset", path=str(folder / "hub"), split="dev", **GSM8K)
+    for name in ("a.tsv", "a.jsonl.zst", "a"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(ValueError, match="its ending is unknown; files end in one of .parquet, .*with .gz, .bz2, .xz behind"):
+            tasks.make("dataset", path=str(tmp_path / name), **GSM8K)
     with pytest.raises(FileNotFoundError, match="none.parquet"):
         tasks.make("dataset", path=str(tmp_path / "none.parquet"), **GSM8K)
 
