@@ -118,7 +118,7 @@ def test_a_position_of_other_prompts_answers_or_tests_is_refused(train, change):
     same = [dataclasses.replace(problem, place="elsewhere", extra={"by": "me"}) for problem in problems]
     batches(same, 8, seed=0).set_state(state)
     problems[3] = dataclasses.replace(problems[3], **change)
-    with pytest.raises(ValueError, match="other prompts or answers, or what rewards read in their place, than those of the"):
+    with pytest.raises(ValueError, match="other prompts or answers, or what rewards read in their place, than those"):
         batches(problems, 8, seed=0).set_state(state)
     with pytest.raises(ValueError, match="or another order"):
         batches(same[::-1], 8, seed=0).set_state(state)
