@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxrl_llm import registry
 from jaxrl_llm.environments.tools import Call
-from jaxrl_llm.rewards.programs import python_block
+from jaxrl_llm.rewards.programs import last_opening, python_block
 from jaxrl_llm.tasks.jsonl import MAX_DEPTH, depth
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -134,7 +134,7 @@ def _is_call(text: str, start: int) -> bool:
 
 def _before_program(text: str, starts: list[int]) -> int:
     """The last of the `starts`, or the last one before a program in a fence that quotes the end of a thought there."""
-    begin = text.rfind("```python", 0, starts[-1])
+    begin = last_opening(text, starts[-1])
     program = None if begin < 0 else python_block(text[begin:])
     if program is None or _END not in program or text.find(program, begin) + len(program) < starts[-1]:
         return starts[-1]

@@ -35,7 +35,8 @@ def read_documents(path: str) -> list[tuple[str, str]]:
     for number, line in lines(path):
         try:
             record = json.loads(line)
-            documents.append((str(record.get("title", "")), record["text"]))
+            title = record.get("title")
+            documents.append(("" if title is None else str(title), record["text"]))
             if not isinstance(record["text"], str):
                 raise TypeError("its text is not a text")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -34,7 +34,8 @@ def run_test(program: str, test: dict, limits: sandbox.Limits, mode: str, *, unt
     """Outcome of one test: 1 pass, 0 wrong, -2 the program failed, -3 too late, -4 no Python, -5 not before `until`.
 
     `test` has `input` and `output` (standard streams), or `function`, `args` and `result` (JSON values; with `wrapped` the
-    value of a list of one `result` also counts). Raises SandboxError if the sandbox fails, which is not a verdict.
+    value of a list of one `result` also counts, with `truth` whether the value is true is the result). Raises SandboxError if
+    the sandbox fails, which is not a verdict.
     """
     finished = sandbox.run(program, stdin=test.get("input") or "", function=test.get("function"), args=test.get("args") or [],
                            limits=limits, mode=mode, ends_at=until, stop=stop, harness=True)
@@ -45,7 +46,8 @@ def run_test(program: str, test: dict, limits: sandbox.Limits, mode: str, *, unt
     try:
         if test.get("function"):
             value, expected = json.loads(finished.value), test["result"]
-            passed = same_value(value, expected) or bool(test.get("wrapped")) and same_value([value], expected)
+            passed = (bool(value) is expected if test.get("truth") else
+                      same_value(value, expected) or bool(test.get("wrapped")) and same_value([value], expected))
         else:
             passed = same_output(finished.stdout.decode(), test["output"])
     except (ValueError, RecursionError):  # nothing written, or no text

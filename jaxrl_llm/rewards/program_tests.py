@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-_READ = {"input", "output", "function", "args", "result", "wrapped", "testtype", "type", "fn_name", "func_name", "metadata"}
+_READ = {"input", "output", "function", "args", "result", "wrapped", "truth", "testtype", "type", "fn_name", "func_name",
+         "metadata"}
 # What changes the meaning of a test and is not read: checkers, files, code around the program.
 _OTHER_MEANING = {"checker", "generated_checker", "compare_func", "special_judge", "spj", "interactive", "interactor",
                   "tolerance", "files", "input_file", "output_file", "assert", "assertion", "test_code", "setup", "setup_code"}
@@ -152,16 +153,17 @@ def _of_assert(node: ast.stmt, row: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if not isinstance(node, ast.Assert):
             raise ValueError
-        said, made, expected = node.test, node.test, True
+        said, made, expected, compared = node.test, node.test, True, False
         if isinstance(said, ast.UnaryOp) and isinstance(said.op, ast.Not):
             made, expected = said.operand, False
         elif isinstance(said, ast.Compare) and len(said.ops) == 1 and isinstance(said.ops[0], ast.Eq | ast.Is):
-            made, expected = said.left, ast.literal_eval(said.comparators[0])
+            made, expected, compared = said.left, ast.literal_eval(said.comparators[0]), True
         if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Name) or made.keywords:
             raise ValueError
         function = row["entry_point"] if made.func.id == "candidate" else made.func.id
         given = _literals(ast.unparse(ast.List(made.args, ast.Load())))
-        return {"function": function, "args": given, "result": json.loads(json.dumps(expected, allow_nan=False))}
+        return {"function": function, "args": given, "result": json.loads(json.dumps(expected, allow_nan=False)),
+                **({} if compared else {"truth": True})}
     except (ValueError, TypeError, KeyError, RecursionError):
         raise ValueError(f"the test {ast.unparse(node)[:120]!r} is not read; an assert statement calls a function (or "
                          "candidate, which the column entry_point names) with literals and compares the value with one by "

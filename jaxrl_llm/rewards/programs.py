@@ -35,6 +35,11 @@ def python_block(text: str) -> str | None:
     return program
 
 
+def last_opening(text: str, end: int) -> int:
+    """Where the last fence of a Python program begins before `end`; -1 without one."""
+    return max((fence.start() for fence in _OPEN.finditer(text, 0, end)), default=-1)
+
+
 def _bare_block(text: str) -> str | None:
     """The last block that begins with a fence alone; what another language is named for is skipped."""
     program, language, begin = None, None, 0

@@ -33,13 +33,16 @@ def filled(template: str, row: Mapping[str, Any]) -> str:
 def at(row: Mapping[str, Any], path: str) -> Any:
     """The value of a column, or at a path `column.key`; ValueError that names the existing columns or keys."""
     value: Any = row
+    above = ""
     for name in [path] if path in row else path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            there = sorted(map(str, value)) if isinstance(value, Mapping) else []
-            near = nearest(name, there, 1, cutoff=0.6)
+        if not isinstance(value, Mapping):
+            raise ValueError(f"there is no column {path!r}: {above.removesuffix('.')!r} holds no keys, but {str(value)[:80]!r}")
+        if name not in value:
+            there = sorted(f"{above}{key}" for key in value)
+            near = nearest(above + name, there, 1, cutoff=0.6)
             raise ValueError(f"there is no column {path!r}; there are {', '.join(there) or 'none'}"
                              + (f". Did you mean {near[0]!r}?" if near else ""))
-        value = value[name]
+        value, above = value[name], f"{above}{name}."
     return value
 
 

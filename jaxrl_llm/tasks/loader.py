@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tasks.mixture import Mixed
 
+_LABELS = ("tests", "answers", "box", "image", "files", "new_files")  # what rewards read of `Problem.extra`
 _EPOCHS = 2**31  # for ever; an order without a number of repetitions cannot be mixed
 
 
@@ -59,8 +61,9 @@ class Batches:
         """Raises ValueError when the state belongs to other data, another seed or another batch size."""
         for key, value in self._identity.items():
             if key == "digest" and state.get(key, value) != value:  # positions of earlier releases have none
-                raise ValueError("the training problems have other prompts, answers or tests than those of the saved run, or "
-                                 "another order; restore with the same data, or start a new run")
+                raise ValueError("the training problems have other prompts or answers, or what rewards read in their place, "
+                                 "than those of the saved run, or another order; restore with the same data, or start a new "
+                                 "run")
             if key != "digest" and state.get(key) != value:
                 raise ValueError(f"the saved data position has {key}={state.get(key)}, this run has {key}={value}; "
                                  "restore with the same data, seed and batch size")
@@ -99,14 +102,16 @@ def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index
 
 
 def digest(problems: Iterable[Problem]) -> str:
-    """A number that prompts, answers and tests of programs determine, in their order.
+    """A number that prompts, answers and what else rewards compare with determine, in their order.
 
-    Some data sets of reasoning_gym are made anew by each process from the same seed; the name and options count for them.
+    The order of keys does not count: a table has another one than a JSONL file. Some data sets of reasoning_gym are made anew
+    by each process from the same seed; the name and options count for them.
     """
     found = hashlib.blake2b(digest_size=16)
     for problem in problems:
-        known = problem.extra.get("gym") or (problem.prompt, problem.answer, problem.extra.get("tests"))
-        found.update(repr(known).encode("utf-8", "surrogatepass"))
+        labels = {name: problem.extra[name] for name in _LABELS if name in problem.extra}
+        known = problem.extra.get("gym") or (problem.prompt, problem.answer, labels)
+        found.update(json.dumps(known, sort_keys=True, default=repr).encode())
     return found.hexdigest()
 
 

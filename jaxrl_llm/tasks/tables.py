@@ -53,7 +53,8 @@ def read(path: str, split: str, *, subset: str | None = None, data_dir: str | No
                              f"a configuration as {TFDS}name/configuration")
         rows: Iterable[Row] = map(_plain, _tfds(path.removeprefix(TFDS), data_dir, split))
     elif _ending(path) == ".jsonl" and not streaming and split == "train":
-        lines = [(f"{file}, line {number}", row) for file in _files(path) for number, row in jsonl.read(file)][:limit]
+        lines = [(f"{file}, line {number}", row) for file in _files(str(expanded(path)))
+                 for number, row in jsonl.read(file)][:limit]
         return Table([row for _, row in lines], _columns(row for _, row in lines), lambda i: lines[i][0])
     else:
         rows = _hugging_face(path, split, subset, data_dir, streaming)
@@ -80,6 +81,9 @@ def _hugging_face(path: str, split: str, subset: str | None, data_dir: str | Non
             kind = _READERS[_ending(path)].removesuffix("l")
             options = _as_text(datasets, str(folder)) if kind == "csv" else {}
             return datasets.load_dataset(kind, data_files=str(folder), split=split, streaming=streaming, **options)
+        if folder.is_file():
+            raise ValueError(f"its ending is unknown; files end in one of {', '.join(_READERS)}, and may be compressed, with "
+                             f"{', '.join(jsonl.PACKED)} behind it")
         name = str(folder) if folder.is_dir() else path
         kinds = {_ending(str(file)): str(file) for file in folder.rglob("*")} if folder.is_dir() else {}
         options = _as_text(datasets, kinds[".csv"]) if _READERS.keys() & kinds.keys() == {".csv"} else {}

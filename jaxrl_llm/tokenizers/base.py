@@ -31,6 +31,7 @@ class Tokenizer(Protocol):
     `adds_bos` says that the model was trained on plain text that starts with `bos_id`. `chat_templates` are jinja2 sources by
     name: "tool_use", if present, is for conversations with tools, "default" for all others.
     `control_tokens` are the ids of spellings that steer the model: its special tokens, and those that a chat template writes.
+    `end_ids` are the stop tokens among them, which a text does not show; another stop token is a word of the text.
     """
 
     vocab_size: int
@@ -43,6 +44,9 @@ class Tokenizer(Protocol):
 
     @property
     def control_tokens(self) -> Mapping[str, int]: ...
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str, add_bos: bool = False) -> list[int]:
         """Ids of `text`; a special token spelled out in `text` becomes that one id. `add_bos` puts `bos_id` first."""
@@ -165,12 +169,17 @@ class CodecTokenizer:
     @functools.cached_property
     def control_tokens(self) -> dict[str, int]:
         """Special tokens, and the single-token tags that a chat template writes (`<think>`), by spelling."""
-        written = "".join(self.chat_templates.values())
+        written, whole = "".join(self.chat_templates.values()), self._codec.whole()
         tags = re.compile(r"[<\[].*\w.*[>\]]", re.DOTALL)  # vocabularies have whole tokens of white space too
-        chosen = {name for name, special in self._codec.whole().items()
-                  if special or (name in written and tags.fullmatch(name))}
-        named = {self._codec.token(i) for i in (self.bos_id, self.pad_id, *self.stop_ids) if i is not None}
-        return {name: self._codec.find(name) for name in sorted(chosen | named) if name}
+        chosen = {name for name, special in whole.items() if special or (name in written and tags.fullmatch(name))}
+        named = {self._codec.token(i) for i in (self.bos_id, self.pad_id, self.eos_id) if i is not None}
+        ends = {name for i in self.stop_ids if (name := self._codec.token(i)) in whole}  # a word may end completions, too
+        return {name: self._codec.find(name) for name in sorted(chosen | named | ends) if name}
+
+    @functools.cached_property
+    def end_ids(self) -> frozenset[int]:
+        """The stop tokens that are control tokens; a stop token that is a word belongs to the text that it ends."""
+        return frozenset(self.stop_ids).intersection(self.control_tokens.values())
 
     @property
     def chat_template(self) -> str | None:

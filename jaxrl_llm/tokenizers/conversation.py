@@ -121,7 +121,7 @@ def shortened(tokenizer: Tokenizer, messages: Messages, limit: int) -> list[dict
 
 def said(tokenizer: Tokenizer, ids: Sequence[int]) -> dict[str, str]:
     """The message that the policy sampled as `ids`: its text with control tokens spelled out, without the stop token."""
-    ended = bool(len(ids)) and int(ids[-1]) in tokenizer.stop_ids
+    ended = bool(len(ids)) and int(ids[-1]) in tokenizer.end_ids
     return {"role": "assistant", "content": tokenizer.decode(ids[:-1] if ended else ids, skip_special=False)}
 
 
@@ -137,9 +137,9 @@ def _behind(tokenizer: Tokenizer, messages: Messages, **variables) -> str:
 
 def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int]) -> int:
     """How many of the `new` ids repeat the end of a turn that the policy has already ended itself."""
-    if not len(ids) or int(ids[-1]) not in tokenizer.stop_ids:
+    if not len(ids) or int(ids[-1]) not in tokenizer.end_ids:
         return 0
-    first = next((place for place, token in enumerate(new) if token in tokenizer.stop_ids), None)
+    first = next((place for place, token in enumerate(new) if token in tokenizer.end_ids), None)
     return 0 if first is None or tokenizer.decode(new[:first]).strip() else first + 1
 
 

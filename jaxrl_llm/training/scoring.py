@@ -38,8 +38,8 @@ def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()
 
 
 def spelled(rows: Sequence[np.ndarray | Sequence[int]], tokenizer) -> list[str]:
-    """The text of each row of tokens, without a stop token of the tokenizer at its end."""
-    return tokenizer.decode_batch([row[:-1] if len(row) and int(row[-1]) in tokenizer.stop_ids else row for row in rows])
+    """The text of each row of tokens, without an end token of the tokenizer at its end."""
+    return tokenizer.decode_batch([row[:-1] if len(row) and int(row[-1]) in tokenizer.end_ids else row for row in rows])
 
 
 def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,

@@ -1,6 +1,7 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -46,7 +47,7 @@ from jaxrl_llm.training.parts import Parts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
-from jaxrl_llm.training.shown_tools import describes_tools, hears_tools
+from jaxrl_llm.training.shown_tools import describes_tools, hears_tools, warn_of_calls_left_out
 from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.start import load_model, open_model
 from jaxrl_llm.training.state import TrainState
@@ -183,6 +184,7 @@ def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, 
     `kinds`: number of programs for each length of prompts; evaluation sets that cut the distribution otherwise have another.
     """
     s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
+    warn_of_calls_left_out(tokenizer, itertools.chain(*asked))
     stops, pieces = stop_ids(tokenizer, s.stop_strings), s.micro_batches
     compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
     draw: Any = Guarded("rollout", compiled, kinds * len(prompt_buckets(prompt_tokens)))

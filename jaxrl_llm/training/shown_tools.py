@@ -1,9 +1,12 @@
 """What a chat template shows of an environment's tools and their results, and what the prompt says in its place."""
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxrl_llm.environments import base
+from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import ByteTokenizer, conversation
+from jaxrl_llm.tokenizers.messages import ending
 
 
 def variables_of(environment: base.Environment) -> dict[str, Any]:
@@ -46,3 +49,13 @@ def hears_tools(tokenizer, environment: base.Environment) -> bool:
         raise ValueError(f"environment {environment.name!r} answers calls, and the chat template writes neither messages "
                          "of tools nor of the user after one of the policy; set config.model.chat_template to one that does")
     return False
+
+
+def warn_of_calls_left_out(tokenizer, problems: Iterable[Problem]) -> None:
+    """Warns if the chat template leaves out calls or results of tools of the first prompt that has such messages."""
+    prompt = next((problem.prompt for problem in problems if not isinstance(problem.prompt, str) and any(
+        message.get("tool_calls") or message.get("role") == "tool" for message in problem.prompt)), None)
+    if prompt and (lost := conversation.hidden(tokenizer, prompt, **ending(prompt))):
+        warnings.warn(f"the chat template leaves out {lost} in the prompt {str(prompt)[:120]}, so the policy does not read it; "
+                      "set config.model.chat_template to one that shows it, or write it into the text of a message",
+                      RuntimeWarning, stacklevel=2)

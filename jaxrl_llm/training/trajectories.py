@@ -17,6 +17,7 @@ from jaxrl_llm.environments.runner import AllInvalid, Runner
 from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.engine import Node, Request
+from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import conversation
@@ -290,9 +291,10 @@ class Trajectories:
                     held[uid] = kept
 
     def _said(self, node: Node) -> base.Message:
-        """The sampled message, with its tokens if the environment reads tokens."""
+        """The sampled message through its stop string, with its tokens if the environment reads tokens."""
         ids = node.tokens.tolist()
         message = conversation.said(self.tokenizer, ids)
+        message["content"] = through_stop_string(message["content"], self.stop_strings)
         return {**message, "ids": ids} if self.runner.environment.tokens else message
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:

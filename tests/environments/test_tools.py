@@ -435,7 +435,7 @@ PRINTS = 'print("a</think>b")'
     ("llama3", f"<|python_tag|>{LLAMA3}", WRITTEN), ("llama3", f"{{say {LLAMA3}</think>7", []),
     ("pythonic", PYTHONIC, WRITTEN), ("pythonic", f"That's it</think>{PYTHONIC}", WRITTEN),
     ("pythonic", "write(text='a</think>b')", WRITTEN), ("pythonic", f"{PYTHONIC}, or not</think>7", []),
-    ("fenced", f"```python\n{PRINTS}\n```", [("python", {"code": PRINTS}, "")]),
+    *[("fenced", f"```{mark}\n{PRINTS}\n```", [("python", {"code": PRINTS}, "")]) for mark in ("python", "py", "Python3")],
     ("fenced", f"<think>```python\nprint(1)</think>```python\n{PRINTS}\n```", [("python", {"code": PRINTS}, "")]),
     ("fenced", f"<think>```python\n{PRINTS}\n``` is a program", []),
     ("fenced", "```python\nx = </think>\n```python\nprint(1)\n```", [("python", {"code": "print(1)"}, "")]),
@@ -714,7 +714,8 @@ def test_search(tmp_path):
     assert actual.startswith("[1] Spiders\nA spider has eight legs.\n\n[2] \nA horse")
     assert ask("quantum chromodynamics") == ask("?! the") == ask("") == "(nothing found)"
     assert len(ask("tea leaves")) < 1100 and ask("spider " * 5000).startswith("[1] Spiders")
-    path.write_text('{"text": "tea\u2028and\x85 milk"}\r\n{"text": "horse"}\n', encoding="utf-8")  # only \n ends a line
+    path.write_text('{"text": "tea\u2028and\x85 milk"}\r\n{"title": null, "text": "horse"}\n',  # only \n ends a line
+                    encoding="utf-8")
     assert search.read_documents(str(path)) == [("", "tea\u2028and\x85 milk"), ("", "horse")]
     for text, why in (("", "holds no documents"), ('{"text": "the of a"}', "1 documents without a word to find them by"),
                       ("{}", "line 1: expected an object with 'text'"), ("[1]", "line 1"),

@@ -178,8 +178,11 @@ def test_assert_statements_are_calls_that_are_compared_outside():
     mbpp = ["assert similar((3, 4), (4, 'x')) == (4,)", "assert not similar((1,), (2,))", 'assert similar("a", "a")']
     assert program_tests.read(mbpp, {}) == [
         {"function": "similar", "args": "[(3, 4), (4, 'x')]", "result": [4]},
-        {"function": "similar", "args": "[(1,), (2,)]", "result": False},
-        {"function": "similar", "args": "['a', 'a']", "result": True}]
+        {"function": "similar", "args": "[(1,), (2,)]", "result": False, "truth": True},
+        {"function": "similar", "args": "['a', 'a']", "result": True, "truth": True}]
+    for value, is_true, is_false in (("x", 1, 0), ("[]", 0, 1), ("None", 0, 1), ("'0'", 1, 0)):  # as Python's assert has it
+        tests = program_tests.read(["assert f(1)", "assert not f(1)", "assert f(1) == True"], {})
+        assert [outcome(f"def f(x):\n    return {value}", test) for test in tests] == [is_true, is_false, 0]
     human_eval = ("METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate([1, 2]) == 3, 'sum'\n"
                   "    assert True\ncheck(f)\n")
     assert program_tests.read(human_eval, {"entry_point": "f"}) == [{"function": "f", "args": "[[1, 2]]", "result": 3}]

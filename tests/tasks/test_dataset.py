@@ -108,9 +108,9 @@ def test_keys_of_columns_and_messages(tmp_path):
     plain = tasks.make("dataset", path=str(tmp_path / "verl.parquet"), answer="reward_model.ground_truth")
     for made in (task, plain):
         assert len(made.train) > 9 and all(p.prompt == ({"role": "user", "content": f"q{p.answer}"},) for p in made.train)
-    with pytest.raises(ValueError, match="no column 'reward_model.truth'; there are ground_truth"):
+    with pytest.raises(ValueError, match="no column 'reward_model.truth'; there are reward_model.ground_truth"):
         tasks.make("dataset", path=str(tmp_path / "verl.parquet"), answer="reward_model.truth")
-    with pytest.raises(ValueError, match="no column 'reward_model.truth'; there are ground_truth"):
+    with pytest.raises(ValueError, match="no column 'reward_model.truth'; there are reward_model.ground_truth"):
         tasks.make("dataset", path=str(tmp_path / "verl.parquet"), prompt="{prompt}", answer="reward_model.truth")
 
 
@@ -187,6 +187,8 @@ def test_cells_of_csv_files_are_the_texts_of_the_file(folder, tmp_path, place):
     ({"prompt": "{questoin}"}, r"no column 'questoin'; there are answer, question, source. Did you mean 'question'\?"),
     ({"prompt": "{question}", "answer": "solution"}, "no column 'solution'; there are answer, question, source"),
     ({"prompt": "{question}", "level": "kind"}, "no column 'kind'; there are answer"),
+    ({"prompt": "{question}", "answer": "answer.text"}, "no column 'answer.text': 'answer' holds no keys, but '"),
+    ({"prompt": "{question}", "answer": "source.nam"}, r"no column 'source.nam'; there are source\..*Did you mean 'source\."),
     ({"prompt": "{source}"}, "row 0: 'source' must be a non-empty string"),
     ({"prompt": "{question}: {source}"}, "column 'source' holds a dict"),
     ({"prompt": "{question}", "extract": "boxed"}, "row 0: extract='boxed' finds no answer in column 'answer'"),
@@ -208,6 +210,10 @@ def test_wrong_options_are_named(folder, options, message):
 def test_unreadable_data_are_named(folder, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="subset None, split 'dev': Unknown split"):
         tasks.make("dataset", path=str(folder / "hub"), split="dev", **GSM8K)
+    for name in ("a.tsv", "a.jsonl.zst", "a"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(ValueError, match="its ending is unknown; files end in one of .parquet, .*.gz, .bz2, .xz behind"):
+            tasks.make("dataset", path=str(tmp_path / name), **GSM8K)
     with pytest.raises(FileNotFoundError, match="none.parquet"):
         tasks.make("dataset", path=str(tmp_path / "none.parquet"), **GSM8K)
 

@@ -110,17 +110,22 @@ def test_empty_source_and_foreign_state(train):
         batches([train[i] for i in range(10)], 8, seed=0).set_state(state)
 
 
-@pytest.mark.parametrize("change", [{"answer": "7"}, {"prompt": "1+1="}, {"extra": {"tests": [{"output": "7"}]}}])
+@pytest.mark.parametrize("change", [{"answer": "7"}, {"prompt": "1+1="}, {"extra": {"tests": [{"output": "7"}]}},
+                                    {"extra": {"answers": ["7", "seven"]}}, {"extra": {"box": [0, 0, 1, 1]}}])
 def test_a_position_of_other_prompts_answers_or_tests_is_refused(train, change):
     state = json.loads(json.dumps(batches(train, 8, seed=0).get_state()))
     problems = [train[i] for i in range(82)]
     same = [dataclasses.replace(problem, place="elsewhere", extra={"by": "me"}) for problem in problems]
     batches(same, 8, seed=0).set_state(state)
     problems[3] = dataclasses.replace(problems[3], **change)
-    with pytest.raises(ValueError, match="other prompts, answers or tests than those of the saved run"):
+    with pytest.raises(ValueError, match="other prompts or answers, or what rewards read in their place, than those"):
         batches(problems, 8, seed=0).set_state(state)
     with pytest.raises(ValueError, match="or another order"):
         batches(same[::-1], 8, seed=0).set_state(state)
+    chat = [tuple(order({"role": "user", "content": "1+1="}.items())) for order in (list, reversed)]
+    (first, second) = ([tasks.Problem((dict(items),), "2", 0)] for items in chat)
+    batches(second, 1, seed=0).set_state(batches(first, 1, seed=0).get_state())  # keys of a table come in another order
+
     def made(prompt, options):
         return [tasks.Problem(prompt, "x", 0, extra={"gym": ("word_ladder", options)})]
 

@@ -1,8 +1,12 @@
 """tokenizer.json and the files beside it, against transformers."""
+import json
+import shutil
+
 import pytest
 from tokenizer_cases import CHATML, MESSAGES, SAMPLES, train_byte_level, write_checkpoint
 
-from jaxrl_llm.tokenizers import HuggingFaceTokenizer, load
+from jaxrl_llm.tokenizers import HuggingFaceTokenizer, conversation, load
+from jaxrl_llm.training.scoring import spelled
 
 
 def test_huggingface_equals_transformers(checkpoint):
@@ -118,3 +122,18 @@ def test_added_tokens_of_the_config_are_those_of_transformers(tmp_path, backend)
     (older / "added_tokens.json").write_text(f'{{"<|new|>": {size + 3}}}')
     with pytest.raises(ValueError, match=rf"give '<\|new\|>' the id {size + 3}, but with tokenizer.json it gets the id {size}"):
         load(older)
+
+
+def test_a_word_that_ends_completions_is_no_control_token(checkpoint, tmp_path):
+    """An exported run names the token of a stop string among its end tokens, and its users still write the word."""
+    word, plain = load(checkpoint).encode("\n")[0], load(checkpoint)
+    folder = shutil.copytree(checkpoint, tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0, word]}))
+    tokenizer, asked = load(folder), [{"role": "user", "content": "a\nb"}, {"role": "tool", "content": "\n"}]
+    assert tokenizer.stop_ids == (2, 0, word) and tokenizer.end_ids == {2, 0} == plain.end_ids
+    assert tokenizer.control_tokens == plain.control_tokens
+    assert conversation.start(tokenizer, asked) == conversation.start(plain, asked)
+    said = tokenizer.encode("the\n")
+    assert said[-1] == word and conversation.said(tokenizer, said)["content"] == "the\n" == spelled([said], tokenizer)[0]
+    assert conversation.said(tokenizer, [*said, 2])["content"] == "the\n" == spelled([[*said, 2]], tokenizer)[0]
+    assert conversation.extend(tokenizer, said, asked[:1])[0] == 2, "the turn is not ended by the word"

@@ -10,8 +10,9 @@ from jaxrl_llm import environments
 from jaxrl_llm.environments import Environment
 from jaxrl_llm.environments.parsers import PARSERS
 from jaxrl_llm.rollouts import Role
-from jaxrl_llm.tokenizers import conversation
-from jaxrl_llm.training import setup
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tokenizers import ByteTokenizer, conversation
+from jaxrl_llm.training import setup, shown_tools
 
 MUTE = ("{% if messages | length > 1 %}{{ raise_exception('one question, one answer') }}{% endif %}{{ messages[0].content }}"
         "{% if add_generation_prompt %}{{ '\n' }}{% endif %}")
@@ -105,3 +106,18 @@ def test_a_template_that_shows_no_tools_gets_a_description_of_them(configured, f
     preface = [{"role": "system", "content": "Call the calculator."}]
     run, _ = setup.build(configured(family, environment=f"tool_use(turns=3, parser=pythonic, preface={preface!r})"))
     assert "tools" not in dict(run.source.sampler.prepare()), "the messages say it"
+
+
+@pytest.mark.parametrize("template, lost", [
+    ("{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or () %}{{ c.function.name }}{% endfor %}"
+     "{% endfor %}", ""),
+    ("{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}", "the call of 'add'"),
+    ("{% for m in messages if m.role != 'tool' %}{{ m.content }}{{ m.tool_calls }}{% endfor %}", "the result '2'")])
+def test_calls_of_a_data_set_that_the_template_leaves_out_are_said(template, lost, recwarn):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+    asked = ({"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
+             {"role": "tool", "content": "2"})
+    problems = [Problem("1+1", "2", 0), Problem(asked[:1], "2", 1), Problem(asked, "2", 2)]
+    shown_tools.warn_of_calls_left_out(ByteTokenizer(template), problems)
+    said = [str(warning.message).partition(" in the prompt")[0] for warning in recwarn]
+    assert said == ([f"the chat template leaves out {lost}"] if lost else [])

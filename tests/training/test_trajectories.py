@@ -10,6 +10,7 @@ import pytest
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.turns import of_turns
 from jaxrl_llm.environments.runner import TooManyInvalid
+from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tokenizers import conversation
@@ -45,6 +46,15 @@ def test_turns_and_answers_alternate_and_rewards_add_up(played):
         answers = [forest.texts[n] for n in nodes[1::2]]
         good_turns = [any("a" <= c <= "z" for c in forest.texts[n]) for n in nodes[::2]]
         assert answers == ["Good." if good else "No." for good in good_turns[:-1]]
+
+
+def test_an_environment_reads_a_message_through_its_stop_string(played):
+    """A token may hold letters behind it; all tokens stay the policy's."""
+    sampler = dataclasses.replace(played[0].source.sampler, stop_strings=("</answer>", "</a>"))
+    tokens, zeros = np.array(list(b"<answer>5</answer>\n\nx"), np.int32), np.zeros(21, np.float32)
+    node = Node(0, None, 0, tokens, zeros, zeros, zeros.astype(np.int32), "stop")
+    assert sampler._said(node) == {"role": "assistant", "content": "<answer>5</answer>"} and len(node.tokens) == 21
+    assert played[0].source.sampler._said(node)["content"] == "<answer>5</answer>\n\nx"
 
 
 def test_tokens_are_those_of_the_conversation(played):
