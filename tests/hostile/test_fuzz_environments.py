@@ -20,6 +20,7 @@ from jaxrl_llm.environments.purified import similarity
 from jaxrl_llm.environments.skill_chain import skills, uses
 from jaxrl_llm.environments.tool_use import of_tools
 from jaxrl_llm.environments.words import last_word
+from jaxrl_llm.tokenizers.messages import unused
 
 TEXTS = int(os.environ.get("JAXRL_LLM_FUZZ", "15"))
 NUMBERS = ["7", "-1", "1.5", "5.0", "1e400", "-0.0", "NaN", "Infinity", "9" * 5000, "0x" + "f" * 5000, "1_0", "٣", "1/0",
@@ -203,7 +204,12 @@ def assert_linear(read, unit):
     assert spent[1] < 10 * spent[0], (unit, spent)
 
 
-@pytest.mark.parametrize("read", [*parsers.PARSERS.values(), action, skills,
+def marked(text):
+    """A mark for a text that holds numbered marks, the last number first."""
+    return unused("".join(f"\ue0a1{number}\ue0a2" for number in reversed(range(len(text) // 6))))
+
+
+@pytest.mark.parametrize("read", [*parsers.PARSERS.values(), action, skills, marked,
                                   lambda text: last_word(["1", "left"], text), lambda text: similarity(text, text[::-1] + "x")])
 def test_readers_take_linear_time(read):
     for unit in UNITS:

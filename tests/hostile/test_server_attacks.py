@@ -158,7 +158,8 @@ def test_prompts_are_encoded_up_to_the_first_that_does_not_fit():
 
 HOSTS = dict.fromkeys(("localhost", "localhost:8000", "LOCALHOST.:1", "127.0.0.1:80", "127.1.2.3", "[::1]", "[::1]:80"), True)
 HOSTS |= dict.fromkeys(("evil.example:8000", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1",
-                        "[::2]:1", "0.0.0.0", ""), False)
+                        "[::2]:1", "0.0.0.0", "", "[::1].evil.example", "localhost:1.evil.example", "localhost:1@evil.example",
+                        "[]", "[localhost].evil.example", "127.1", "2130706433"), False)
 
 
 def test_without_a_token_only_loopback_names_are_hosts(worker):
