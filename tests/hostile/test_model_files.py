@@ -234,11 +234,12 @@ def test_a_post_processor_that_adds_many_tokens_is_refused(folder, pieces, ids, 
         text = [{"Sequence": {"id": "A", "type_id": 0}}]
         step = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "b", "type_id": 0}}] * pieces + text,
                 "pair": text, "special_tokens": {"b": {"id": "b", "ids": [1] * ids, "tokens": ["b"] * ids}}}
-        return {"type": "Sequence", "processors": [step, step]} if nested else step
+        return {"type": "Sequence", "processors": [step, step]} if nested else step  # which the library cannot run
 
     with pytest.raises(ValueError, match="tokenizer.json: post_processor adds more than 64 tokens to a text"):
         tokenizer(folder, post_processor=template(pieces, ids))
-    tokenizer(folder, post_processor=template(2, 2))
+    if not nested:
+        tokenizer(folder, post_processor=template(2, 2))
 
 
 def test_a_charsmap_is_as_long_as_it_says(folder):
