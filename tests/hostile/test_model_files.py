@@ -1,4 +1,5 @@
 """Folders of others that hold a model: each attack on their files ends with one error that names the file and the key."""
+import base64
 import json
 import os
 import shutil
@@ -251,8 +252,6 @@ def test_a_charsmap_is_as_long_as_it_says(folder):
 
 def test_the_charsmap_of_a_normalizer_is_counted(folder):
     """A trie that maps nothing, and a text of a million letters to which it could map each."""
-    import base64
-
     table = struct.pack("<I", 4) + bytes(4) + b"x" * 1_000_000 + b"\0"
     with pytest.raises(ValueError, match="by a step of type Precompiled"):
         tokenizer(folder, normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()})
