@@ -128,6 +128,7 @@ def main():
         importlib.import_module(f"jaxrl_llm.serving{'.tinker' if _TINKER.value else ''}.app")
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs packages: pip install 'jaxrl_llm[{extra}]' ({error})") from error
+    from jaxrl_llm.serving.connections import Connection
     from jaxrl_llm.serving.policy import slot_tokens_of
     token = os.environ.pop("JAXRL_LLM_TOKEN", "")  # child processes must not get it
     check_token(_HOST.value, token)
@@ -141,7 +142,8 @@ def main():
         at = f"http://{f'[{host}]' if ':' in host else host}:{port}{'' if _TINKER.value else '/v1'}"
         print(f"{name} ({served.tag}) at {at}, {_SLOTS.value} slots of {size} tokens, {'with' if token else 'without'} a token",
               flush=True)
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listening])
+        config = uvicorn.Config(app, http=Connection, log_level="warning", timeout_graceful_shutdown=5)
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 if __name__ == "__main__":

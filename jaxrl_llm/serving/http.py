@@ -3,6 +3,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -38,8 +39,8 @@ def admit(request: Request, header: str, token: str, form: str = "TOKEN") -> Non
             raise Refused(f"no or wrong token; give the header '{header}: {form}'", status=401, code="invalid_api_key")
         return
     for host in request.headers.getlist("host"):
-        name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if not is_loopback(name.rstrip(".").lower()):
+        parts = re.fullmatch(r"(?:\[([^]]*)\]|([^:[]*?)\.?)(?::[0-9]*)?", host)
+        if parts is None or not is_loopback((parts[1] or parts[2] or "").lower()):
             raise Refused(f"the host {host!r}; without a token this server answers under localhost and loopback addresses "
                           "alone: use one of them, or start it with JAXRL_LLM_TOKEN", status=403)
 

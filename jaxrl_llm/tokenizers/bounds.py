@@ -13,6 +13,7 @@ from typing import Any
 LIMIT = 1 << 20  # letters of a normalised text, and so many for each letter of the text:
 PER_LETTER = 20  # one letter has at most 18 by Unicode's compatibility forms
 TOKEN_LIMIT = 1 << 13  # letters of a token; published ones have some hundred
+ADDED_LIMIT = 64  # tokens that a post-processor adds to a text
 AFFIX_LIMIT = 64  # letters that a vocabulary puts before or after every piece of a word
 _LETTERS = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 36, "ByteLevel": 4}  # from one letter
 _AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix", "unk_token")
@@ -29,13 +30,15 @@ class Bounds:
     def of_file(cls, content: Mapping[str, Any], file: Path) -> "Bounds":
         """The bounds of a tokenizer.json.
 
-        Raises ValueError with file and key for a decoder that multiplies letters, tokens of thousands of letters, or an added
-        token that the normalizer makes too long.
+        Raises ValueError with file and key for a decoder that multiplies letters, a post-processor that adds many tokens,
+        tokens of thousands of letters, or an added token that the normalizer makes too long.
         """
         bounds = cls(_steps(content.get("normalizer"), f"{file}: normalizer"), file)
         if _most(_steps(content.get("decoder"), f"{file}: decoder"), 1000) > LIMIT:
             raise ValueError(f"{file}: decoder multiplies the letters of a text; the most that is supported are a thousand for "
                              "each")
+        if _added(content.get("post_processor")) > ADDED_LIMIT:
+            raise ValueError(f"{file}: post_processor adds more than {ADDED_LIMIT} tokens to a text")
         added = content.get("added_tokens")
         tokens = [entry.get("content") for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
         model = content.get("model") if isinstance(content.get("model"), dict) else {}
@@ -79,7 +82,22 @@ def _steps(entry: Any, where: str) -> list[Mapping[str, Any]]:
     for key in texts:
         if not isinstance(entry.get(key), str):
             raise ValueError(f"{where}: {key}={str(entry.get(key))[:80]} of a step of type {entry['type']} is no text")
+    if entry["type"] == "Precompiled" and not _trie(entry["precompiled_charsmap"])[1]:
+        raise ValueError(f"{where}: precompiled_charsmap is shorter than the table that it holds by its own first bytes")
     return [entry]
+
+
+def _added(entry: Any) -> int:
+    """How many tokens a post-processor puts beside a text."""
+    if not isinstance(entry, dict):
+        return 0
+    inner, pieces, tokens = entry.get("processors"), entry.get("single"), entry.get("special_tokens")
+    names = [piece["SpecialToken"].get("id") for piece in pieces if isinstance(piece, dict)
+             and isinstance(piece.get("SpecialToken"), dict)] if isinstance(pieces, list) else []
+    ids = {name: token["ids"] for name, token in tokens.items() if isinstance(token, dict)
+           and isinstance(token.get("ids"), list)} if isinstance(tokens, dict) else {}
+    return (sum(len(ids.get(name, ())) for name in names if isinstance(name, str))
+            + sum(map(_added, inner if isinstance(inner, list) else ())))
 
 
 def _pattern(step: Mapping[str, Any]) -> str | None:
@@ -106,13 +124,19 @@ def _most(steps: Sequence[Mapping[str, Any]], letters: int) -> int:
     return letters
 
 
-def _longest(charsmap: str) -> int:
-    """The most bytes that sentencepiece's table of letters has for one: a trie behind its size, then texts that end with 0."""
+def _trie(charsmap: str) -> tuple[bytes, bool]:
+    """The texts of sentencepiece's table of letters, which lie behind a trie, and whether the trie ends before them."""
     try:
         table = base64.b64decode(charsmap)
     except ValueError:  # which the library reports
-        return 1
-    return max(1, *map(len, table[4 + int.from_bytes(table[:4], "little"):].split(b"\0")))
+        return b"", True
+    end = 4 + int.from_bytes(table[:4], "little")
+    return table[end:], end <= len(table)
+
+
+def _longest(charsmap: str) -> int:
+    """The most bytes that sentencepiece's table of letters has for one; its texts end with 0."""
+    return max(1, *map(len, _trie(charsmap)[0].split(b"\0")))
 
 
 def _apply(step: Mapping[str, Any], text: str) -> str:

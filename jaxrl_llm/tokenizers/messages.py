@@ -1,5 +1,5 @@
 """Messages as chat templates expect them, whatever form a data set or a client writes them in."""
-import itertools
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,12 +74,13 @@ def ending(messages: Any) -> dict[str, bool]:
 
 
 def unused(value: Any, form: str = "\ue0a1{}\ue0a2") -> str:
-    """A mark that no text in `value` holds: `form` with a number. No text exhausts the numbers.
+    """A mark that no text in `value` holds, nor makes together with its neighbours: `form` with a digest of all texts.
 
-    It begins and ends with characters that it has nowhere else, so texts beside it make no second mark together with it.
+    A text would have to hold a digest of itself. The mark begins and ends with characters that it has nowhere else, so texts
+    beside it make no second mark together with it.
     """
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return next(mark for number in itertools.count() if (mark := form.format(number)) not in text)
+    return form.format(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest())
 
 
 def shown(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Hostile texts, drawn at random, at every parser of calls and at every step of every environment that runs in this process.
 
 No text may raise: a lost trajectory is left out of training, so that a policy would void what it does badly.
-The variable JAXRL_LLM_FUZZ is the number of texts for each case (default 15): with 5000 the tests take ten minutes.
+With `JAXRL_LLM_FUZZ=300` the tests take ten minutes (`fuzz.py`).
 """
 import json
 import os
@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import pytest
+from fuzz import SEED, TIMES
 
 from jaxrl_llm import environments, sandbox, tasks
 from jaxrl_llm.environments import base, of_methods, parsers, tools
@@ -20,8 +21,9 @@ from jaxrl_llm.environments.purified import similarity
 from jaxrl_llm.environments.skill_chain import skills, uses
 from jaxrl_llm.environments.tool_use import of_tools
 from jaxrl_llm.environments.words import last_word
+from jaxrl_llm.tokenizers.messages import unused
 
-TEXTS = int(os.environ.get("JAXRL_LLM_FUZZ", "15"))
+TEXTS = 15 * TIMES
 NUMBERS = ["7", "-1", "1.5", "5.0", "1e400", "-0.0", "NaN", "Infinity", "9" * 5000, "0x" + "f" * 5000, "1_0", "٣", "1/0",
            "2**9**9"]
 DEEP = ["[" * 90 + "]" * 90, "[" * 3000 + "]" * 3000, '{"a":' * 95 + "1" + "}" * 95, "(" * 150 + ")" * 150, "-" * 1500 + "1"]
@@ -132,7 +134,7 @@ def play(environment, texts):
 def test_no_text_voids_a_trajectory(name, options):
     if package := {"gymnasium_text": "gymnasium", "textarena_game": "textarena"}.get(name):
         pytest.importorskip(package)
-    chance = random.Random(f"{name} {options}")
+    chance = random.Random(f"{SEED} {name} {options}")
     play(environments.make(name, **options), [hostile(chance) for _ in range(TEXTS)])
 
 
@@ -140,7 +142,7 @@ def test_no_text_voids_a_trajectory(name, options):
                                   lambda text: uses([text], {"f": ""}),
                                   lambda text: last_word(["1", "left", "-1"], text)])
 def test_no_text_stops_a_reader(read):
-    chance = random.Random("readers")
+    chance = random.Random(f"{SEED} readers")
     for _ in range(4 * TEXTS):
         read(hostile(chance))
 
@@ -154,7 +156,7 @@ def action(text):
 
 
 def test_no_action_stops_the_client_of_a_server():
-    chance = random.Random("actions")
+    chance = random.Random(f"{SEED} actions")
     for _ in range(10 * TEXTS):
         json.dumps(action(hostile(chance)))
 
@@ -203,7 +205,12 @@ def assert_linear(read, unit):
     assert spent[1] < 10 * spent[0], (unit, spent)
 
 
-@pytest.mark.parametrize("read", [*parsers.PARSERS.values(), action, skills,
+def marked(text):
+    """A mark for a text that holds numbered marks, the last number first."""
+    return unused("".join(f"\ue0a1{number}\ue0a2" for number in reversed(range(len(text) // 6))))
+
+
+@pytest.mark.parametrize("read", [*parsers.PARSERS.values(), action, skills, marked,
                                   lambda text: last_word(["1", "left"], text), lambda text: similarity(text, text[::-1] + "x")])
 def test_readers_take_linear_time(read):
     for unit in UNITS:

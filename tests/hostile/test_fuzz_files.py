@@ -1,16 +1,15 @@
 """Damaged files of models: whatever a file says, it is read, or refused by one ValueError that names the file.
 
-`JAXRL_LLM_FUZZ=20000 python -m pytest tests/hostile/test_fuzz_files.py` tries so many damages of each kind, sixty without;
-`JAXRL_LLM_FUZZ_SEED` chooses others.
+`JAXRL_LLM_FUZZ=300 python -m pytest tests/hostile/test_fuzz_files.py` tries so many times as many damages, see `fuzz.py`.
 """
 import copy
 import json
-import os
 import random
 import struct
 
 import numpy as np
 import pytest
+from fuzz import SEED, TIMES
 from model_files import FILES, write
 
 from jaxrl_llm import gguf_header, tokenizers
@@ -18,7 +17,7 @@ from jaxrl_llm.models import families, weights
 from jaxrl_llm.models.weights import config_checks
 from jaxrl_llm.models.weights.config_json import config_from
 
-COUNT, SEED = int(os.environ.get("JAXRL_LLM_FUZZ", 60)), int(os.environ.get("JAXRL_LLM_FUZZ_SEED", 0))
+COUNT = 60 * TIMES
 VALUES = [None, True, False, 0, 1, -1, 2, 3, 7, 10**9, 10**30, -(10**400), 0.5, -0.0, 1e-300, 1e300, float("nan"), float("inf"),
           "", "x", "a", "16", "silu", "full_attention", "\x00", "\ud800", "<end>", [], [0], [None], ["full_attention"] * 2,
           [[]], [1.0] * 2, {}, {"type": "x"}, {"factor": 2.0}, {"rope_type": "yarn", "factor": 0.5},

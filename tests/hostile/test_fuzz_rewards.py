@@ -1,13 +1,13 @@
 r"""A seeded fuzz of the rewards of mathematics and text: any text is judged, and twice the text takes at most twice the steps.
 
-`JAXRL_LLM_FUZZ=100 python -m pytest tests/hostile/test_fuzz_rewards.py` tries a hundred times as many texts.
+`JAXRL_LLM_FUZZ=100 python -m pytest tests/hostile/test_fuzz_rewards.py` tries a hundred times as many texts, see `fuzz.py`.
 """
 
-import os
 import random
 import sys
 
 import pytest
+from fuzz import SEED, TIMES
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards.evaluated import number_verdict, other_words, work_left
@@ -17,7 +17,6 @@ from jaxrl_llm.rewards.spelling import compact, normalise
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.rewards.token_f1 import words
 
-TIMES = int(os.environ.get("JAXRL_LLM_FUZZ", "1"))
 PARTS = (
     "1", "0", "23", "1 000", "1,000", "1'000", ".", ",", " ", "\n", "\u00a0", "\u202f", "-", "\u2212", "\u2013", "+", "/",
     "\u2044", "\u00bd", "\u00b2", "\u00d710\u207b", "*10^", "e5", "%", "$", r"\$", "=", "x", "i", "K", "(", ")", "[", "]",
@@ -33,7 +32,7 @@ READERS = {"last_number": last_number, "parse_rational": parse_rational, "last_b
 
 
 def test_any_text_is_judged():
-    draw = random.Random(0)
+    draw = random.Random(SEED)
     verdicts = {name: 0 for name in READERS}
     for _ in range(400 * TIMES):
         text = "".join(draw.choices(PARTS, k=draw.randrange(1, 14)))
@@ -45,7 +44,7 @@ def test_any_text_is_judged():
 
 
 def test_a_number_is_the_same_in_every_way_to_write_it():
-    draw = random.Random(1)
+    draw = random.Random(f"{SEED} ways")
     for _ in range(500 * TIMES):
         number, sign = draw.randrange(1000, 10**9), draw.choice(("", "-", "\u2212", "\u2013", "- "))
         digits = f"{number:,}".replace(",", draw.choice((",", " ", "\u202f", "\u00a0", "'", "", "{,}", r"\,")))
@@ -74,7 +73,7 @@ def steps(function, text: str) -> int:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_twice_the_text_takes_twice_the_steps(reader):
-    draw = random.Random(reader)
+    draw = random.Random(f"{SEED} {reader}")
     for _ in range(12 * TIMES):
         unit, head = "".join(draw.choices(PARTS, k=draw.randrange(1, 4))), draw.choice(("", r"\boxed{", r"\boxed "))
         once, twice = (steps(READERS[reader], head + unit * count) for count in (150, 300))
@@ -83,7 +82,7 @@ def test_twice_the_text_takes_twice_the_steps(reader):
 
 @pytest.mark.parametrize("name", ["exact", "last_number", "numeric", "token_f1"])
 def test_scores_of_any_text_are_numbers(name):
-    draw, reward = random.Random(name), rewards.combine([rewards.make(name)])
+    draw, reward = random.Random(f"{SEED} {name}"), rewards.combine([rewards.make(name)])
 
     class Problem:
         extra: dict = {}

@@ -1,22 +1,22 @@
 """Random bodies to the server, in this process: each gets an answer or an error of OpenAI's format, and frees its place.
 
-150 bodies to each server run with the suite; `JAXRL_LLM_FUZZ=20000 python -m pytest tests/hostile/test_fuzz_server.py` tries
-more, and `JAXRL_LLM_FUZZ_SEED=1` others.
+150 bodies to each server run with the suite; `JAXRL_LLM_FUZZ=100 python -m pytest tests/hostile/test_fuzz_server.py` tries
+a hundred times as many, see `fuzz.py`.
 """
 import asyncio
 import importlib.util
 import json
-import os
 import random
 
 import pytest
+from fuzz import SEED, TIMES
 from in_process import ask
 from server import MODEL, TOKENIZER, make_worker
 
 from jaxrl_llm.serving.app import Served, make_app
 from jaxrl_llm.serving.requests import _NEUTRAL, _OWN, _SAMPLED, Limits
 
-COUNT, SEED = int(os.environ.get("JAXRL_LLM_FUZZ", "150")), int(os.environ.get("JAXRL_LLM_FUZZ_SEED", "0"))
+COUNT = 150 * TIMES
 TEXTS = ["", "a", "assistant", "user", "tool", "system", "<|eos|>", "{", "{{ x }}", "\ud800", "\x00", "\u2028", "a" * 300,
          "".join(map(chr, range(0xE100, 0xE200))), "auto", "none", "tiny", "length", "1e999", "~nosuchuser/x", "../x",
          "\U000e0041"]

@@ -1,4 +1,5 @@
 """Folders of others that hold a model: each attack on their files ends with one error that names the file and the key."""
+import base64
 import json
 import os
 import shutil
@@ -227,10 +228,30 @@ def test_a_normalizer_that_multiplies_is_refused(folder, normalizer):
         tokenizer(folder, normalizer=normalizer).encode("a" * 10)
 
 
+@pytest.mark.parametrize("pieces, ids, nested", [(65, 1, False), (1, 65, False), (9, 9, False), (33, 1, True)])
+def test_a_post_processor_that_adds_many_tokens_is_refused(folder, pieces, ids, nested):
+    """A hundred thousand pieces of as many ids each would fill all memory when the tokenizer is read."""
+    def template(pieces, ids):
+        text = [{"Sequence": {"id": "A", "type_id": 0}}]
+        step = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "b", "type_id": 0}}] * pieces + text,
+                "pair": text, "special_tokens": {"b": {"id": "b", "ids": [1] * ids, "tokens": ["b"] * ids}}}
+        return {"type": "Sequence", "processors": [step, step]} if nested else step  # which the library cannot run
+
+    with pytest.raises(ValueError, match="tokenizer.json: post_processor adds more than 64 tokens to a text"):
+        tokenizer(folder, post_processor=template(pieces, ids))
+    if not nested:
+        tokenizer(folder, post_processor=template(2, 2))
+
+
+def test_a_charsmap_is_as_long_as_it_says(folder):
+    """The library reserves eight gigabytes for this table, and ends the process where it gets none."""
+    table = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"\xff" * 12).decode()}
+    with pytest.raises(ValueError, match="tokenizer.json: normalizer: precompiled_charsmap is shorter than the table"):
+        tokenizer(folder, normalizer={"type": "Sequence", "normalizers": [table]})
+
+
 def test_the_charsmap_of_a_normalizer_is_counted(folder):
     """A trie that maps nothing, and a text of a million letters to which it could map each."""
-    import base64
-
     table = struct.pack("<I", 4) + bytes(4) + b"x" * 1_000_000 + b"\0"
     with pytest.raises(ValueError, match="by a step of type Precompiled"):
         tokenizer(folder, normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()})

@@ -1,12 +1,14 @@
 """Clients that try to keep the server from others: requests that never end, places that are kept, bodies that cost much."""
 import asyncio
+import socket
 import threading
 
 import pytest
 from in_process import ask
-from server import MODEL, TEMPLATE, TOKENIZER, make_worker
+from server import MODEL, TEMPLATE, TOKENIZER, make_worker, serving
 
 from jaxrl_llm.serving.app import Served, make_app
+from jaxrl_llm.serving.connections import Connection
 from jaxrl_llm.serving.http import in_thread, is_loopback
 from jaxrl_llm.serving.requests import Limits, Refused, read
 from jaxrl_llm.tokenizers import ByteTokenizer
@@ -107,6 +109,22 @@ def test_bodies_that_do_not_arrive_take_no_place_and_are_given_up(worker):
     assert slow[0].error == "the body did not arrive within 2 seconds"
 
 
+def test_connections_without_a_request_are_closed_and_others_are_not(monkeypatch):
+    monkeypatch.setattr(Connection, "patience", 0.3)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 30\r\n\r\n"
+    body = b'{"prompt": "a", "max_tokens":1'
+    with serving(make_worker()) as url:
+        address = ("127.0.0.1", int(url.rpartition(":")[2]))
+        silent, slow, waiting = (socket.create_connection(address, 20) for _ in range(3))
+        slow.sendall(head[:20])
+        waiting.sendall(head + body[:5])
+        assert silent.recv(99) == slow.recv(99) == b""
+        waiting.sendall(body[5:-1] + b" ")  # longer than the others, and still there
+        assert waiting.recv(99).startswith(b"HTTP/1.1 400")
+        for one in (silent, slow, waiting):
+            one.close()
+
+
 def test_streams_that_nobody_reads_are_ended(worker):
     async def several():
         app = application(worker, requests=2, unread=0.2)
@@ -158,7 +176,8 @@ def test_prompts_are_encoded_up_to_the_first_that_does_not_fit():
 
 HOSTS = dict.fromkeys(("localhost", "localhost:8000", "LOCALHOST.:1", "127.0.0.1:80", "127.1.2.3", "[::1]", "[::1]:80"), True)
 HOSTS |= dict.fromkeys(("evil.example:8000", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1",
-                        "[::2]:1", "0.0.0.0", ""), False)
+                        "[::2]:1", "0.0.0.0", "", "[::1].evil.example", "localhost:1.evil.example", "localhost:1@evil.example",
+                        "[]", "[localhost].evil.example", "127.1", "2130706433"), False)
 
 
 def test_without_a_token_only_loopback_names_are_hosts(worker):

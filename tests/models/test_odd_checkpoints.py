@@ -188,6 +188,25 @@ def write_adapter(directory, base, changes=None, rank=2, skip=()):
     return updates
 
 
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"base_model_name_or_path": 3}, "adapter_config.json: base_model_name_or_path='3' is of type int; expected a text"),
+    ({"lora_alpha": 1e300}, "adapter_model.safetensors holds ([0-9]+) values of \\1 that are NaN or infinite"),
+    ({"lora_alpha": 1e38}, "adapter_model.safetensors: with this adapter, and lora_alpha in adapter_config.json, matrices of")])
+def test_adapters_that_make_no_numbers_are_refused(pair, tmp_path, changes, message):
+    write_adapter(tmp_path / "adapter", pair("llama").directory, changes)
+    with pytest.raises(ValueError, match=message):
+        weights.load(tmp_path / "adapter")
+
+
+def test_an_adapter_is_a_whole_file(pair, tmp_path):
+    write_adapter(tmp_path / "adapter", pair("llama").directory)
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    for content in (b"", b"\xff" * 20, file.read_bytes()[:-1]):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"adapter_model.safetensors \({len(content)} bytes\) is not a whole safetensors"):
+            weights.load(tmp_path / "adapter")
+
+
 @pytest.mark.parametrize(("changes", "scale"), [({}, 4.0), ({"use_rslora": True}, 8 / 2**0.5)])
 def test_an_adapter_is_merged_into_its_base(pair, tmp_path, changes, scale):
     base = pair("llama").directory

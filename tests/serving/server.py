@@ -12,6 +12,7 @@ from jaxrl_llm.generation import Sampling
 from jaxrl_llm.generation.engine import Engine, Request
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.serving.app import Served, make_app
+from jaxrl_llm.serving.connections import Connection
 from jaxrl_llm.serving.worker import Worker
 from jaxrl_llm.tokenizers import ByteTokenizer
 
@@ -59,7 +60,7 @@ def serving(worker, port=0, config=MODEL.config, around=lambda app: app, **optio
 def listening(app, port=0):
     """`http://...` of an application in a thread of its own, which ends with the block."""
     sock = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(uvicorn.Config(app, http=Connection, log_level="critical", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()
     try:

@@ -5,6 +5,7 @@ import os
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -73,6 +74,17 @@ def _stored_name(prefix, name):
     return prefix + name.removeprefix("model.")
 
 
+def safetensors_of(file: Path) -> Any:
+    """A safetensors file whose tensors are read one by one. Raises ValueError for a file that is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, "numpy")
+    except SafetensorError as error:
+        raise ValueError(f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file ({error}); if its download "
+                         "was cut short, fetch it again") from error
+
+
 class _Tensors:
     """The named tensors of a directory's safetensors files, read in parts on demand."""
 
@@ -90,16 +102,10 @@ class _Tensors:
                                     + _other_formats(directory))
 
     def _opened(self, file):
-        from safetensors import SafetensorError, safe_open
-
         if file not in self._open:
             if files.regular(self.directory, os.path.relpath(file, self.directory), limit=None) is None:
                 raise FileNotFoundError(f"{file} is named by the index but is not there; fetch the checkpoint again")
-            try:
-                self._open[file] = safe_open(file, "numpy")
-            except SafetensorError as error:
-                raise ValueError(f"{file} ({file.stat().st_size} bytes) is not a whole safetensors file ({error}); "
-                                 "if its download was cut short, fetch it again") from error
+            self._open[file] = safetensors_of(file)
         return self._open[file]
 
     def prefix(self) -> str:

@@ -1,5 +1,6 @@
 """Reads LoRA adapters as the library PEFT saves them, and merges them into the weights they were trained on."""
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,12 @@ def is_adapter(directory: Path) -> bool:
 def base_of(directory: Path) -> Path:
     """The model that an adapter belongs to, a folder or a GGUF file.
 
-    Raises FileNotFoundError where it is not on this machine, ValueError where it is itself an adapter.
+    Raises FileNotFoundError where it is not on this machine, ValueError where it is itself an adapter, or no text.
     """
-    name = hf.read_json(directory / CONFIG).get("base_model_name_or_path") or ""
+    file = directory / CONFIG
+    name = files.typed(hf.read_json(file), "base_model_name_or_path", str, file, "a text") or ""
     for path in (files.expanded(name), directory / name):
-        if name and path.exists() and not path.samefile(directory):
+        if name and os.path.exists(path) and not path.samefile(directory):
             if is_adapter(path):
                 raise ValueError(f"{directory} holds a PEFT adapter of {name!r}, which is an adapter itself; merge that one "
                                  f"into its base and write the folder of the result into base_model_name_or_path of "
@@ -61,8 +63,9 @@ def adapters(directory: Path, config: ModelConfig) -> lora.Adapters:
     targets = {place.hf.name.removesuffix(".weight"): place for place in layout.places(config)
                if place.path[-1] == "kernel" and place.path[1] in lora.TARGETS and place.hf.rows == place.shape[0]}
     pairs: dict[layout.Place, dict[str, np.ndarray]] = {}
-    for name, tensor in _tensors(file).items():
-        match = _NAME.fullmatch(name)
+    tensors = hf.safetensors_of(file)
+    for name in tensors.keys():
+        tensor, match = tensors.get_tensor(name), _NAME.fullmatch(name)
         place = targets.get(match[1]) if match else None
         if match is None or place is None:
             raise ValueError(f"{file} holds the tensor {name!r}, which is no LoRA matrix of a layer of {config.family}; "
@@ -71,10 +74,11 @@ def adapters(directory: Path, config: ModelConfig) -> lora.Adapters:
         out, into = place.shape
         part, shape = ("a", (rank, into)) if match[3] == "A" else ("b", (out, rank))
         layout.check_shape(name, tensor.shape, shape, file)
-        layout.finite(name, tensor, file)
         if part == "b" and place.hf.paired is not None:
             tensor = layout.halves_from_pairs(tensor, *place.hf.paired)
-        pairs.setdefault(place, {})[part] = tensor.T.astype(np.float32) * (scale if part == "a" else 1)
+        with np.errstate(over="ignore"):  # which the next line refuses
+            scaled = tensor.T.astype(np.float32) * np.float32(scale if part == "a" else 1)
+        pairs.setdefault(place, {})[part] = layout.finite(name, scaled, file)
     return _stacked(pairs, config.num_layers, file)
 
 
@@ -126,11 +130,11 @@ def _stacked(pairs: dict[layout.Place, dict[str, np.ndarray]], layers: int, file
 
 
 def merge(directory: Path, config: ModelConfig, params: Any) -> Any:
-    """The parameters with the adapter added into its matrices."""
-    return lora.merge(params, adapters(directory, config))
-
-
-def _tensors(file: Path) -> dict[str, np.ndarray]:
-    from safetensors.numpy import load_file
-
-    return load_file(file)
+    """The parameters with the adapter added into its matrices. Raises ValueError where float32 has no number for one."""
+    read = adapters(directory, config)
+    merged = lora.merge(params, read)
+    for target in read:
+        if not jnp.isfinite(merged["layers"][target]["kernel"]).all():
+            raise ValueError(f"{directory / WEIGHTS}: with this adapter, and lora_alpha in {CONFIG}, matrices of {target} hold "
+                             "NaN or infinite values; fetch it again, or take another")
+    return merged
