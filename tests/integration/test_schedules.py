@@ -142,7 +142,8 @@ def test_a_run_that_ends_anywhere_is_resumed_bit_for_bit(death, tmp_path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize("error", (OSError("the environment is gone"), KeyboardInterrupt()), ids=("error", "interrupt"))
 def test_an_error_of_sampling_beside_a_step_loses_no_step(error, tmp_path, monkeypatch):
-    config, calls, inner = tiny(schedule="pipelined(lag=1)", steps=3, **{"checkpoint.every": 3}), itertools.count(1), Source.next
+    config = tiny(schedule="pipelined(lag=1)", steps=3, **{"checkpoint.every": 3})
+    calls, inner = itertools.count(1), Source.next
 
     def third_fails(source, *given):
         if next(calls) == 3:
