@@ -113,10 +113,12 @@ class Reader:
                               + f" Allowed: {', '.join(sorted(allowed))}", name[:80])
 
     def number(self, name: str, kind: type, low: float, high: float, default: Any) -> Any:
-        """A number of at least `low` and at most `high`."""
+        """A number of at least `low` and at most `high`; in JSON Schema 5.0 is an integer, too."""
         value = self._body.get(name, default)
         if value is default:
             return value
+        if kind is int and isinstance(value, float) and value.is_integer():
+            value = int(value)
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (whole or kind is float and isinstance(value, float)) or not low <= value <= high:
             kinds, form = ("a whole number", "d") if kind is int else ("a number", "g")

@@ -15,6 +15,7 @@ import tiny_config
 from jaxrl_llm import methods
 from jaxrl_llm.training import loop, schedules, setup
 from jaxrl_llm.training.schedules import pipelined, sync
+from jaxrl_llm.training.source import Source
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -136,6 +137,27 @@ def test_a_run_that_ends_anywhere_is_resumed_bit_for_bit(death, tmp_path, monkey
     assert ended == whole and len(whole) == 7
     for page in sorted((tmp_path / "whole/samples").iterdir()):
         assert page.read_text() == (tmp_path / "ended/samples" / page.name).read_text(), page.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", (OSError("the environment is gone"), KeyboardInterrupt()), ids=("error", "interrupt"))
+def test_an_error_of_sampling_beside_a_step_loses_no_step(error, tmp_path, monkeypatch):
+    config = tiny(schedule="pipelined(lag=1)", steps=3, **{"checkpoint.every": 3})
+    calls, inner = itertools.count(1), Source.next
+
+    def third_fails(source, *given):
+        if next(calls) == 3:
+            raise error
+        return inner(source, *given)
+
+    monkeypatch.setattr(Source, "next", third_fails)
+    with pytest.raises(type(error)) as raised:
+        loop.train(config, tmp_path)
+    assert raised.value.__notes__ == ["step 2 was saved; continue with --resume"]
+    assert "third_fails" in [entry.name for entry in raised.traceback]
+    loop.train(config, tmp_path, resume=True)
+    lines = run_files.lines(tmp_path)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
 
 
 def test_a_lag_of_zero_is_sync():

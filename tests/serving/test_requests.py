@@ -98,7 +98,7 @@ def test_what_the_template_would_leave_out_is_refused():
 
 
 @pytest.mark.parametrize("given, first, second", [
-    (5, 5, 6), (-1, 2**63 - 1, 0), (2**63 - 1, 2**63 - 1, 0), (-2**63, 0, 1)])
+    (5, 5, 6), (5.0, 5, 6), (-1, 2**63 - 1, 0), (2**63 - 1, 2**63 - 1, 0), (-2**63, 0, 1)])
 def test_seeds_have_64_bits(given, first, second):
     assert [row.seed for row in asked({"prompt": "a", "n": 2, "seed": given}).requests] == [first, second]
 

@@ -55,7 +55,7 @@ def test_fusion_of_four_rewards(prior, mean, variance, expected):
 @pytest.mark.parametrize("variance", [0, 0.0, -0.25, float("nan"), float("inf")])
 def test_a_variance_that_is_none_is_refused(variance):
     for make in (lambda: advantages.v0_5(variance=variance), lambda: fuse(0.5, 0.5, 4, variance=variance)):
-        with pytest.raises(ValueError, match="variance=.* of a reward; give a positive finite number"):
+        with pytest.raises(ValueError, match="variance=.*; give a (positive finite )?number"):
             make()
 
 

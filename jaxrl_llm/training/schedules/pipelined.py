@@ -19,7 +19,8 @@ def pipelined(*, lag: int = 1) -> Schedule:
     """Batch n is sampled by the weights and settings of version `max(n - lag, 0)`, while batch `n - lag` is learned from.
 
     What is sampled is a function of the seed, however long anything takes. On one device both go on at the same time; on
-    several devices, whose programs must begin in one order, one after the other. `lag=0` is `sync`.
+    several devices, whose programs must begin in one order, one after the other. `lag=0` is `sync`. An error of sampling is
+    raised after the step beside it; a run that continues there samples the missing batch with its newest weights.
     Raises ValueError for a negative lag.
     """
     if lag != int(lag) or lag < 0:
@@ -44,12 +45,19 @@ class _Steps:
             waiting.extend(source.next(learner.publish(state), timer) for _ in range(self.lag - len(waiting)))
         while True:
             phase("learning")
+            position, failed = source.position(), None
             sampled = begin(source, learner.publish(state, apart=True), timer)
             finished = waiting.popleft()
             learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
             phase("sampling")
-            waiting.append(sampled())
-            state = (yield Step(source.position(), finished, learned, tuple(waiting))) or learned.state
+            try:
+                waiting.append(sampled())
+                position = source.position()
+            except BaseException as error:  # also a Ctrl-C: raised when the step, whose old state is consumed, can be saved
+                failed = error
+            state = (yield Step(position, finished, learned, tuple(waiting))) or learned.state
+            if failed is not None:
+                raise failed
             del finished, learned  # frees memory for the next ones
 
 
