@@ -130,24 +130,13 @@ def test_a_step_that_is_not_finite_is_refused(rate, within):
     assert finite
 
 
-@pytest.mark.parametrize("large", ("few", "many"))
-def test_a_step_of_which_one_weight_overflows_is_refused(large):
-    """1 - 1e38 x 50 is beyond float32, 1 - 1e38 x 1e-3 is not."""
-    gradient = {"few": jnp.full(4, 1e-3), "many": jnp.full(5, 1e-3)}
-    gradient[large] = gradient[large].at[0].set(50.0)
-    weights, optimizer = {"few": jnp.ones(4), "many": jnp.ones(5)}, optax.sgd(1e38)
-    new, _, _, finite = descend(optimizer, None, gradient, jnp.float32(0.5), weights, optimizer.init(weights))
-    assert not finite
-    jax.tree.map(np.testing.assert_array_equal, new, weights)
-
-
 @pytest.mark.parametrize("name", ("sgd", "adamw"))
 def test_to_look_at_a_step_takes_no_copy_of_the_weights(name):
-    weights = {"a": jnp.ones((256, 256)), "b": jnp.ones((128, 256))}
+    weights = {"a": jnp.ones((256, 256)), "b": jnp.ones((128, 256)), "norm": jnp.ones(256)}
     optimizer, _ = optimizers.make_optimizer(1e-3, 10, name=name)
     program = jax.jit(lambda *given: descend(optimizer, 1.0, *given), donate_argnums=(2, 3))
     used = program.lower(weights, jnp.float32(0.5), weights, optimizer.init(weights)).compile().memory_analysis()
-    assert used.temp_size_in_bytes < 256 * 128  # a byte for each of the smaller leaf
+    assert used.temp_size_in_bytes < 256 * 128  # a byte for each entry of the smaller matrix
 
 
 def rows_of(earlier=None, step=0, **changes):
