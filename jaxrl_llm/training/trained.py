@@ -106,7 +106,7 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
            average: bool = False, dtype: str = "") -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer and chat templates.
 
-    generation_config.json and config.json name all tokens at which the run ended completions; a line tells of texts that did.
+    generation_config.json and config.json name all tokens at which the run ended completions; a line names texts that did.
     Returns the step. With `adapter` it writes only the adapters, for PEFT and vLLM, together with those that the run started
     from; `best` and `average` as in `trained`. `dtype` is one of `EXPORTED`; empty: the run's `model.dtype`, and float32 for
     adapters. Raises the errors of `trained`, and ValueError if the run has no adapter of a model that other programs read, or
