@@ -23,8 +23,8 @@ def descend(optimizer: optax.GradientTransformation, clip_norm: float | None, gr
 
     The gradient is scaled to `clip_norm` if its global norm is larger, the step by `rate` if there is one. Returns `(tree,
     opt_state, norm, finite)`. Of the step only the smallest leaf is looked at: a rate that is not finite shows in each of them,
-    and to look at all would compute the step twice, or need memory for old and new moments at once. A finite gradient is below
-    2e19, so that rates of up to 1e6, the largest that a configuration takes, move no weight beyond float32.
+    and to look at all would compute the step twice, or need memory for old and new moments at once. Entries of a gradient whose
+    norm is finite are below 2e19: rates of up to 1e18 move no weight beyond float32.
     """
     norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm) & jnp.isfinite(loss)

@@ -394,9 +394,6 @@ def _check_numbers(config: ConfigDict) -> None:
     for name in _FINITE.split():
         if not np.isfinite(_value(config, name)):
             raise ValueError(f"config.{name} is {_value(config, name)}; give a finite number")
-    for name in ("optimizer.learning_rate", "critic.learning_rate", "warmup.learning_rate"):
-        if _value(config, name) > 1e6:
-            raise ValueError(f"config.{name} is {_value(config, name)}; give at most 1e6, usually less than 0.1")
     if not 0 < config.lora.alpha < np.inf:
         raise ValueError(f"config.lora.alpha is {config.lora.alpha}; give a finite number above 0")
     for name in ("b1", "b2"):

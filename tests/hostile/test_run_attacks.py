@@ -288,12 +288,12 @@ def test_a_full_disk_is_named_with_what_to_free_and_the_run_continues_from_its_l
         import run_files, small_run
         from jaxrl_llm.training.source import Source
         disk, collect = pathlib.Path({str(tmp_path)!r}), Source.next
-        def filling(source, state, *others):
-            if int(state.step) == 2:
+        def filling(source, snapshot, *others):
+            if snapshot.version == 2:
                 with contextlib.suppress(OSError), open(disk / "other", "wb", buffering=0) as file:
                     while True:
                         file.write(bytes(512))
-            return collect(source, state, *others)
+            return collect(source, snapshot, *others)
         settings = dict(steps=4, **{{"checkpoint.every": 1}})
         Source.next = filling
         try:

@@ -33,14 +33,14 @@ SEEN = ("a", "é", "中", "\U0001f600", "א", "٣", " ", "\n", "\t", "|", "\u030
 def run(tmp_path_factory):
     from small_run import config
 
-    folder = tmp_path_factory.mktemp("runs") / "one\x1b[2J\u202e"
+    folder = tmp_path_factory.mktemp("runs") / "one"
     open_workdir(folder, config(rewards="format(pattern='\x1b[31m\U000e0041<b>')")).record()
     with MetricWriter(folder) as writer:
         for step in range(3):
             writer.write(step, {"time/\x1b[5mphase[bold]": 1.0, NAME: 2.0, "eval/score": 0.5})
     write_samples(folder, 1, ["<q>"], ["5"], [["x" + "x".join(UNSEEN) + "x", "".join(SEEN)]], [[1.0, 0.0]],
                   [[{NAME: 1.0}, {NAME: 0.0}]], [[2, 2]], [["stop", "stop"]])
-    return read_runs([folder])
+    return read_runs([folder.rename(folder.with_name("one\x1b[2J\u202e"))])
 
 
 def test_every_character_that_draws_nothing_is_spelled_out():

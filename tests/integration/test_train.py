@@ -214,6 +214,7 @@ def test_batches_whose_groups_all_agree_change_nothing(tmp_path):
         assert "loss" not in line
     first, last = saved(tmp_path, 0, **options), saved(tmp_path, 2, **options)
     assert first.pop(".step") == 0 and last.pop(".step") == 2
+    assert first.pop(".opt_state[2].count") == 0 and last.pop(".opt_state[2].count") == 8  # the schedule's, of planned updates
     assert_same(last, first)
 
 
@@ -349,10 +350,10 @@ def test_help_and_a_missing_workdir():
 
 @pytest.mark.slow
 def test_a_run_that_breaks_keeps_its_last_step_and_continues_bit_for_bit(straight, tmp_path, monkeypatch):
-    def fails_at_five(source, state, *others):
-        if int(state.step) == 4:
+    def fails_at_five(source, snapshot, *others):
+        if snapshot.version == 4:
             raise ValueError("a reward without an answer")
-        return collect(source, state, *others)
+        return collect(source, snapshot, *others)
 
     collect = Source.next
     monkeypatch.setattr(Source, "next", fails_at_five)
@@ -403,10 +404,10 @@ def test_a_data_file_that_vanishes(tmp_path, monkeypatch):
     rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(10) for b in range(4)]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def vanishing(one, state, *others):
-        if int(state.step) == 1:
+    def vanishing(one, snapshot, *others):
+        if snapshot.version == 1:
             problems.rename(tmp_path / "elsewhere")
-        return collect(one, state, *others)
+        return collect(one, snapshot, *others)
 
     monkeypatch.setattr(Source, "next", vanishing)
     run(workdir, **options, steps=3)
@@ -499,7 +500,8 @@ def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     ends = [(row, int(np.argmax(np.isin(row, list(map(ord, letters)))))) for row in rollouts.tokens.reshape(16, -1)
             if np.isin(row, list(map(ord, letters))).any()]
     assert ends and all((row[place + 1:] == 0).all() for row, place in ends)
-    assert not any(letter in text for text in forest.texts for letter in letters)
+    assert not any(letter in text[:-1] for text in forest.texts for letter in letters)  # rewards read it through the string
+    assert sum(text[-1:] in letters for text in forest.texts if text) == len(ends)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_every_number_of_the_configuration_is_finite_unless_it_is_a_bound():
     ("lora.alpha", 0.0), ("lora.alpha", -16.0), ("sampling.top_p", 0.0), ("sampling.top_p", 2.0), ("sampling.min_p", 1.0),
     ("sampling.top_k", -1), ("sampling.observation_tokens", -1), ("sampling.stop_strings", ("",)),
     ("sampling.stop_strings", ("###", "")), ("sampling.stop_strings", (5,)), ("warmup.strays", 1.5), ("seed", -1),
-    ("model.num_heads", 3), ("model.hidden_size", 12), ("pool.groups", -1), ("optimizer.learning_rate", 1e38)))
+    ("model.num_heads", 3), ("model.hidden_size", 12), ("pool.groups", -1)))
 def test_values_that_leave_nothing_to_learn_from(key, value):
     with pytest.raises(ValueError) as refusal:
         check(changed(**{key: value}))
