@@ -46,10 +46,11 @@ KINDS = {
 
 
 def machine() -> str:
-    """What bits depend on: the processor's instructions, the version of jax, the compiler's flags."""
+    """What bits depend on: the processor's instructions and cores, the version of jax, the compiler's flags."""
     info = Path("/proc/cpuinfo")
     flags = next((line for line in info.read_text().splitlines() if line.startswith("flags")), "") if info.exists() else ""
-    return hashlib.sha256(repr((flags, jax.__version__, os.environ.get("XLA_FLAGS"))).encode()).hexdigest()[:16]
+    found = (flags, os.cpu_count(), jax.__version__, os.environ.get("XLA_FLAGS"))
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def digest(tree) -> str:
