@@ -8,7 +8,7 @@ import base64
 import dataclasses
 import io
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,12 +132,11 @@ def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
 
 def encode(buffer: Forest) -> dict[str, Any]:
     """The buffer as JSON, for a checkpoint: columns as a compressed archive in base64, with its checksum."""
-    file = io.BytesIO()
     columns: dict[str, Any] = {name: getattr(buffer, name) for name in _columns(buffer)}
-    np.savez_compressed(file, **columns | {f"{_FACT}{name}": x for name, x in buffer.facts.items()})
+    text, checksum = archived(columns | {f"{_FACT}{name}": x for name, x in buffer.facts.items()})
     turns = {} if buffer.turn_info is None else {"turn_info": buffer.turn_info.tolist()}
     return {"problems": _ids(buffer).tolist(), "texts": buffer.texts.tolist(), **turns,
-            "columns": base64.b64encode(file.getvalue()).decode(), "checksum": zlib.crc32(file.getvalue())}
+            "columns": text, "checksum": checksum}
 
 
 def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
@@ -146,13 +145,9 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
 
     Raises OSError if the checksum does not match.
     """
-    content = base64.b64decode(stored["columns"])
-    if zlib.crc32(content) != stored["checksum"]:
-        raise OSError("the replay buffer of this checkpoint is damaged: its checksum does not match; continue from an earlier "
-                      "checkpoint")
-    with np.load(io.BytesIO(content)) as archive:
-        columns: dict[str, Any] = {name: archive[name] for name in _columns(empty)}
-        facts = {name: archive[f"{_FACT}{name}"] for name in empty.facts}
+    arrays = unpacked(stored["columns"], stored["checksum"], "the replay buffer of")
+    columns: dict[str, Any] = {name: arrays[name] for name in _columns(empty)}
+    facts = {name: arrays[f"{_FACT}{name}"] for name in empty.facts}
     sampled, texts = columns["role"] != forests.Role.PROMPT, stored["texts"]
     known, answers = tuple(problems[number] for number in stored["problems"]), None
     if empty.turn_info is not None:
@@ -164,6 +159,22 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
     return dataclasses.replace(
         empty, **columns, problems=known, facts=facts, draw=nothing, lost=nothing, texts=forests.objects(texts),
         answers=None if answers is None else forests.objects(answers))
+
+
+def archived(arrays: Mapping[str, Any]) -> tuple[str, int]:
+    """The arrays as a compressed archive in base64, and its checksum."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return base64.b64encode(file.getvalue()).decode(), zlib.crc32(file.getvalue())
+
+
+def unpacked(text: str, checksum: int, what: str) -> dict[str, np.ndarray]:
+    """The arrays of `archived`. Raises OSError, which names `what` of the checkpoint they are, if the checksum is another."""
+    content = base64.b64decode(text)
+    if zlib.crc32(content) != checksum:
+        raise OSError(f"{what} this checkpoint is damaged: its checksum does not match; continue from an earlier checkpoint")
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive}
 
 
 def _columns(forest: Forest) -> tuple[str, ...]:

@@ -1,8 +1,5 @@
 """Batches that are sampled and not yet learned from, as JSON in a checkpoint."""
-import base64
 import dataclasses
-import io
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,15 +45,8 @@ def decode(stored: Mapping[str, Any], source: Source) -> Finished:
 
 
 def _archive(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    file = io.BytesIO()
-    np.savez_compressed(file, **arrays)
-    return {"bytes": base64.b64encode(file.getvalue()).decode(), "checksum": zlib.crc32(file.getvalue())}
+    return dict(zip(("bytes", "checksum"), buffers.archived(arrays)))
 
 
 def _arrays(stored: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    content = base64.b64decode(stored["bytes"])
-    if zlib.crc32(content) != stored["checksum"]:
-        raise OSError("a batch that waits in this checkpoint is damaged: its checksum does not match; continue from an earlier "
-                      "checkpoint")
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive}
+    return buffers.unpacked(stored["bytes"], stored["checksum"], "a batch that waits in")
