@@ -86,10 +86,10 @@ def build():
     """`(run, state)` of the configuration, with the benchmark's own prompts and stop tokens."""
     from jaxrl_llm.generation.prompts import encode_problem
     from jaxrl_llm.generation.sampler import generate
+    from jaxrl_llm.guard import Guarded
     from jaxrl_llm.rewards import Reward, combine
     from jaxrl_llm.tasks.loader import batches
     from jaxrl_llm.training import setup
-    from jaxrl_llm.training.guard import Guarded
     config = _CONFIG.value
     run, params = setup.build(config)
     problems = questions(_PROMPT_WORDS.value)

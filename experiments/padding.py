@@ -26,7 +26,8 @@ SPREADS: dict[str, Callable] = {  # shares of a limit
 
 def rectangular(prompts, lengths, sizes) -> tuple[int, int]:
     """Slots and products that are computed: those of the whole shape, or the filled quarters if padding is removed."""
-    from jaxrl_llm.training.shapes import quarters_filled, smallest
+    from jaxrl_llm.ladders import smallest
+    from jaxrl_llm.training.shapes import quarters_filled
     (P, G), S, T = lengths.shape, smallest(sizes.prompt_tokens, prompts.max()), smallest(sizes.tokens, lengths.max())
     filled = max(sizes.filled_of(T), quarters_filled(np.arange(T) < lengths[..., None], P // _PARTS))
     return P * S + -(-P * G * T * filled // 4), P * (S * S + G * T * (S + T))
@@ -44,7 +45,8 @@ def packed(prompts, lengths, S: int, T: int) -> tuple[int, int]:
 
 def shares(spread: Callable, S: int, T: int) -> dict[str, tuple[float, float]]:
     """Percent of slots and of products that are padding, by layout; a causal half of the products counts as needed."""
-    from jaxrl_llm.training.shapes import Ladders, buckets, padded, prompt_buckets, unpadded
+    from jaxrl_llm.ladders import buckets, prompt_buckets
+    from jaxrl_llm.training.shapes import Ladders, padded, unpadded
     rng, percents = np.random.default_rng(0), {}
     def quarters(least):
         return Ladders(prompt_buckets(S), buckets(T, 4), (1,), (least,) * 4)

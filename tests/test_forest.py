@@ -7,9 +7,10 @@ import pytest
 from jaxrl_llm import forest as forests
 from jaxrl_llm import packing, rollouts
 from jaxrl_llm.forest import chains, contexts, grow, join, outcomes, paths, plant, select
+from jaxrl_llm.ladders import buckets, smallest
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.training.shapes import buckets, quarters_filled, smallest
+from jaxrl_llm.training.shapes import quarters_filled
 
 SAME = {"tokens": lambda longest: longest, "prompt_tokens": lambda longest: longest, "version": 7}
 

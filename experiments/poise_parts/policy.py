@@ -5,10 +5,10 @@ import functools
 import jax
 import numpy as np
 
+from jaxrl_llm.guard import Guarded
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import loop, setup
 from jaxrl_llm.training.groups import Sampler
-from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.progress import Progress

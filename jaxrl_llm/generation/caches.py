@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_llm.generation import reserve as programs_of_reserve
 from jaxrl_llm.generation import slots as programs_of
-from jaxrl_llm.generation.lanes import FEWEST, Common, common_places
+from jaxrl_llm.generation.lanes import FEWEST, Common, common_places, shapes_of
 from jaxrl_llm.generation.requests import Row
 from jaxrl_llm.generation.reserve import Entries, Following
 from jaxrl_llm.generation.slots import Drawn, Lanes, Slots, Weights
@@ -132,15 +132,14 @@ class RowCaches:
         """
         rows = [row for row in owners if row and row.decodes] + (following.rows if following else [])
         self.make_room(max(steps, *(len(row.tokens) - 1 + min(ahead + steps, row.left) for row in rows)))
-        restricted = lanes.sampling.top_k is not None
         if following is not None:
-            self.programs.add(("decode_with_reserve", len(owners), steps, self.slots.room, restricted, lanes.stops.shape[1],
+            self.programs.add(("decode_with_reserve", len(owners), steps, self.slots.room, *shapes_of(lanes),
                                following.reserve.block.room))
             self.slots, lanes, drawn, entries = programs_of_reserve.decode(
                 self._model, weights, self.slots, lanes, key, np.int32(patience), following.reserve, following.entered,
                 steps=steps, transposed=self._transposed)
             return lanes, drawn, entries
-        self.programs.add(("decode", len(owners), steps, self.slots.room, restricted, lanes.stops.shape[1], common.places,
+        self.programs.add(("decode", len(owners), steps, self.slots.room, *shapes_of(lanes), common.places,
                            len(common.leaders)))
         self.slots, lanes, drawn = programs_of.decode(
             self._model, weights, self.slots, lanes, key, np.int32(patience), np.asarray(common.leaders, np.int32), steps=steps,

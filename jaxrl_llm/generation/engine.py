@@ -10,9 +10,10 @@ import jax
 import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
+from jaxrl_llm.generation.base import Kind, Room
 from jaxrl_llm.generation.caches import Prompts, RowCaches
-from jaxrl_llm.generation.lanes import Common, decoding, lane_counts, lanes_of, places_of, restricts
-from jaxrl_llm.generation.paged_caches import PagedCaches
+from jaxrl_llm.generation.lanes import Common, Widths, decoding, lane_counts, lanes_of, places_of
+from jaxrl_llm.generation.paged_caches import PagedCaches, check_model
 from jaxrl_llm.generation.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
 from jaxrl_llm.generation.reserve import Entries, Following, Reserve
 from jaxrl_llm.generation.slots import Drawn, Lanes
@@ -20,7 +21,8 @@ from jaxrl_llm.generation.stopping import StopSearch, context
 from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
 
-__all__ = ["Engine", "Node", "Request"]
+__all__ = ["Engine", "Node", "Request", "kind"]
+CAN = frozenset({"extend", "fork", "forced", "limits", "entropies", "stop_texts", "beside", "paged"})
 
 _LOOK = 1  # cost of a look at the rows, in decode steps: while others wait, finished rows may idle for that many
 _NEVER = np.iinfo(np.int32).max
@@ -97,7 +99,7 @@ class Engine:
         self._ended = 0  # rows that ended in the last chunk
         self._entered = 0  # rows that have entered in chunks that follow each other
         self._done: list[Node] = []
-        self._stop_width = 4
+        self._widths = Widths()
         self._weights: programs_of.Weights | None = None
         self._given: list[jax.Array | None] = []  # the parameters as given, where they are immutable arrays
         self._policy = jax.eval_shape(lambda: (params, lora))
@@ -231,6 +233,12 @@ class Engine:
         self._given = [leaf if isinstance(leaf, jax.Array) else None for leaf in given]
         self.version = version
         self._caches.forget_prefixes()
+
+    def rest(self) -> None:
+        """Frees the weights until the next `publish`, and the caches, unless a trajectory is held."""
+        if not self._rows:
+            self._caches.clear()
+            self._weights, self._given = None, []
 
     def collect(self) -> list[Node]:
         """Decodes until a node is finished and returns all finished nodes; an empty list if no trajectory runs or waits."""
@@ -396,13 +404,11 @@ class Engine:
         prompts = self._caches.reserve(self._weights, self._queue) if follow else None
         waiting = self._waiting(prompts)
         requests = [row.request for row in (*rows, *waiting) if row]
-        while self._stop_width < max(len(request.stop_tokens) for request in requests):
-            self._stop_width *= 2
-        restricted = any(restricts(request.sampling) for request in requests)
+        self._widths = self._widths.widened(requests)
         # A chunk writes behind what an idle row has cached.
         lengths = [0 if self._slots[slot] is None else self._slots[slot].cached for slot in places]
-        lanes = jax.device_put(lanes_of(rows, places, lengths, self._stop_width, restricted), self._device)
-        return _Chunk(places, lanes, common, prompts and self._following(prompts, waiting, lanes, np.int32(0)))
+        lanes = jax.device_put(lanes_of(rows, places, lengths, self._widths), self._device)
+        return _Chunk(places, lanes, common, prompts and self._following(prompts, waiting, np.int32(0)))
 
     def _next(self, flight: _Flight) -> _Chunk | None:
         """The chunk after those in flight, the last of which is given; None if it depends on how they end."""
@@ -416,26 +422,20 @@ class Engine:
         last = flight.chunk.following
         prompts = self._caches.reserve(self._weights, self._queue)
         waiting, rest = self._waiting(prompts), last.rows[self._entered - last.reserve.first:]
-        known = waiting[:len(rest)] == rest and all(self._fits(row.request, flight.lanes) for row in waiting)
+        known = waiting[:len(rest)] == rest and all(self._widths.hold(row.request) for row in waiting)
         if not prompts or not known or len(waiting) < min(2 * self._ended, len(self._queue)):
             return None
-        return chunk._replace(following=self._following(prompts, waiting, flight.lanes, flight.entries.end))
+        return chunk._replace(following=self._following(prompts, waiting, flight.entries.end))
 
     def _waiting(self, prompts: Prompts | None) -> list[Row]:
         """The first waiting rows, whose prompts are given."""
         return [*itertools.islice(self._queue, len(prompts.rows))] if prompts else []
 
-    def _fits(self, request: Request, lanes: Lanes) -> bool:
-        """Whether the arrays of these lanes can describe a row."""
-        return len(request.stop_tokens) <= lanes.stops.shape[1] and (lanes.sampling.top_k is not None
-                                                                     or not restricts(request.sampling))
-
-    def _following(self, prompts: Prompts, waiting: list[Row], lanes: Lanes, entered) -> Following:
+    def _following(self, prompts: Prompts, waiting: list[Row], entered) -> Following:
         """The waiting rows with these prompts, as the device knows them; `entered` as in `reserve.decode`."""
         none = len(self._slots) - len(waiting)
         lengths = [len(row.tokens) - 1 for row in waiting] + [0] * none
-        described = lanes_of(waiting + [None] * none, prompts.rows + [0] * none, lengths, lanes.stops.shape[1],
-                             lanes.sampling.top_k is not None)
+        described = lanes_of(waiting + [None] * none, prompts.rows + [0] * none, lengths, self._widths)
         return Following(waiting, Reserve(prompts.block, described, np.int32(self._entered)), entered)
 
     def _harvest(self) -> None:
@@ -506,3 +506,16 @@ class Engine:
         """Fetches all that is in flight, so that rows can be changed."""
         while self._flights:
             self._harvest()
+
+
+def kind(room: Room) -> Kind:
+    """The slot engine of a run, with as many slots as a part of a batch has rows."""
+    if room.paged:
+        check_model(room.model)
+
+    def make(params, lora, version: int) -> Engine:
+        return Engine(room.model, params, jax.random.key(0), slots=room.prompts * room.group // room.parts,
+                      slot_tokens=room.prompt_tokens + room.max_tokens, tokenizer=room.tokenizer, version=version, lora=lora,
+                      paged=room.paged)
+
+    return Kind("slots", make, CAN)

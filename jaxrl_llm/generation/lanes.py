@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.generation.requests import Row
+from jaxrl_llm.generation.requests import Request, Row
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.generation.slots import Lanes
 
@@ -38,17 +38,41 @@ def places_of(slots: Sequence[Row | None], count: int) -> list[int]:
     return sorted(running + idle[:count - len(running)])
 
 
-def lanes_of(rows: Sequence[Row | None], slots: Sequence[int], lengths: Sequence[int], stop_width: int, restricted: bool
-             ) -> Lanes:
-    """What the device needs to know about rows in these slots, with these numbers of filled places; None is an inert lane.
+class Widths(NamedTuple):
+    """What the arrays of lanes have room for, which compiled programs depend on.
 
-    `stop_width`: room for stop tokens.  `restricted`: whether some row of the chunk restricts the vocabulary, see `restricts`.
+    stops, forced: stop tokens and forced first tokens of a row.  restricted: rows that restrict the vocabulary, see `restricts`.
     """
-    stops = np.full((len(rows), stop_width), -1, np.int32)
+
+    stops: int = 4
+    forced: int = 0
+    restricted: bool = False
+
+    def hold(self, request: Request) -> bool:
+        """Whether they hold a request."""
+        return (len(request.stop_tokens) <= self.stops and len(request.forced) <= self.forced
+                and (self.restricted or not restricts(request.sampling)))
+
+    def widened(self, requests: Sequence[Request]) -> "Widths":
+        """Widths that hold these requests: those of stops only grow, the others are as needed."""
+        stops = max(self.stops, _power(max(len(request.stop_tokens) for request in requests)))
+        forced = max(len(request.forced) for request in requests)
+        return Widths(stops, _power(forced) if forced else 0, any(restricts(request.sampling) for request in requests))
+
+
+def _power(count: int) -> int:
+    """The first power of two from 4 on that is no less."""
+    return max(4, 1 << (count - 1).bit_length()) if count else 4
+
+
+def lanes_of(rows: Sequence[Row | None], slots: Sequence[int], lengths: Sequence[int], widths: Widths) -> Lanes:
+    """What the device needs to know about rows in these slots, with these numbers of filled places; None is an inert lane."""
+    stops, forced = (np.full((len(rows), width), -1, np.int32) for width in (widths.stops, widths.forced))
     numbers = np.zeros((len(rows), 4), np.int64)
     for i, row in enumerate(rows):
         if row is not None:
             stops[i, :len(row.request.stop_tokens)] = row.request.stop_tokens
+            forced[i, :len(row.request.forced)] = row.request.forced
             numbers[i] = row.request.stream, row.tokens[-1], row.drawn, row.left
     uid, pending, drawn, left = numbers.T
     halves = np.stack([uid >> 32, uid & 0xFFFFFFFF], axis=1).astype(np.uint32)
@@ -59,8 +83,13 @@ def lanes_of(rows: Sequence[Row | None], slots: Sequence[int], lengths: Sequence
     slot, length, pending, drawn, left = (np.asarray(x, np.int32) for x in (slots, lengths, pending, drawn, left))
     alive = np.array([row is not None for row in rows])
     yields = np.array([row is not None and row.yields for row in rows])
-    sampling = stacked([Sampling() if row is None else row.request.sampling for row in rows], restricted)
-    return Lanes(slot, halves, keyed, length, pending, drawn, left, alive, yields, stops, sampling)
+    sampling = stacked([Sampling() if row is None else row.request.sampling for row in rows], widths.restricted)
+    return Lanes(slot, halves, keyed, length, pending, drawn, left, alive, yields, stops, forced, sampling)
+
+
+def shapes_of(lanes: Lanes) -> tuple[bool, int, int]:
+    """What a chunk's program depends on beside the number of lanes: see `Widths`."""
+    return lanes.sampling.top_k is not None, lanes.stops.shape[1], lanes.forced.shape[1]
 
 
 def common_places(owners: Sequence[Row | None]) -> Common:

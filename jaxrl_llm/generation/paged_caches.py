@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm.generation import pages as programs_of
 from jaxrl_llm.generation.caches import Prompts, lines, prompt_of, shared_beginning, together, with_waiting
 from jaxrl_llm.generation.lanes import Common
+from jaxrl_llm.generation.lanes import shapes_of
 from jaxrl_llm.generation.pages import PAGE, Pool
 from jaxrl_llm.generation.requests import Row
 from jaxrl_llm.generation.reserve import Entries, Following
@@ -109,8 +110,8 @@ class PagedCaches:
         rows = [row if row and row.decodes else None for row in owners]
         self._reserve([(row.pages, row.cached + min(ahead, row.left), row.cached + min(ahead + steps, row.left))
                        for row in rows if row])
-        table, restricted = self._table([row.pages if row else [] for row in rows]), lanes.sampling.top_k is not None
-        self.programs.add(("decode", len(owners), steps, table.shape[1], self._size, restricted, lanes.stops.shape[1]))
+        table = self._table([row.pages if row else [] for row in rows])
+        self.programs.add(("decode", len(owners), steps, table.shape[1], self._size, *shapes_of(lanes)))
         self.pool, lanes, drawn = programs_of.decode(self._model, weights, self.pool, lanes, table, key, np.int32(patience),
                                                      steps=steps, transposed=self._transposed)
         return lanes, drawn, None

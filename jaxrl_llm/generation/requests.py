@@ -22,6 +22,7 @@ class Request:
       tokens: the prompt; with a parent, what is appended to the parent's tokens.
       parent: uid of the trajectory that it continues, from that one's current token.
       sampling: the distribution to draw from, without `spread`, and without `max_tokens` below the limit.
+      forced: the first tokens that it continues with, which an expert wrote; their log-probs and entropies are the policy's.
       stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
       stops_in_context: whether the text in which stop texts are found continues that of the tokens before it; otherwise it is
         that of its own tokens alone, which with sentencepiece lacks a space at the beginning, as the text that rewards read.
@@ -35,6 +36,7 @@ class Request:
     tokens: Sequence[int] = ()
     parent: int | None = None
     sampling: Sampling = Sampling()
+    forced: Sequence[int] = ()
     stop_tokens: Sequence[int] = ()
     stop_sequences: Sequence[Sequence[int]] = ()
     stop_texts: Sequence[str] = ()
@@ -196,6 +198,9 @@ def check_request(request: Request, tokenizer: Any) -> None:
     # Rows of a chunk share the arrays of these numbers: one that does not fit would fail all of them.
     if wrong := [token for token in request.stop_tokens if not (_whole(token) and -2**31 <= token < 2**31)]:
         raise ValueError(f"uid {request.uid} has the stop token {wrong[0]!r}; give whole numbers from -2^31 to 2^31 - 1")
+    if len(request.forced) > request.limit:
+        raise ValueError(f"uid {request.uid} is forced to begin with {len(request.forced)} tokens, its limit is {request.limit}; "
+                         "give fewer, or a higher limit")
     if request.stop_texts and tokenizer is None:
         raise ValueError(f"uid {request.uid} has stop texts, but the engine has no tokenizer to find them with")
     if not all(request.stop_texts) or not all(len(s) for s in request.stop_sequences):

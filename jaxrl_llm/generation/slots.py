@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.generation.sampler import fold_in_halves
-from jaxrl_llm.generation.sampling import Sampling, draw
+from jaxrl_llm.generation.sampling import Sampling, draw, instead
 from jaxrl_llm.models.attention import Rotations, grouped_attention, held, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import row_matmul
@@ -75,6 +75,7 @@ class Lanes(flax.struct.PyTreeNode):
       alive: `bool[m]`; others are inert.
       yields: `bool[m]`, whether another row may take the lane within a chunk once this one has ended.
       stops: `i32[m, N]`, tokens that end a row, filled up with -1.
+      forced: `i32[m, F]`, the first tokens of the trajectory that an expert wrote, likewise; F is 0 if no row has any.
       sampling: the distribution of each, arrays `[m]`.
     """
 
@@ -88,6 +89,7 @@ class Lanes(flax.struct.PyTreeNode):
     alive: jax.Array | np.ndarray
     yields: jax.Array | np.ndarray
     stops: jax.Array | np.ndarray
+    forced: jax.Array | np.ndarray
     sampling: Sampling
 
 
@@ -228,7 +230,12 @@ def _step(model: Transformer, weights: Weights, states: Callable, i, lanes: Lane
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
     normed, cache = states(lanes, i, cache)
     logits = model.finished(row_matmul(normed, weights.unembedding, jnp.float32))
-    token, logprob, entropy = draw(jax.vmap(jax.random.fold_in)(keys, lanes.drawn), logits, lanes.sampling)
+    drawn = draw(jax.vmap(jax.random.fold_in)(keys, lanes.drawn), logits, lanes.sampling)
+    if most := lanes.forced.shape[1]:
+        given = jnp.take_along_axis(lanes.forced, jnp.minimum(lanes.drawn, most - 1)[:, None], axis=1)[:, 0]
+        here = (lanes.drawn < most) & (given >= 0)
+        drawn = instead(drawn, logits, jnp.maximum(given, 0), here, lanes.sampling)
+    token, logprob, entropy = drawn
     alive = jnp.asarray(lanes.alive)
     ended = (token[:, None] == lanes.stops).any(-1) | (lanes.left <= 1)
     after = lanes.replace(pending=jnp.where(alive, token, lanes.pending), drawn=lanes.drawn + alive, left=lanes.left - alive,

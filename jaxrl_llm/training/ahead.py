@@ -111,7 +111,7 @@ def lower_pages(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
         numbers, sampling = np.zeros(R, np.int32), Sampling(np.ones(R, np.float32))
         lanes = slots.Lanes(slot=numbers, uid=np.zeros((R, 2), np.uint32), keyed=numbers > 0, length=numbers, pending=numbers,
                             drawn=numbers, left=numbers, alive=numbers == 0, yields=numbers > 0,
-                            stops=np.zeros((R, 4), np.int32), sampling=sampling)
+                            stops=np.zeros((R, 4), np.int32), forced=np.zeros((R, 0), np.int32), sampling=sampling)
         weights = slots.Weights(params, None, model.unstack_layers(params, transposed=transposed), model.unembedding(params))
         return (weights, pages.empty(model, pool), lanes, np.zeros((R, pages_of(S + T)), np.int32), jax.random.key(0),
                 np.int32(0))

@@ -15,13 +15,13 @@ from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.prompts import encode_problems, pad, solution_ids
 from jaxrl_llm.generation.sampler import Completions, Forced, row_keys
+from jaxrl_llm.guard import Guarded
+from jaxrl_llm.ladders import prompt_buckets, smallest
 from jaxrl_llm.rewards import ByTask, Combined, Scores
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.scoring import decode, joined, shared_scores
-from jaxrl_llm.training.shapes import prompt_buckets, smallest
 
 Generate = Callable[..., Any]  # (prompt tokens, prompt mask, keys, forced first tokens, limits) -> completions
 

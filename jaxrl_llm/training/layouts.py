@@ -11,11 +11,11 @@ import numpy as np
 import optax
 
 from jaxrl_llm import parallel
+from jaxrl_llm.guard import Guarded
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.packing import Packed, at_temperatures, of_groups, pack
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import accumulate
-from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.shapes import Ladders, quarters_filled
 from jaxrl_llm.training.step import jitted, make_update

@@ -14,13 +14,13 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control import Filter, Settings
 from jaxrl_llm.control.base import without
 from jaxrl_llm.descent import keep_finite
+from jaxrl_llm.guard import Guarded
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
 from jaxrl_llm.rollouts import Rollouts, take
 from jaxrl_llm.training import average, offload, optimizers
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.controls import Controls, facts_of
-from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Policy

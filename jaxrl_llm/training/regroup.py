@@ -4,8 +4,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxrl_llm.ladders import smallest
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.shapes import smallest
 
 
 def regroup(rollouts: Rollouts, advantages, size: int, counts: Sequence[int]) -> tuple[Rollouts, np.ndarray]:

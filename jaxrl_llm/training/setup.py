@@ -27,6 +27,8 @@ from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.paged_caches import check_model
 from jaxrl_llm.generation.prompts import encode_problems, longest
 from jaxrl_llm.generation.sampler import generate
+from jaxrl_llm.guard import Guarded
+from jaxrl_llm.ladders import prompt_buckets
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
@@ -40,13 +42,12 @@ from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import shapes as shapes_lib
 from jaxrl_llm.training.embeddings import prompt_embeddings
 from jaxrl_llm.training.groups import Sampler
-from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
 from jaxrl_llm.training.parts import Parts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
-from jaxrl_llm.training.shapes import Ladders, prompt_buckets, row_lengths
+from jaxrl_llm.training.shapes import Ladders, row_lengths
 from jaxrl_llm.training.shown_tools import describes_tools, hears_tools, warn_of_calls_left_out
 from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.start import load_model, open_model

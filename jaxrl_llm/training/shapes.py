@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.ladders import QUARTERS, buckets, mean_rung, prompt_buckets, smallest
 from jaxrl_llm.models.unpadding import through_last
 
 MAX_PROGRAMS = 8  # of updates, a critic's included, and the same number of log-probs
-QUARTERS = 4  # parts of a batch's slots that may be filled, see `Rollouts.filled`; also the maximum number of sizes of one kind
 
 
 class Ladders(NamedTuple):
@@ -73,26 +73,6 @@ def _best(prompt_tokens: int, lengths, group: int, groups: int, most: int) -> La
         return mean_rung(one.groups) * (mean_rung(one.prompt_tokens) + group * mean_rung(one.tokens))
 
     return min((one for one in choices if one.programs <= most), key=lambda one: (slots(one), one.programs))
-
-
-def buckets(limit: int, count: int, multiple: int = 1) -> tuple[int, ...]:
-    """At most `count` sizes, equal parts of the limit rounded up to multiples of `multiple`."""
-    return tuple(sorted({min(limit, -(-limit * part // (count * multiple)) * multiple) for part in range(1, count + 1)}))
-
-
-def prompt_buckets(longest: int, count: int = QUARTERS) -> tuple[int, ...]:
-    """Lengths of prompts in multiples of 64; sampling uses quarters of the longest."""
-    return buckets(longest, count, 64)
-
-
-def smallest(ladder: Sequence[int], need: int) -> int:
-    """The first of the sizes that holds `need`."""
-    return next(size for size in ladder if size >= need)
-
-
-def mean_rung(ladder: Sequence[int]) -> float:
-    """The mean of `smallest` for needs uniformly distributed from 1 to the last of the sizes."""
-    return sum((size - below) * size for below, size in zip((0, *ladder), ladder)) / ladder[-1]
 
 
 def row_lengths(prompt_tokens: int, tokens: int, group: int, multiple: int = 1) -> tuple[int, ...]:

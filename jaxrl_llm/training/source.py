@@ -18,6 +18,7 @@ from jaxrl_llm.control.tool_bonus import tool_reward
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.generation.external import Server
 from jaxrl_llm.generation.prompts import encode_problems, fit
+from jaxrl_llm.ladders import smallest
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay import buffer as buffers
@@ -32,7 +33,7 @@ from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.problems import EvalSpec
-from jaxrl_llm.training.shapes import Ladders, padded, smallest
+from jaxrl_llm.training.shapes import Ladders, padded
 from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.training.snapshot import Snapshot
 from jaxrl_llm.training.trajectories import Trajectories

@@ -9,12 +9,12 @@ import optax
 from jaxrl_llm import masked
 from jaxrl_llm.forest import contexts, paths, select
 from jaxrl_llm.generation.prompts import encode_problem, fit, pad, solution_ids
+from jaxrl_llm.ladders import smallest
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import preemption
 from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.shapes import smallest
 from jaxrl_llm.training.source import Source
 from jaxrl_llm.training.trajectories import Trajectories
 

@@ -19,11 +19,11 @@ import tiny_config
 from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods, rewards, tokenizers
+from jaxrl_llm.guard import Guarded
 from jaxrl_llm.models import weights
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import learner, loop, parts, prior, refusals, setup, trained
-from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.source import Source, held_out
 from jaxrl_llm.training.warmup import imitate

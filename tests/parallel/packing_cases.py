@@ -10,6 +10,7 @@ import optax
 from few_devices import built
 
 from jaxrl_llm import advantages, objectives, parallel
+from jaxrl_llm.guard import Guarded
 from jaxrl_llm.kernels import flash
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
 from jaxrl_llm.packing import of_groups, pack
@@ -18,7 +19,6 @@ from jaxrl_llm.training import setup
 from jaxrl_llm.training import state as state_lib
 from jaxrl_llm.training.accumulate import make_parts, update
 from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.guard import Guarded
 from jaxrl_llm.training.policy import Policy
 
 P, G, S, T = 4, 5, 6, 9

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.guard import Guarded, RecompilationError
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.guard import Guarded, RecompilationError
 
 
 def test_one_shape_compiles_once_and_runs_on():

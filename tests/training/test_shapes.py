@@ -4,18 +4,8 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxrl_llm.training.shapes import (
-    MAX_PROGRAMS,
-    buckets,
-    limits,
-    mean_rung,
-    padded,
-    prompt_buckets,
-    quarters_filled,
-    row_lengths,
-    smallest,
-    unpadded,
-)
+from jaxrl_llm.ladders import buckets, mean_rung, prompt_buckets, smallest
+from jaxrl_llm.training.shapes import MAX_PROGRAMS, limits, padded, quarters_filled, row_lengths, unpadded
 
 
 def test_buckets():

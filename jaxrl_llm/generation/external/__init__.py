@@ -3,7 +3,7 @@
 `client` sends requests, `answers` checks the answers, `server` publishes weights, `engine` has the slot engine's contract.
 """
 from jaxrl_llm.generation.external.client import Client, Fault, Refusal, ServerError
-from jaxrl_llm.generation.external.engine import ExternalEngine, generate
+from jaxrl_llm.generation.external.engine import ExternalEngine
 from jaxrl_llm.generation.external.server import Mismatch, Server, Stale
 
-__all__ = ["Client", "ExternalEngine", "Fault", "Mismatch", "Refusal", "Server", "ServerError", "Stale", "generate"]
+__all__ = ["Client", "ExternalEngine", "Fault", "Mismatch", "Refusal", "Server", "ServerError", "Stale"]

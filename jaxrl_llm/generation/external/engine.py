@@ -2,20 +2,20 @@
 import dataclasses
 import hashlib
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import jax
 import numpy as np
 
-from jaxrl_llm.generation.by_engine import completed, request_of
+from jaxrl_llm.generation.base import Kind, Room
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import ServerError
 from jaxrl_llm.generation.external.server import Server, Stale
 from jaxrl_llm.generation.requests import Node, Request, as_ints, check_sampling, held
-from jaxrl_llm.generation.sampler import Completions, row_keys
-from jaxrl_llm.generation.sampling import Sampling
+from jaxrl_llm.generation.sampler import row_keys
 
+CAN = frozenset({"extend", "limits", "stop_texts", "beside"})
 _STALE = 3  # answers by other weights in a row, after which a trajectory is given up
 
 
@@ -50,6 +50,8 @@ class ExternalEngine:
       version: policy version of the weights in use.
     """
 
+    computed = 0
+
     def __init__(self, server: Server, params, key: jax.Array, *, slot_tokens: int, version: int = 0, lora=None):
         """
         Args:
@@ -59,6 +61,7 @@ class ExternalEngine:
         """
         self._server, self._key, self._versions = server, key, {}
         self._rows: dict[int, _Row] = {}
+        self._done: list[Node] = []
         self._ready: queue.SimpleQueue[tuple[int, Future[Completion]]] = queue.SimpleQueue()
         self.publish(version, params, lora)
         server.check_room(slot_tokens)
@@ -70,9 +73,9 @@ class ExternalEngine:
             check_sampling(request)
             if request.uid in self._rows or request.uid in rows:
                 raise ValueError(f"uid {request.uid} was submitted before; release it, or give this trajectory its own uid")
-            if request.parent is not None or len(request.stop_sequences):
-                raise ValueError(f"uid {request.uid} forks another, or has stop sequences of tokens, which servers do not "
-                                 "support; give all tokens as the prompt, and stop texts")
+            if request.parent is not None or len(request.stop_sequences) or len(request.forced):
+                raise ValueError(f"uid {request.uid} forks another, is forced to begin with tokens, or has stop sequences of "
+                                 "tokens, which servers do not support; give all tokens as the prompt, and stop texts")
             if request.limit < 1 or not len(request.tokens):
                 raise ValueError(f"uid {request.uid} has {len(request.tokens)} tokens and a limit of {request.limit}; give one "
                                  "at least of each")
@@ -109,30 +112,47 @@ class ExternalEngine:
         self._versions[self._server.publish(params, lora)] = version
         self.version = version
 
+    def rest(self) -> None:
+        """Does nothing: the server has the weights."""
+
     def collect(self) -> list[Node]:
         """Waits until a node is finished and returns all finished nodes; an empty list if no request is open.
+
+        Errors as in `step`.
+        """
+        while not self._done and self.step():
+            pass
+        return self.finished()
+
+    def finished(self) -> list[Node]:
+        """The finished nodes that were not returned before."""
+        nodes, self._done = self._done, []
+        return nodes
+
+    def step(self) -> bool:
+        """Waits for an answer, if a request is open, and takes all that are there; returns whether one was open.
 
         If the server answers with other weights, the run's weights are published to it again and the request is repeated.
 
         Raises `Fault`, `Refusal` or `Stale` for a failed request, with a note that names its uid. All others continue, and
         are returned by the next call.
         """
-        nodes: list[Node] = []
-        while any(row.asked is not None for row in self._rows.values()) and (not nodes or not self._ready.empty()):
+        waits = True
+        while any(row.asked is not None for row in self._rows.values()) and (waits or not self._ready.empty()):
             uid, asked = self._ready.get()
             row = self._rows.get(uid)
             if row is None or row.asked is not asked:
                 continue  # released since
             error = asked.exception()
-            if error is not None and nodes:
+            if error is not None and self._done:
                 self._ready.put((uid, asked))  # for the next call, as these nodes are to be returned
-                break
-            row.asked = None
+                return True
+            waits, row.asked = False, None
             if error is None:
-                nodes.append(self._node(row, asked.result()))
+                self._done.append(self._node(row, asked.result()))
             else:
                 self._failed(row, error)
-        return nodes
+        return not waits
 
     def _node(self, row: _Row, made: Completion) -> Node:
         start, row.drawn, row.stale = len(row.tokens), row.drawn + len(made.tokens), 0
@@ -154,6 +174,8 @@ class ExternalEngine:
             raise error
 
     def _stream(self, request: Request) -> bytes:
+        if request.key is not None:
+            return np.asarray(request.key, np.uint32).tobytes()
         if request.seed is not None:
             return request.seed.to_bytes(8, "big")
         return np.asarray(jax.random.key_data(row_keys(self._key, np.array([request.uid], np.int64)))).tobytes()
@@ -172,17 +194,10 @@ def hashed(stream: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(stream, digest_size=8).digest(), "big") >> 2
 
 
-def generate(server: Server, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
-             stop_ids: tuple[int, ...], stop_texts: Sequence[str] = (), lora=None) -> Iterator[Completions]:
-    """As `sampler.generate`, but sampled by a server; yields completions as `by_engine.completed` does.
+def kind(room: Room) -> Kind:
+    """The engine of a run whose server samples."""
+    def make(params, lora, version: int) -> ExternalEngine:
+        return ExternalEngine(room.server, params, jax.random.key(0), slot_tokens=room.prompt_tokens + room.max_tokens,
+                              version=version, lora=lora)
 
-    The server draws a row with a seed derived from the row's key. A completion ends at its first stop text. Raises `Fault`,
-    `Refusal` and `Stale`.
-    """
-    prompts, mask, words = (np.asarray(x) for x in jax.device_get((prompt_tokens, prompt_mask, jax.random.key_data(keys))))
-    P, G = words.shape[:2]
-    asked = dataclasses.replace(request_of(sampling, max_tokens, stop_ids), stop_texts=tuple(stop_texts))
-    engine = ExternalEngine(server, params, jax.random.key(0), slot_tokens=prompts.shape[1] + max_tokens, lora=lora)
-    engine.submit(*(dataclasses.replace(asked, uid=p * G + g, tokens=prompts[p][mask[p]].tolist(),
-                                        seed=hashed(words[p, g].tobytes())) for p in range(P) for g in range(G)))
-    yield from completed(engine, P, G, max_tokens)
+    return Kind("server", make, CAN)

@@ -1,0 +1,105 @@
+"""The contract of an engine, which turns requests into nodes, and the table of those that runs name in `sampling.engine`.
+
+An engine from outside is a function `kind(room: Room) -> Kind` in a file of its own, named "module:kind".
+"""
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from jax.sharding import Mesh
+
+from jaxrl_llm.generation.requests import Node, Request
+from jaxrl_llm.models.transformer import Transformer
+
+# What an engine can, beside sampling a prompt to a stop token or a limit:
+CAN = {
+    "extend": "goes on with a trajectory after tokens of an environment",
+    "fork": "continues the tokens of another trajectory",
+    "forced": "begins completions with tokens that an expert wrote",
+    "spread": "draws the first tokens of a group together",
+    "limits": "has a limit of tokens for each prompt",
+    "entropies": "measures the entropy of each draw",
+    "stop_texts": "ends a row at a stop string itself",
+    "mesh": "samples on all devices of a mesh",
+    "paged": "keeps caches in pages",
+    "beside": "samples in a thread beside the rewards of rows that have ended",
+}
+
+
+class Engine(Protocol):
+    """Samples trajectories. A node depends on its request, the tokens before it and the weights alone.
+
+    Attributes:
+      version: policy version of the weights in use.
+      computed: number of tokens that went through the model; 0 where it is not counted.
+    """
+
+    version: int
+    computed: int
+
+    def submit(self, *requests: Request) -> None:
+        """Queues trajectories: all of them, or none if one is refused (ValueError)."""
+
+    def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
+        """Appends tokens that the policy did not write to a trajectory, which then continues; see `CAN`."""
+
+    def release(self, uid: int) -> None:
+        """Forgets a trajectory. Raises KeyError for a uid that is not held."""
+
+    def publish(self, version: int, params: Any, lora: Any = None) -> None:
+        """Samples with these weights from now on. Raises ValueError for weights of another policy."""
+
+    def step(self) -> bool:
+        """Samples a part of what is queued and running; returns whether there was any."""
+
+    def finished(self) -> list[Node]:
+        """The nodes that ended and were not returned before."""
+
+    def collect(self) -> list[Node]:
+        """Steps until a node has ended, and returns all that have; an empty list if nothing runs or waits."""
+
+    def rest(self) -> None:
+        """Frees weights, and caches that no row needs, until the next `publish`."""
+
+
+class Room(NamedTuple):
+    """What a run knows before it makes its engine.
+
+    Attributes:
+      model, mesh, tokenizer: the policy's.
+      prompts, group: P and G of a batch.  parts: in how many parts it is sampled.
+      prompt_tokens, max_tokens: maximum tokens of a prompt and behind it.
+      stop_ids, stop_texts: what ends a message of the policy.
+      wants: what the run needs of `CAN`.  programs: kinds of distributions for each length of prompts.  paged: see `Engine`.
+      server: the server that samples instead of this process, or None.
+    """
+
+    model: Transformer
+    mesh: Mesh
+    tokenizer: Any
+    prompts: int
+    group: int
+    parts: int
+    prompt_tokens: int
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+    stop_texts: tuple[str, ...]
+    wants: frozenset[str] = frozenset()
+    programs: int = 1
+    paged: bool = False
+    server: Any = None
+
+
+class Kind(NamedTuple):
+    """An engine before there are weights: `make(params, lora, version)`, what it `can` and which token columns it `provides`."""
+
+    name: str
+    make: Callable[[Any, Any, int], Engine]
+    can: frozenset[str]
+    provides: frozenset[str] = frozenset()
+
+
+def check_can(kind: Kind, wanted: Mapping[str, str]) -> None:
+    """Raises ValueError if an engine lacks something of `CAN` that a run wants; `wanted`: what -> what for."""
+    if lacking := [f"{why} needs an engine that {CAN[what]}" for what, why in wanted.items() if what not in kind.can]:
+        raise ValueError(f"{'; '.join(lacking)}, and {kind.name!r} does not; set sampling.engine='auto' and server.url='', or "
+                         "leave that out")

@@ -1,0 +1,40 @@
+"""The table of engines, and the choice of one for a run."""
+from collections.abc import Callable, Mapping
+
+from jaxrl_llm import registry
+from jaxrl_llm.generation import engine, external, scan
+from jaxrl_llm.generation.base import Kind, Room, check_can
+
+ENGINES: dict[str, Callable[[Room], Kind]] = {"scan": scan.kind, "slots": engine.kind}
+FASTER_IN_SLOTS = 4  # from this number of parts of a batch on the slot engine is faster, see the table of docs/guides/engine.md
+
+
+def choose(name: str, room: Room, wanted: Mapping[str, str]) -> Kind:
+    """The engine that `sampling.engine` names, or the server; `wanted`: what it must do of `base.CAN`, and what for.
+
+    "auto" is the faster of the two engines of this process, or the one that does what is wanted. Raises ValueError for an
+    unknown name, and for an engine that lacks something.
+    """
+    room = room._replace(wants=frozenset(wanted))
+    if room.server is not None:
+        kind = external.engine.kind(room)
+    elif ":" in name:
+        kind = registry.call("engine", name, registry.function_of("engine", name), {"room": room}, Kind)
+    elif name != "auto":
+        kind = ENGINES[registry.one_of("engine", name, ENGINES)](room)
+    else:
+        able = [one for one, can in (("scan", scan.CAN), ("slots", engine.CAN)) if can >= room.wants]
+        kind = ENGINES[able[-1] if len(able) > 1 and faster_in_slots(room) else (able or ["slots"])[0]](room)
+    check_can(kind, wanted)
+    return kind
+
+
+def faster_in_slots(room: Room) -> bool:
+    """Whether the slot engine samples whole batches of single turns faster, see docs/guides/engine.md.
+
+    It does on one CPU, the only kind of device that was measured, if a batch comes in `FASTER_IN_SLOTS` parts or more, and
+    completions may stop early and be at least as long as prompts, whose copies fill its caches.
+    """
+    devices = room.mesh.devices.flatten()
+    return (len(devices) == 1 and devices[0].platform == "cpu" and bool(room.stop_ids) and room.parts >= FASTER_IN_SLOTS
+            and room.prompt_tokens <= room.max_tokens)
