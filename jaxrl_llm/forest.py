@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import turn_info as turn_infos
+from jaxrl_llm.columns import ANSWERS, NODES, PROMPTS, TOKENS, TURNS, Column, check_given, declared
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem
 
-_NODES = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "texts", "answers", "turn_rewards",
-          "turn_info")
-_TOKENS = ("tokens", "logprobs", "entropies", "version")
+
+def _column(name: str) -> property:
+    return property(lambda forest: forest.columns.get(name))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +26,20 @@ class Forest:
     """The nodes of a batch.
 
     Attributes:
-      problems: [P], the problems.  facts: facts about each by name, [P, ...].  draw: i32[P], when it was drawn.  lost: i32[P],
-        trajectories of each that an environment lost, and that are not in the forest.
+      problems: [P], the problems.  facts: facts about each by name, [P, ...].
+      columns: the columns by name, each of which is also an attribute; None where the forest does not keep it.
+      declared: their declarations, see `columns`.
+      solved_above: threshold of the first component above which a problem counts as solved, for each task.
+      names: names of the K parts of the reward.
+      decode_steps: steps of the sampler.  computed: tokens that an engine computed.  failures: failures of rewards, by name.
+      invalid: number of trajectories and openings that an environment lost, by name of the failure.
+      seconds: the duration of each call of an environment.
+
+    Columns of prompts:
+      draw: i32[P], when it was drawn.  lost: i32[P], trajectories of each that an environment lost, and that are not in the
+        forest.
+
+    Columns of nodes:
       uid: i64[N], the trajectory.  parent: i32[N], the node before, -1 for a prompt.  prompt: i32[N], its index in `problems`.
       role: i8[N], see `Role`.  length: i32[N], tokens.  stopped: bool[N], ended by itself (False: cut at a limit).
       rewards, components: f32[N], f32[N, K], of trajectories that end here, with the `names` of the K parts; NaN for a part
@@ -35,41 +48,37 @@ class Forest:
         in a text (None: nothing); None if that reward reads no answers.
       turn_rewards: f32[N], an environment's reward for each node of the policy; None without an environment.
       turn_info: object[N], the environment's facts about each of them, by name, see `turn_info.joined`; None without one.
+
+    Columns of tokens:
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with.
-      solved_above: threshold of the first component above which a problem counts as solved, for each task.
-      decode_steps: steps of the sampler.  computed: tokens that an engine computed.  failures: failures of rewards, by name.
-      invalid: number of trajectories and openings that an environment lost, by name of the failure.
-      seconds: the duration of each call of an environment.
     """
 
     problems: tuple[Problem, ...]
     facts: Mapping[str, np.ndarray]
-    draw: np.ndarray
-    lost: np.ndarray
-    uid: np.ndarray
-    parent: np.ndarray
-    prompt: np.ndarray
-    role: np.ndarray
-    length: np.ndarray
-    stopped: np.ndarray
-    rewards: np.ndarray
-    components: np.ndarray
-    texts: np.ndarray
-    answers: np.ndarray | None
-    tokens: np.ndarray
-    logprobs: np.ndarray
-    entropies: np.ndarray
-    version: np.ndarray
+    columns: Mapping[str, np.ndarray]
+    declared: tuple[Column, ...]
     names: tuple[str, ...] = ()
     solved_above: tuple[float, ...] = (0.5,)
     decode_steps: int = 0
     computed: int = 0
     failures: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    turn_rewards: np.ndarray | None = None
-    turn_info: np.ndarray | None = None
     invalid: Mapping[str, int] = dataclasses.field(default_factory=dict)
     seconds: tuple[float, ...] = ()
+
+    draw, lost = map(_column, ("draw", "lost"))
+    uid, parent, prompt, role, length, stopped = map(_column, ("uid", "parent", "prompt", "role", "length", "stopped"))
+    rewards, components, texts, answers = map(_column, ("rewards", "components", "texts", "answers"))
+    turn_rewards, turn_info = map(_column, ("turn_rewards", "turn_info"))
+    tokens, logprobs, entropies, version = map(_column, ("tokens", "logprobs", "entropies", "version"))
+
+    def of(self, *kinds: str) -> tuple[Column, ...]:
+        """The declarations of columns of nodes, tokens or prompts."""
+        return tuple(column for column in self.declared if column.of in kinds)
+
+    def with_columns(self, **columns: np.ndarray) -> "Forest":
+        """The forest with other values in these columns."""
+        return dataclasses.replace(self, columns={**self.columns, **columns})
 
     @property
     def solved(self) -> np.ndarray:
@@ -136,43 +145,39 @@ def objects(values: Sequence[Any]) -> np.ndarray:
 
 
 def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequence[str], *, answers: bool,
-          turns: bool = False, draw: int = 0, solved_above: Sequence[float] = (0.5,)) -> Forest:
+          turns: bool = False, draw: int = 0, solved_above: Sequence[float] = (0.5,), columns: Sequence[Column] = ()) -> Forest:
     """A forest of prompts alone: problems with their token ids, names of the reward's parts, and thresholds for solved.
 
-    `answers`, `turns`: whether it has the columns of answers and of rewards of turns.
+    `answers`, `turns`: whether it has the columns of answers and of rewards of turns.  `columns`: further ones.
+    Raises ValueError if two columns have one name.
     """
+    parts = Column("components", "node", np.float32, (len(names),))
+    known = declared((*PROMPTS, *NODES, parts, *TOKENS, *([ANSWERS] if answers else ()), *(TURNS if turns else ()), *columns))
     P, length = len(problems), np.array([len(row) for row in ids], np.int32)
-    M = int(length.sum())
-    return Forest(
-        tuple(problems), {}, np.full(P, draw, np.int32), np.zeros(P, np.int32), uid=np.full(P, -1, np.int64),
-        parent=np.full(P, -1, np.int32), prompt=np.arange(P, dtype=np.int32), role=np.full(P, Role.PROMPT, np.int8),
-        length=length, stopped=np.zeros(P, bool), rewards=np.zeros(P, np.float32),
-        components=np.zeros((P, len(names)), np.float32), texts=objects([""] * P),
-        answers=objects([None] * P) if answers else None, tokens=np.array([i for row in ids for i in row], np.int32),
-        logprobs=np.zeros(M, np.float32), entropies=np.zeros(M, np.float32), version=np.full(M, -1, np.int32),
-        names=tuple(names), solved_above=tuple(solved_above), turn_rewards=np.zeros(P, np.float32) if turns else None,
-        turn_info=objects([{}] * P) if turns else None)
+    given = {"draw": np.full(P, draw), "prompt": np.arange(P), "role": np.full(P, Role.PROMPT), "length": length,
+             "tokens": [i for row in ids for i in row]}
+    counts = {"prompt": P, "node": P, "token": int(length.sum())}
+    values = {column.name: column.array(given[column.name], counts[column.of]) if column.name in given
+              else column.filled(counts[column.of]) for column in known}
+    return Forest(tuple(problems), {}, values, known, names=tuple(names), solved_above=tuple(solved_above))
 
 
-def grow(forest: Forest, parent, uid, *, role, length, stopped, rewards, components, texts, answers, tokens, logprobs,
-         entropies, version, turn_rewards=None, turn_info=None, prompt=None, decode_steps: int = 0,
-         computed: int = 0, failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None,
+def grow(forest: Forest, parent, uid, columns: Mapping[str, Any], *, decode_steps: int = 0, computed: int = 0,
+         failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None,
          seconds: Sequence[float] = ()) -> Forest:
-    """The forest with further nodes, `parent i32[n]` being nodes of it; the other columns as in `Forest`.
+    """The forest with further nodes, `parent i32[n]` being nodes of it, and all `columns` of nodes and tokens that it keeps.
 
     If some parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` must be given.
+    `role` may be one for all. Raises ValueError for a column that is missing or has the wrong shape.
     """
     parent = np.asarray(parent, np.int32)
-    new = dict(uid=uid, parent=parent, prompt=forest.prompt[parent] if prompt is None else prompt,
-               role=np.broadcast_to(role, parent.shape), length=length, stopped=stopped, rewards=rewards, components=components,
-               texts=objects(texts), tokens=tokens, logprobs=logprobs, entropies=entropies, version=version)
-    if forest.answers is not None:
-        new["answers"] = objects(answers)
-    if forest.turn_rewards is not None:
-        new["turn_rewards"], new["turn_info"] = turn_rewards, objects(turn_info)
-    columns: dict[str, Any] = {name: np.concatenate([old := getattr(forest, name), np.asarray(column).astype(old.dtype)])
-                               for name, column in new.items()}
-    return dataclasses.replace(forest, **columns, decode_steps=forest.decode_steps + int(decode_steps),
+    given = {"prompt": forest.prompt[parent] if "prompt" not in columns else None, **columns, "uid": uid, "parent": parent}
+    check_given(forest.of("node", "token"), given)
+    given["role"] = np.broadcast_to(given["role"], parent.shape)
+    counts = {"node": len(parent), "token": int(np.sum(given["length"], dtype=np.int64))}
+    longer = {column.name: np.concatenate([forest.columns[column.name], column.array(given[column.name], counts[column.of])])
+              for column in forest.of("node", "token")}
+    return dataclasses.replace(forest.with_columns(**longer), decode_steps=forest.decode_steps + int(decode_steps),
                                computed=forest.computed + int(computed),
                                failures=dict(Counter(forest.failures) + Counter(failures or {})),
                                invalid=dict(Counter(forest.invalid) + Counter(invalid or {})),
@@ -183,10 +188,11 @@ def select(forest: Forest, keep: np.ndarray) -> Forest:
     """The prompts where `keep bool[P]` is True, with all their nodes and facts."""
     keep = np.asarray(keep, bool)
     part = _of_nodes(forest, keep[forest.prompt])
-    return dataclasses.replace(part, problems=tuple(p for p, kept in zip(forest.problems, keep) if kept),
-                               prompt=(np.cumsum(keep) - 1)[part.prompt].astype(np.int32),
-                               facts={name: x[keep] for name, x in forest.facts.items()}, draw=forest.draw[keep],
-                               lost=forest.lost[keep])
+    columns = {column.name: part.columns[column.name][keep] for column in forest.of("prompt")}
+    columns["prompt"] = (np.cumsum(keep) - 1)[part.prompt].astype(np.int32)
+    problems = tuple(problem for problem, kept in zip(forest.problems, keep) if kept)
+    return dataclasses.replace(part.with_columns(**columns), problems=problems,
+                               facts={name: x[keep] for name, x in forest.facts.items()})
 
 
 def trim(forest: Forest, keep: np.ndarray) -> Forest:
@@ -202,33 +208,35 @@ def graft(forest: Forest, other: Forest, onto: Sequence[int]) -> Forest:
     root = whole.role == Role.PROMPT
     target = np.concatenate([np.arange(len(forest.problems)), onto]).astype(np.int32)[whole.prompt]
     first = (whole.parent >= 0) & root[whole.parent]
-    moved = dataclasses.replace(whole, prompt=target, parent=np.where(
+    moved = whole.with_columns(prompt=target, parent=np.where(
         first, np.flatnonzero(root)[target], whole.parent).astype(np.int32))
     part = _of_nodes(moved, ~root | (np.arange(len(root)) < count))
-    return dataclasses.replace(part, problems=forest.problems, facts=forest.facts, draw=forest.draw, lost=forest.lost)
+    own = {column.name: forest.columns[column.name] for column in forest.of("prompt")}
+    return dataclasses.replace(part.with_columns(**own), problems=forest.problems, facts=forest.facts)
 
 
 def _of_nodes(forest: Forest, keep: np.ndarray) -> Forest:
     """The nodes where `keep bool[N]` is True, with their ancestors, and all prompts' problems."""
-    tokens, number = np.repeat(keep, forest.length), np.cumsum(keep) - 1
-    columns = {name: getattr(forest, name)[keep] for name in _NODES if getattr(forest, name) is not None}
-    columns |= {name: getattr(forest, name)[tokens] for name in _TOKENS}
+    kept, number = {"node": keep, "token": np.repeat(keep, forest.length)}, np.cumsum(keep) - 1
+    columns = {column.name: forest.columns[column.name][kept[column.of]] for column in forest.of("node", "token")}
     columns["parent"] = np.where(columns["parent"] >= 0, number[columns["parent"]], -1).astype(np.int32)
-    return dataclasses.replace(forest, **columns)
+    return forest.with_columns(**columns)
 
 
 def join(forests: Sequence[Forest]) -> Forest:
-    """Several forests as one, prompts of the first before those of the others; their facts have the same names."""
+    """Several forests as one, prompts of the first before those of the others; their columns and facts have the same names."""
     first, rows, nodes = forests[0], 0, 0
     moved = []
     for one in forests:
-        moved.append(dataclasses.replace(one, prompt=one.prompt + np.int32(rows),
-                                         parent=np.where(one.parent >= 0, one.parent + np.int32(nodes), np.int32(-1))))
+        if one.declared != first.declared:
+            other = {column.name for column in {*one.declared} ^ {*first.declared}}
+            raise ValueError(f"forests that are joined differ in the columns {', '.join(sorted(other))}")
+        moved.append({**one.columns, "prompt": one.prompt + np.int32(rows),
+                      "parent": np.where(one.parent >= 0, one.parent + np.int32(nodes), np.int32(-1))})
         rows, nodes = rows + len(one.problems), nodes + len(one.uid)
-    columns: dict[str, Any] = {name: np.concatenate([getattr(one, name) for one in moved])
-                               for name in (*_NODES, *_TOKENS, "draw", "lost") if getattr(first, name) is not None}
+    columns = {column.name: np.concatenate([one[column.name] for one in moved]) for column in first.declared}
     failures, invalid = (sum((Counter(getattr(one, name)) for one in forests), Counter()) for name in ("failures", "invalid"))
-    return dataclasses.replace(first, **columns, problems=tuple(p for one in forests for p in one.problems),
+    return dataclasses.replace(first, columns=columns, problems=tuple(p for one in forests for p in one.problems),
                                facts={name: np.concatenate([one.facts[name] for one in forests]) for name in first.facts},
                                decode_steps=sum(one.decode_steps for one in forests),
                                computed=sum(one.computed for one in forests), failures=dict(failures), invalid=dict(invalid),
@@ -380,8 +388,8 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     column = np.repeat(start, length) + within
     T = tokens(int(column.max()) + 1 if len(column) else 1)
 
-    def spread(values, dtype=None, fill=0):  # [M] -> [P, G, T]
-        out = np.full((P, group, T), fill, dtype or values.dtype)
+    def spread(values, fill=0):  # [M, ...] -> [P, G, T, ...]
+        out = np.full((P, group, T, *values.shape[1:]), fill, values.dtype)
         out[owner[line], place[line], column] = values[source]
         return _with_first_repeated(out, prompts)
 
@@ -413,13 +421,21 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
         mask=(role == Role.POLICY) | (role == Role.EXPERT), valid=valid,
         role=role if in_turns or others(forest).any() else None,
         rewards=of_rows(forest.rewards[results]),
-        reward_components=of_rows(np.nan_to_num(components, nan=0.0)), tokens=spread(forest.tokens),
+        reward_components=of_rows(np.nan_to_num(components, nan=0.0)),
         prompt_tokens=_with_first_repeated(asked, prompts),
         prompt_mask=_with_first_repeated(asked_mask, prompts),
         prompt_ids=_with_first_repeated(np.array([p.id for p in forest.problems], np.int32), prompts),
-        behavior_logprobs=spread(forest.logprobs), entropies=spread(forest.entropies),
-        policy_version=spread(forest.version, fill=version),
         step_ids=spread(np.repeat(_turn_numbers(forest), forest.length)) if in_turns else None)
+    for kept in forest.declared:
+        if kept.to is None:
+            continue
+        values, shown = forest.columns[kept.name], fields if kept.to == "field" else named
+        if (name := kept.shown_as or kept.name) in shown:
+            raise ValueError(f"the column {kept.name!r} has the name of what rollouts have already; show it under another one")
+        if kept.of == "token":
+            shown[name] = spread(values, version if kept.name == "version" else kept.fill)
+        else:
+            shown[name] = of_rows(values[results]) if kept.of == "node" else _with_first_repeated(values, prompts)
     return Rollouts(**fields, extras=named)
 
 

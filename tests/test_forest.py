@@ -6,6 +6,7 @@ import pytest
 
 from jaxrl_llm import forest as forests
 from jaxrl_llm import packing, rollouts
+from jaxrl_llm.columns import Column
 from jaxrl_llm.forest import chains, contexts, grow, join, outcomes, paths, plant, select
 from jaxrl_llm.ladders import buckets, smallest
 from jaxrl_llm.rollouts import Role
@@ -15,24 +16,24 @@ from jaxrl_llm.training.shapes import quarters_filled
 SAME = {"tokens": lambda longest: longest, "prompt_tokens": lambda longest: longest, "version": 7}
 
 
-def prompts(count, first_id=0, **options):
+def prompts(count, first_id=0, *, answers=True, **options):
     """Prompts of 1, 2, ... tokens."""
     problems = [Problem(f"q{first_id + p}", "12", first_id + p) for p in range(count)]
-    return plant(problems, [[100 + p] * (p + 1) for p in range(count)], ("exact", "format"), answers=True, **options)
+    return plant(problems, [[100 + p] * (p + 1) for p in range(count)], ("exact", "format"), answers=answers, **options)
 
 
 def node(forest, parent, ids, uid, *, role=Role.POLICY, reward=0.0, answer=None, stopped=True, text=None, paid=0.0):
     """The forest with one more node; log-probs are minus its tokens over ten, entropies its tokens, versions its uid."""
     ids = np.asarray(ids)
-    return grow(forest, [parent], [uid], role=role, length=[len(ids)], stopped=[stopped], rewards=[reward],
+    return grow(forest, [parent], [uid], dict(role=role, length=[len(ids)], stopped=[stopped], rewards=[reward],
                 components=[[reward, 1 - reward]], texts=[text or f"text {uid}"], answers=[answer], turn_rewards=[paid],
-                turn_info=[{}], tokens=ids, logprobs=-ids / 10, entropies=ids, version=np.full(len(ids), uid),
+                turn_info=[{}], tokens=ids, logprobs=-ids / 10, entropies=ids, version=np.full(len(ids), uid)),
                 decode_steps=len(ids), failures={"exact/error": 1})
 
 
-def conversation():
+def conversation(**options):
     """Prompt 0: two turns with a tool's answer between, and a fork of it after that answer; prompt 1: one turn."""
-    result = prompts(2)
+    result = prompts(2, **options)
     result = node(result, 0, [1, 2], uid=0)
     result = node(result, 2, [50, 51, 52], uid=0, role=Role.ENVIRONMENT)
     result = node(result, 3, [3], uid=0, reward=1.0, answer="12")
@@ -131,14 +132,14 @@ def test_lengths_come_from_those_who_compile():
 
 
 def test_a_reward_that_reads_no_answers():
-    silent = dataclasses.replace(conversation(), answers=None)
+    silent = conversation(answers=False)
     assert "answers" not in paths(silent, group=2, prompts=2, **SAME).extras
     assert select(silent, np.array([True, False])).answers is None and join([silent, silent]).answers is None
 
 
 def test_the_first_component_says_what_is_correct_not_the_total():
     result = conversation()
-    result = dataclasses.replace(result, rewards=np.where(result.rewards > 0, np.float32(0.4), np.float32(0.9)))
+    result = result.with_columns(rewards=np.where(result.rewards > 0, np.float32(0.4), np.float32(0.9)))
     view = paths(result, group=2, prompts=2, **SAME)
     assert view.correct.tolist() == [[True, False], [False, False]]
 
@@ -182,8 +183,8 @@ def test_metrics_by_hand():
 
 
 def test_durations_of_calls_are_joined():
-    one = grow(prompts(1), [], [], role=Role.POLICY, length=[], stopped=[], rewards=[], components=np.zeros((0, 2)), texts=[],
-               answers=[], tokens=[], logprobs=[], entropies=[], version=[], seconds=[1.0, 4.0])
+    one = grow(prompts(1), [], [], dict(role=Role.POLICY, length=[], stopped=[], rewards=[], components=np.zeros((0, 2)),
+               texts=[], answers=[], tokens=[], logprobs=[], entropies=[], version=[]), seconds=[1.0, 4.0])
     both = join([dataclasses.replace(conversation(), seconds=(0.5, 0.5)), one])
     result = forests.metrics(select(both, np.array([True, True, False])))
     assert result["environment/seconds"] == 1.5 and result["environment/slowest"] == 4.0
@@ -193,6 +194,50 @@ def test_durations_of_calls_are_joined():
 def test_equal_answers_get_equal_numbers_within_a_prompt():
     owner, answers = np.array([0, 0, 0, 0, 1, 1, 1]), ["12", "7", "12", None, "7", "5", "7"]
     assert forests.equal_answers(answers, owner).tolist() == [0, 1, 0, -1, 0, 1, 0]
+
+
+RANKS = Column("ranks", "token", np.int16, (2,), fill=-1, to="extras")
+MORE = (RANKS, Column("judged", "node", np.float32, to="extras", shown_as="verdicts"),
+        Column("level", "prompt", np.int32, fill=3, to="extras"), Column("note", "node", object, fill=""))
+
+
+def with_more(forest, parent, ids, uid, **more):
+    """The forest with one node whose tokens have the ranks (id, 2 id)."""
+    ids = np.asarray(ids)
+    return grow(forest, [parent], [uid], dict(
+        role=Role.POLICY, length=[len(ids)], stopped=[True], rewards=[0.0], components=[[0, 0]], texts=[""], tokens=ids,
+        logprobs=ids, entropies=ids, version=ids, **{"ranks": np.stack([ids, 2 * ids], 1), "judged": [uid / 4], "note": ["n"]}
+        | more))
+
+
+def test_declared_columns_go_wherever_a_forest_goes():
+    one = with_more(with_more(prompts(2, answers=False, columns=MORE), 0, [5, 6], uid=1), 1, [7], uid=2)
+    two = select(join([one, with_more(one, 0, [8], uid=3)]), np.array([False, True, True, False]))  # their uids: 2; 1, 3
+    kept = forests.graft(forests.trim(two, np.array([True, False, True])), forests.trim(one, np.array([True, False])), [0, 0])
+    view = paths(kept, group=2, prompts=3, **SAME)
+    none = [-1, -1]
+    assert view.extras["ranks"].dtype == np.int16 and view.extras["ranks"].tolist() == [
+        [[[7, 14], none], [[5, 10], [6, 12]]], [[[8, 16], none], [none, none]], [[[7, 14], none], [[5, 10], [6, 12]]]]
+    assert view.extras["verdicts"].tolist() == [[0.5, 0.25], [0.75, 0], [0.5, 0.25]]
+    assert view.extras["level"].tolist() == [3, 3, 3]
+    assert "note" not in view.extras and kept.columns["note"].tolist() == ["", "n", "", "n", "n"]
+
+
+def test_columns_that_do_not_fit():
+    with pytest.raises(ValueError, match="two columns have the name 'ranks'; give each"):
+        prompts(1, columns=(RANKS, RANKS))
+    with pytest.raises(ValueError, match="two columns have the name 'entropies' in rollouts"):
+        prompts(1, columns=(dataclasses.replace(RANKS, to="field", shown_as="entropies"),))
+    whole = prompts(1, answers=False, columns=MORE)
+    with pytest.raises(ValueError, match="forest keeps the token column 'ranks', and it is not among those given: answers"):
+        node(whole, 0, [1], uid=0)
+    with pytest.raises(ValueError, match=r"column 'ranks' has shape \[2, 1\]; give \[2, 2\], an entry for each new token"):
+        with_more(whole, 0, [1, 2], 0, ranks=[[1], [2]])
+    with pytest.raises(ValueError, match="joined differ in the columns judged, level, note, ranks"):
+        join([whole, prompts(1, answers=False)])
+    shown = with_more(prompts(1, answers=False, columns=(dataclasses.replace(RANKS, shown_as="correct"),)), 0, [1], 0)
+    with pytest.raises(ValueError, match="column 'ranks' has the name of what rollouts have already"):
+        paths(shown, group=1, prompts=1, **SAME)
 
 
 def test_random_forests_equal_a_walk_from_each_end_to_its_prompt():

@@ -8,7 +8,7 @@ ROOT = Path(jaxrl_llm.__file__).parent
 ROOMS = """
 files gguf_header lifetime memo ranges registry visible
 masked segments trees draws descent
-tokenizers tasks rollouts turn_info forest
+tokenizers tasks columns rollouts turn_info forest
 kernels models packing
 evaluation parallel experts
 sandbox rewards environments

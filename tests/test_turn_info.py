@@ -24,10 +24,10 @@ def grown(nodes, returns=None):
         info = [*info[:-1], {**info[-1], "returns": returns}]
     zeros, count = np.zeros(sum(length)), len(nodes)
     forest = plant([Problem("?", "", 0)], [[1, 2]], ["success"], answers=False, turns=True)
-    return grow(forest, np.array(parent), np.array(uid), role=np.array(role), length=np.array(length),
+    return grow(forest, np.array(parent), np.array(uid), dict(role=np.array(role), length=np.array(length),
                 stopped=np.ones(count, bool), rewards=np.arange(count), components=np.zeros((count, 1)), texts=[""] * count,
                 answers=None, tokens=zeros, logprobs=zeros, entropies=zeros, version=zeros, turn_rewards=np.zeros(count),
-                turn_info=list(info), prompt=np.zeros(count, int))
+                turn_info=list(info), prompt=np.zeros(count, int)))
 
 
 NODES = [(7, 0, Role.POLICY, 2, facts(1, False, 0, False, 0.5, False, items=[0, -1])), (7, 1, Role.ENVIRONMENT, 1, {}),

@@ -18,9 +18,6 @@ from jaxrl_llm.forest import Forest
 from jaxrl_llm.replay.base import Replay
 from jaxrl_llm.tasks.base import Problem
 
-_COLUMNS = ("uid", "parent", "prompt", "role", "length", "stopped", "rewards", "components", "tokens", "logprobs", "entropies",
-            "version")
-
 _FACT = "fact_"  # prefix of the names of facts in an archive
 
 
@@ -100,9 +97,8 @@ def add(buffer: Forest, fresh: Forest, admitted: np.ndarray) -> Forest:
     `fresh` must have the facts that the buffer keeps.
     """
     new = _trim(fresh, admitted)
-    nothing = np.zeros_like(new.draw)
-    bare = dataclasses.replace(new, draw=nothing, lost=nothing, decode_steps=0, computed=0, failures={}, invalid={}, seconds=())
-    return forests.join([buffer, bare])
+    bare = dataclasses.replace(new, decode_steps=0, computed=0, failures={}, invalid={}, seconds=())
+    return forests.join([buffer, bare.with_columns(**_nothing(bare, len(bare.problems)))])
 
 
 def limit(replay: Replay, buffer: Forest, version: int) -> Forest:
@@ -131,11 +127,14 @@ def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
 
 
 def encode(buffer: Forest) -> dict[str, Any]:
-    """The buffer as JSON, for a checkpoint: columns as a compressed archive in base64, with its checksum."""
-    columns: dict[str, Any] = {name: getattr(buffer, name) for name in _columns(buffer)}
-    text, checksum = archived(columns | {f"{_FACT}{name}": x for name, x in buffer.facts.items()})
-    turns = {} if buffer.turn_info is None else {"turn_info": buffer.turn_info.tolist()}
-    return {"problems": _ids(buffer).tolist(), "texts": buffer.texts.tolist(), **turns,
+    """The buffer as JSON, for a checkpoint: columns as a compressed archive in base64, with its checksum; objects as they are.
+
+    Answers are read in the texts again.
+    """
+    numbers, objects = _kinds(buffer)
+    text, checksum = archived({name: buffer.columns[name] for name in numbers}
+                              | {f"{_FACT}{name}": x for name, x in buffer.facts.items()})
+    return {"problems": _ids(buffer).tolist(), **{name: buffer.columns[name].tolist() for name in objects},
             "columns": text, "checksum": checksum}
 
 
@@ -143,22 +142,22 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
            extract: Callable[[str, Problem], Hashable | None] | None) -> Forest:
     """The encoded buffer; `empty` is one without rollouts, `problems` are the task's, `extract` reads answers if it has any.
 
-    Raises OSError if the checksum does not match.
+    Raises OSError if the checksum does not match, ValueError for a column that is not in the checkpoint.
     """
     arrays = unpacked(stored["columns"], stored["checksum"], "the replay buffer of")
-    columns: dict[str, Any] = {name: arrays[name] for name in _columns(empty)}
+    numbers, objects = _kinds(empty)
+    if missing := [*({*numbers} - {*arrays}), *({*objects} - {*stored})]:
+        raise ValueError(f"this run keeps the column {min(missing)!r}, which stored rollouts of the checkpoint lack; continue "
+                         "with the configuration of the checkpoint, or start anew")
+    columns: dict[str, Any] = {name: arrays[name] for name in numbers}
+    columns |= {name: forests.objects(stored[name]) for name in objects}
     facts = {name: arrays[f"{_FACT}{name}"] for name in empty.facts}
-    sampled, texts = columns["role"] != forests.Role.PROMPT, stored["texts"]
-    known, answers = tuple(problems[number] for number in stored["problems"]), None
-    if empty.turn_info is not None:
-        columns["turn_info"] = forests.objects(stored["turn_info"])
+    sampled, known = columns["role"] != forests.Role.PROMPT, tuple(problems[number] for number in stored["problems"])
     if empty.answers is not None:
         assert extract is not None
-        answers = [extract(text, known[row]) if own else None for text, own, row in zip(texts, sampled, columns["prompt"])]
-    nothing = np.zeros(len(known), np.int32)
-    return dataclasses.replace(
-        empty, **columns, problems=known, facts=facts, draw=nothing, lost=nothing, texts=forests.objects(texts),
-        answers=None if answers is None else forests.objects(answers))
+        columns["answers"] = forests.objects([extract(text, known[row]) if own else None for text, own, row in zip(
+            columns["texts"], sampled, columns["prompt"])])
+    return dataclasses.replace(empty.with_columns(**columns, **_nothing(empty, len(known))), problems=known, facts=facts)
 
 
 def archived(arrays: Mapping[str, Any]) -> tuple[str, int]:
@@ -177,9 +176,16 @@ def unpacked(text: str, checksum: int, what: str) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive}
 
 
-def _columns(forest: Forest) -> tuple[str, ...]:
-    """The names of the columns that an archive holds."""
-    return _COLUMNS if forest.turn_rewards is None else (*_COLUMNS, "turn_rewards")
+def _kinds(forest: Forest) -> tuple[list[str], list[str]]:
+    """The names of the columns of numbers and of objects that a checkpoint holds."""
+    kept = [column for column in forest.of("node", "token") if column.name != "answers"]
+    numbers = [column.name for column in kept if np.dtype(column.dtype) != object]
+    return numbers, [column.name for column in kept if column.name not in numbers]
+
+
+def _nothing(forest: Forest, prompts: int) -> dict[str, np.ndarray]:
+    """Columns of stored prompts: what is known about the draw of a batch does not hold in a later one."""
+    return {column.name: column.filled(prompts) for column in forest.of("prompt")}
 
 
 def _ids(forest: Forest) -> np.ndarray:

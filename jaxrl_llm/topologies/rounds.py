@@ -1,5 +1,4 @@
 """Further groups for the prompts that need more: V0.5 (arXiv 2603.10848), Reinforce-Ada (arXiv 2510.04996), `rules`."""
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -48,7 +47,7 @@ def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
 
     def seen(forest):
         if rule.solved:
-            forest = dataclasses.replace(forest, rewards=forest.solved.astype(np.float32))
+            forest = forest.with_columns(rewards=forest.solved.astype(np.float32))
         return outcomes(forest, most)
 
     def wants(forest):

@@ -150,13 +150,13 @@ class Sampler:
         row, last = node.row, node.last
         above = np.where(node.first, roots[owners[row]], len(forest.uid) + np.arange(len(row)) - 1)
         return grow(
-            forest, above, uids.reshape(-1)[row], prompt=owners[row], role=node.role, length=node.length,
+            forest, above, uids.reshape(-1)[row], dict(prompt=owners[row], role=node.role, length=node.length,
             stopped=made.stopped.reshape(-1)[row] & last, rewards=np.where(last, scores.total[row], 0),
             components=np.where(last[:, None], scores.components[row], 0),
             texts=[texts[i] if end else "" for i, end in zip(row, last)],
             answers=[self.reward.extract(texts[i], forest.problems[owners[i]]) if end else None for i, end in zip(row, last)],
             tokens=made.tokens[made.mask], logprobs=made.logprobs[made.mask], entropies=made.entropies[made.mask],
-            version=np.full(int(lengths.sum()), version), decode_steps=steps, failures=scores.failures)
+            version=np.full(int(lengths.sum()), version)), decode_steps=steps, failures=scores.failures)
 
     def _parts(self, generate: Generate, batch: Any, count: int, timer) -> Iterator[Completions]:
         """Completions of the first `count` prompts, one part after the other; the next is sampled during its use.

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.forest import Forest
 from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.groups import Sampler
@@ -23,7 +22,8 @@ def encode(batch: Finished) -> dict[str, Any]:
         fields = {field.name: getattr(rollouts, field.name) for field in dataclasses.fields(rollouts)}
         fields |= {f"{_EXTRA}{name}": x for name, x in fields.pop("extras").items()}
     return {"forest": buffers.encode(forest), **{name: getattr(forest, name) for name in _OF_FOREST},
-            "prompts": _archive({"draw": forest.draw, "lost": forest.lost}), "facts": sorted(forest.facts),
+            "prompts": _archive({column.name: forest.columns[column.name] for column in forest.of("prompt")}),
+            "facts": sorted(forest.facts),
             "rollouts": None if rollouts is None else _archive({name: x for name, x in fields.items() if x is not None}),
             "metrics": {name: float(value) for name, value in batch.metrics.items()}, "counts": _archive(batch.counts)}
 
@@ -33,9 +33,9 @@ def decode(stored: Mapping[str, Any], source: Source) -> Finished:
     empty = source.planted([], draw=0)
     empty = empty.with_facts(dict.fromkeys(stored["facts"], np.zeros(0)))
     extract = source.sampler.reward.extract if isinstance(source.sampler, Sampler) else None
-    columns: dict[str, Any] = {name: stored[name] for name in _OF_FOREST} | _arrays(stored["prompts"])
-    forest: Forest = dataclasses.replace(buffers.decode(stored["forest"], empty, source.task.train, extract),
-                                         **columns | {"seconds": tuple(columns["seconds"])})
+    forest = buffers.decode(stored["forest"], empty, source.task.train, extract).with_columns(**_arrays(stored["prompts"]))
+    counts: dict[str, Any] = {name: stored[name] for name in _OF_FOREST}
+    forest = dataclasses.replace(forest, **counts | {"seconds": tuple(counts["seconds"])})
     rollouts = None
     if stored["rollouts"] is not None:
         arrays: dict[str, Any] = _arrays(stored["rollouts"])

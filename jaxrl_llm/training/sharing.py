@@ -84,8 +84,9 @@ def _grown(sampler: Sampler, forest: Forest, row: int, one: Foreign, first_uid: 
     size, count = len(one.tokens), sum(map(len, one.tokens))
     root = int(np.flatnonzero(forest.role == Role.PROMPT)[row])
     return forests.grow(
-        forest, [root] * size, [first_uid + i for i in range(size)], role=Role.POLICY, length=[len(ids) for ids in one.tokens],
-        stopped=one.whole, rewards=one.scores.total, components=one.scores.components, texts=list(one.texts),
-        answers=[sampler.reward.extract(text, one.problem) for text in one.texts],
-        tokens=[token for ids in one.tokens for token in ids], logprobs=np.zeros(count), entropies=np.zeros(count),
-        version=np.full(count, -1), failures=one.scores.failures)
+        forest, [root] * size, [first_uid + i for i in range(size)], dict(
+            role=Role.POLICY, length=[len(ids) for ids in one.tokens], stopped=one.whole, rewards=one.scores.total,
+            components=one.scores.components, texts=list(one.texts),
+            answers=[sampler.reward.extract(text, one.problem) for text in one.texts],
+            tokens=[token for ids in one.tokens for token in ids], logprobs=np.zeros(count), entropies=np.zeros(count),
+            version=np.full(count, -1)), failures=one.scores.failures)

@@ -398,7 +398,7 @@ def with_tool_reward(forest: Forest, first: int, coef: float) -> Forest:
     added = tool_reward(np.bincount(which[row], calls, minlength=len(last)), coef)
     rewards, ends = forest.rewards.copy(), leaves[last]
     rewards[ends] += np.where(ends >= first, added, 0).astype(np.float32)
-    return dataclasses.replace(forest, rewards=rewards)
+    return forest.with_columns(rewards=rewards)
 
 
 def means(values: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:

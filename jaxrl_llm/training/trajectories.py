@@ -217,7 +217,7 @@ class Trajectories:
                              f"the first: {first.kind}, {first.message}")
         invalid, seconds = self.runner.taken()
         whole = grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0), seconds)
-        return dataclasses.replace(whole, lost=lost.astype(np.int32))
+        return whole.with_columns(lost=lost.astype(np.int32))
 
     def _check_prompts(self, prompts: Mapping[int, list[int]], opened: Mapping[int, Sequence[base.Message]]) -> None:
         """Raises ValueError if an opening, by prompt, is another one than the policy reads.
@@ -505,10 +505,10 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
         return np.concatenate([row[name] for row in rows] or [np.zeros(0)]).astype(dtype)
 
     return grow(
-        forest, np.array(parents, np.int32), column("uid", np.int64), role=column("role", np.int8),
+        forest, np.array(parents, np.int32), column("uid", np.int64), dict(role=column("role", np.int8),
         length=column("length", np.int32), stopped=column("stopped", bool), rewards=column("rewards", np.float32),
         components=column("components", np.float32).reshape(-1, 1), texts=[row["texts"] for row in rows], answers=None,
         tokens=of_tokens("tokens", np.int32), logprobs=of_tokens("logprobs", np.float32),
         entropies=of_tokens("entropies", np.float32), version=np.full(sum(row["length"] for row in rows), version),
         turn_rewards=column("turn_rewards", np.float32), turn_info=[row["turn_info"] for row in rows],
-        prompt=column("prompt", np.int32), computed=computed, invalid=invalid, seconds=seconds)
+        prompt=column("prompt", np.int32)), computed=computed, invalid=invalid, seconds=seconds)

@@ -31,10 +31,10 @@ def forest_of(infos):
         texts = [said[0], read[0], said[1], read[1], said[2]]
         first, reward = len(forest.uid), [0, 0, 0, 0, [2, 0.5][uid]]
         forest = grow(
-            forest, [0, *range(first, first + 4)], [uid] * 5, role=[Role.POLICY, Role.ENVIRONMENT] * 2 + [Role.POLICY],
+            forest, [0, *range(first, first + 4)], [uid] * 5, dict(role=[Role.POLICY, Role.ENVIRONMENT] * 2 + [Role.POLICY],
             length=[1] * 5, stopped=[True] * 5, rewards=reward, components=np.zeros((5, 1)), texts=texts, answers=None,
             tokens=[2] * 5, logprobs=np.zeros(5), entropies=np.zeros(5), version=np.zeros(5), turn_rewards=reward,
-            turn_info=[infos[uid][0], {}, infos[uid][1], {}, infos[uid][2]], prompt=[0] * 5)
+            turn_info=[infos[uid][0], {}, infos[uid][1], {}, infos[uid][2]], prompt=[0] * 5))
     return forest
 
 

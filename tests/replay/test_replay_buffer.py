@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import forest as forests
 from jaxrl_llm import replay
+from jaxrl_llm.columns import Column
 from jaxrl_llm.forest import grow, plant
 from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.rollouts import Role
@@ -23,10 +24,10 @@ def batch(ids, rewards, version, first_uid=0, lengths=None):
     P, G = rewards.shape
     uid = first_uid + np.arange(P * G)
     length = np.full(P * G, 2) if lengths is None else np.ravel(lengths)
-    return grow(result, np.repeat(np.arange(P), G), uid, role=Role.POLICY, length=length, stopped=uid % 2 == 0,
+    return grow(result, np.repeat(np.arange(P), G), uid, dict(role=Role.POLICY, length=length, stopped=uid % 2 == 0,
                 rewards=rewards.ravel(), components=rewards.reshape(-1, 1), texts=[str(u) for u in uid],
                 answers=[str(u) for u in uid], tokens=np.concatenate([100 * u + np.arange(n) for u, n in zip(uid, length)]),
-                logprobs=-np.repeat(uid, length), entropies=np.repeat(uid, length), version=np.full(length.sum(), version),
+                logprobs=-np.repeat(uid, length), entropies=np.repeat(uid, length), version=np.full(length.sum(), version)),
                 decode_steps=3, failures={"exact/error": 1})
 
 
@@ -44,13 +45,30 @@ def step(rule, buffer, fresh, version, seed=0, prompts=None):
 
 
 def same(a, b):
-    for field in dataclasses.fields(a):
-        left, right = getattr(a, field.name), getattr(b, field.name)
-        if isinstance(left, np.ndarray):
-            np.testing.assert_array_equal(left, right)
-            assert left.dtype == right.dtype, field.name
-        else:
-            assert left == right, field.name
+    assert [*a.columns] == [*b.columns]
+    for name, left in a.columns.items():
+        np.testing.assert_array_equal(left, b.columns[name])
+        assert left.dtype == b.columns[name].dtype, name
+    assert dataclasses.replace(a, columns={}) == dataclasses.replace(b, columns={})
+
+
+def test_a_declared_column_is_stored_and_comes_back():
+    more = (Column("ranks", "token", np.int16, (2,), fill=-1, to="extras"), Column("level", "prompt", np.int32, fill=5),
+            Column("note", "node", object, fill=""))
+    nothing = plant([], [], ("exact",), answers=False, columns=more)
+    fresh = grow(plant([PROBLEMS[4]], [[1]], ("exact",), answers=False, columns=more), [0, 0], [1, 2], dict(
+        role=Role.POLICY, length=[1, 2], stopped=[True] * 2, rewards=[1, 0], components=[[1], [0]], texts=["a", "b"],
+        tokens=[7, 8, 9], logprobs=[0] * 3, entropies=[0] * 3, version=[0] * 3,
+        ranks=[[1, 2], [3, 4], [5, 6]], note=["x", "y"]))
+    rule = replay.make("recent_groups", reuse=1.0)
+    first = step(rule, nothing, fresh, 0)
+    assert first.buffer.columns["ranks"].tolist() == [[-1, -1], [1, 2], [3, 4], [5, 6]]
+    stored = json.loads(json.dumps(buffers.encode(first.buffer)))
+    same(buffers.decode(stored, nothing, PROBLEMS, None), first.buffer)
+    again, _ = buffers.take(rule, first.buffer, 1, 2, np.random.default_rng(0))
+    assert again.columns["note"].tolist() == ["", "x", "y"] and again.columns["level"].tolist() == [5]
+    with pytest.raises(ValueError, match="this run keeps the column 'note', which stored rollouts of the checkpoint lack"):
+        buffers.decode(buffers.encode(batch([4], [[1, 0]], version=0)), nothing, PROBLEMS, None)
 
 
 def test_what_batches_counted_does_not_pile_up():
@@ -155,7 +173,7 @@ def test_a_saved_buffer_is_restored_exactly():
     buffer = step(replay.make("past_success"), EMPTY, batch([3, 19], [[1, 0], [1, 1]], 5, lengths=[[3, 1], [2, 7]]), 5).buffer
     stored = json.loads(json.dumps(buffers.encode(buffer)))
     same(buffers.decode(stored, EMPTY, PROBLEMS, lambda text, problem: text), buffer)
-    mute = dataclasses.replace(EMPTY, answers=None)
+    mute = plant([], [], ("exact",), answers=False)
     same(buffers.decode(json.loads(json.dumps(buffers.encode(mute))), mute, PROBLEMS, None), mute)
     flipped = stored["columns"][:200] + ("A" if stored["columns"][200] != "A" else "B") + stored["columns"][201:]
     with pytest.raises(OSError, match="replay buffer of this checkpoint is damaged"):
@@ -171,13 +189,13 @@ def conversations(rewards, version, first_uid=0):
         rows = 4 if again else 3
         own = np.arange(rows) != 1
         whole = grow(
-            whole, [0, first, 0, first + 2] if again else [0, first, first + 1], [first_uid + number] * rows, prompt=[0] * rows,
-            role=np.where(own, Role.POLICY, Role.ENVIRONMENT), length=[2] * rows, stopped=[True] * rows,
+            whole, [0, first, 0, first + 2] if again else [0, first, first + 1], [first_uid + number] * rows, dict(
+            prompt=[0] * rows, role=np.where(own, Role.POLICY, Role.ENVIRONMENT), length=[2] * rows, stopped=[True] * rows,
             rewards=[0.0] * (rows - 1) + [reward], components=[[0.0]] * (rows - 1) + [[reward]], answers=None,
             texts=[f"{first_uid + number}.{place}" for place in range(rows)], tokens=np.arange(2 * rows) + 10 * first_uid,
             logprobs=-np.arange(2.0 * rows), entropies=np.zeros(2 * rows), version=np.full(2 * rows, version),
             turn_rewards=[0.25 * one for one in own],
-            turn_info=[{"tool_calls": place, "spans": [0, -1], "void": False} if one else {} for place, one in enumerate(own)])
+            turn_info=[{"tool_calls": place, "spans": [0, -1], "void": False} if one else {} for place, one in enumerate(own)]))
     return whole
 
 
@@ -203,9 +221,9 @@ def test_conversations_are_stored_with_all_contexts_and_what_was_said_of_turns()
 def test_a_conversation_is_replayed_with_its_turns():
     """Grafting keeps chains of nodes, of which forks share the first."""
     other = batch([2], [[1, 1]], version=0)
-    other = grow(other, [1, 1], [0, 7], role=[Role.POLICY, Role.ENVIRONMENT], length=[1, 2], stopped=[True, True],
+    other = grow(other, [1, 1], [0, 7], dict(role=[Role.POLICY, Role.ENVIRONMENT], length=[1, 2], stopped=[True, True],
                  rewards=[3, 4], components=[[3], [4]], texts=["a", "b"], answers=[None, None], tokens=[1, 2, 3],
-                 logprobs=[0, 0, 0], entropies=[0, 0, 0], version=[4, 4, 4])
+                 logprobs=[0, 0, 0], entropies=[0, 0, 0], version=[4, 4, 4]))
     whole = forests.graft(batch([8, 2], [[0], [0]], version=9, first_uid=50), other, [1])
     assert uids(whole) == [(8, [50]), (2, [51, 1, 0, 7])]
     node, row = forests.chains(whole, whole.ends)

@@ -75,9 +75,9 @@ def test_facts_of_problems_are_extras_of_prompts():
     problems = [task.train[i] for i in range(2)]
     forest = plant(problems, [[1], [2, 3]], ["box"], answers=False)
     zeros = np.zeros(2)
-    forest = grow(forest, np.arange(2), np.arange(2), role=Role.POLICY, length=np.ones(2, int), stopped=zeros > -1,
+    forest = grow(forest, np.arange(2), np.arange(2), dict(role=Role.POLICY, length=np.ones(2, int), stopped=zeros > -1,
                   rewards=zeros, components=zeros[:, None], texts=["", ""], answers=None, tokens=zeros, logprobs=zeros,
-                  entropies=zeros, version=zeros)
+                  entropies=zeros, version=zeros))
     result = paths(forest, of_problems=task.facts, **SHAPE).extras["target_weights"]
     assert result.dtype == np.float32 and result.shape == (3,)
     np.testing.assert_allclose(result, [p.extra["target_weights"] for p in [*problems, problems[0]]], rtol=1e-6)

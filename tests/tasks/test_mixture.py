@@ -105,10 +105,10 @@ def test_each_completion_is_scored_by_the_rewards_of_its_task():
 def test_thresholds_and_metrics_are_those_of_each_task():
     problems = [tasks.Problem("a", "1", 0), tasks.Problem("b", "2", 1, task=1)]
     forest = forests.plant(problems, [[1], [2]], ("score", "b/format"), answers=False, solved_above=(0.5, 0.99))
-    forest = forests.grow(forest, [0, 0, 1, 1], [0, 1, 2, 3], role=Role.POLICY, length=[1, 3, 2, 2], stopped=[True] * 4,
+    forest = forests.grow(forest, [0, 0, 1, 1], [0, 1, 2, 3], dict(role=Role.POLICY, length=[1, 3, 2, 2], stopped=[True] * 4,
                           rewards=[0.8, 0, 1.8, 1], components=[[0.8, np.nan], [0, np.nan], [0.8, 1], [1, 0]],
                           texts=["x"] * 4, answers=None, tokens=[5] * 8, logprobs=[-1.0] * 8, entropies=[1.0] * 8,
-                          version=[0] * 8)
+                          version=[0] * 8))
     assert forest.solved[forest.ends].tolist() == [True, False, False, True]
     result = by_task.metrics(forest, ["a", "b", "c"])
     expected = {"a": (1, 0.4, 0.4, 0.5, 2), "b": (1, 1.4, 0.9, 0.5, 2)}

@@ -17,9 +17,10 @@ def sampled(forest, rows, rewards, tokens):
     """The forest with one completion of `tokens` tokens for each of the rows."""
     roots, n = np.flatnonzero(forest.role == Role.PROMPT), len(rows)
     earned = np.asarray(rewards, np.float32)
-    return grow(forest, roots[rows].tolist(), [len(forest.uid) + i for i in range(n)], role=Role.POLICY, length=[tokens] * n,
-                stopped=[True] * n, rewards=earned, components=earned[:, None], texts=[""] * n, answers=None,
-                tokens=[5] * n * tokens, logprobs=[0.0] * n * tokens, entropies=[0.0] * n * tokens, version=[0] * n * tokens)
+    return grow(forest, roots[rows].tolist(), [len(forest.uid) + i for i in range(n)], dict(
+                role=Role.POLICY, length=[tokens] * n, stopped=[True] * n, rewards=earned,
+                components=earned[:, None], texts=[""] * n, answers=None,
+                tokens=[5] * n * tokens, logprobs=[0.0] * n * tokens, entropies=[0.0] * n * tokens, version=[0] * n * tokens))
 
 
 def test_the_policy_is_asked_of_each_draw_before_it_is_sampled():

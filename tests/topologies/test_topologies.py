@@ -1,5 +1,4 @@
 """The next samples of a source: plans against forests that grow by them."""
-import dataclasses
 
 import numpy as np
 import pytest
@@ -38,10 +37,11 @@ def follow(topology, reward=lambda problem, number: 1.0, group=2, expected=None,
             lost[row] += group - len(kept)
             earned, first = (np.float32([one(int(row), number) for number in kept]) for one in (reward, score or reward))
             n = len(kept)
-            forest = grow(forest, [roots[row]] * n, [len(forest.uid) + i for i in range(n)], role=Role.POLICY, length=[1] * n,
-                          stopped=[True] * n, rewards=earned, components=first[:, None], texts=[""] * n, answers=None,
-                          tokens=[5] * n, logprobs=[0.0] * n, entropies=[0.0] * n, version=[0] * n)
-            forest = dataclasses.replace(forest, lost=lost)
+            forest = grow(forest, [roots[row]] * n, [len(forest.uid) + i for i in range(n)], dict(
+                          role=Role.POLICY, length=[1] * n, stopped=[True] * n, rewards=earned,
+                          components=first[:, None], texts=[""] * n, answers=None,
+                          tokens=[5] * n, logprobs=[0.0] * n, entropies=[0.0] * n, version=[0] * n))
+            forest = forest.with_columns(lost=lost)
         assert len(plans) < 50
     return plans, forest
 

@@ -131,8 +131,8 @@ def of_one_prompt(uid, rewards):
     """Contexts of one token each, of the trajectories `uid`."""
     zeros, ones = np.zeros(len(uid)), np.ones(len(uid), int)
     return grow(plant([Problem("?", "", 0)], [[1]], ["success"], answers=False), np.zeros(len(uid), int), np.array(uid),
-                role=Role.POLICY, length=ones, stopped=ones > 0, rewards=rewards, components=np.array(rewards)[:, None],
-                texts=[""] * len(uid), answers=None, tokens=zeros, logprobs=zeros, entropies=zeros, version=zeros)
+                dict(role=Role.POLICY, length=ones, stopped=ones > 0, rewards=rewards, components=np.array(rewards)[:, None],
+                texts=[""] * len(uid), answers=None, tokens=zeros, logprobs=zeros, entropies=zeros, version=zeros))
 
 
 def test_worked_example_of_memsearcher():

@@ -124,10 +124,10 @@ def forked():
     N, M = len(nodes), length.sum()
     for p in range(P):
         result = forest.grow(
-            result, np.where(parent < 0, p, len(result.uid) + parent), G * p + uid, prompt=np.full(N, p), role=role,
+            result, np.where(parent < 0, p, len(result.uid) + parent), G * p + uid, dict(prompt=np.full(N, p), role=role,
             length=length, stopped=np.ones(N, bool), rewards=(rewards := rng.normal(size=N)), components=rewards[:, None],
             texts=["a"] * N, answers=[None] * N, tokens=first[p] + np.arange(5, 21), logprobs=rng.normal(-5, 0.3, M),
-            entropies=np.ones(M), version=np.zeros(M), turn_rewards=np.zeros(N), turn_info=[{}] * N)
+            entropies=np.ones(M), version=np.zeros(M), turn_rewards=np.zeros(N), turn_info=[{}] * N))
     return result
 
 
