@@ -79,7 +79,7 @@ def build(template: str, tokens: int):
     c.sampling.max_turns, c.sampling.turn_tokens, c.sampling.max_tokens = _TURNS.value, _TOKENS.value, tokens
     run, params = setup.build(c)
     stops = tuple(range(round(_STOPPING.value * run.learner.policy.model.config.vocab_size)))
-    sampler = dataclasses.replace(run.source.sampler, tokenizer=Unstopped(run.source.sampler.tokenizer, stops))
+    sampler = dataclasses.replace(run.source.stream, tokenizer=Unstopped(run.source.stream.tokenizer, stops))
     run = dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=sampler))
     return run, setup.initial_state(run, params)
 

@@ -4,11 +4,11 @@ import functools
 
 import jax
 import numpy as np
+from jaxrl_llm.training.groups import Sampler
 
 from jaxrl_llm.guard import Guarded
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.progress import Progress
@@ -29,7 +29,7 @@ def fixed(config, prompts: int, group: int):
 
 def resized(run: setup.Run, prompts: int, group: int) -> setup.Run:
     """The same policy with other batches."""
-    config, sampler = run.config.copy_and_resolve_references(), run.source.sampler
+    config, sampler = run.config.copy_and_resolve_references(), run.source.stream
     config.prompts.per_step, config.sampling.group = prompts, group
     assert isinstance(sampler, Sampler) and isinstance(sampler.generate, Guarded)
     sampler = dataclasses.replace(sampler, prompts=prompts, group=group,
@@ -39,7 +39,7 @@ def resized(run: setup.Run, prompts: int, group: int) -> setup.Run:
 
 def sample(run: setup.Run, params, problems, key):
     """`Rollouts` with one group for each of `prompts.per_step` problems, padded to one length whatever was sampled."""
-    source, sampler = run.source, run.source.sampler
+    source, sampler = run.source, run.source.stream
     rows = fitting_problems(problems, sampler.tokenizer, sampler.prompt_tokens, source.overlong)
     forest = sampler.groups(sampler.under(params, None), source.planted(rows, draw=0), np.arange(len(rows)), 0, key, 0,
                             PhaseTimer())
@@ -60,7 +60,7 @@ def _capture(policy, capture: Capture):
 
 def with_features(run: setup.Run, params, batch, layers=None):
     """The batch with log-probs, entropies and features: of the configured block, or of all `layers`, `[P, G, K, F]`."""
-    own = setup.capture_of(run.config, run.source.sampler.tokenizer, run.learner.policy.model.config.num_layers)
+    own = setup.capture_of(run.config, run.source.stream.tokenizer, run.learner.policy.model.config.num_layers)
     capture = own if layers is None else dataclasses.replace(own, layer=tuple(layers))
     logprobs, entropies, features = _capture(run.learner.policy, capture)(params, batch)
     return batch.replace(old_logprobs=logprobs, entropies=entropies), features

@@ -39,7 +39,7 @@ def measure(config, *, rows: int, prompts: int, samples: int, critic_epochs: int
     table = {name: np.concatenate([t[name] for t in train]) for name in train[0] if name != "batch"}
     labels = table["rewards"][:, ::-1].reshape(-1)
     group = np.repeat(np.arange(len(table["rewards"])), 2)
-    chosen = capture_of(run.config, run.source.sampler.tokenizer, len(layers)).layer
+    chosen = capture_of(run.config, run.source.stream.tokenizer, len(layers)).layer
 
     def fitted(columns, held_columns, alpha=None, name="ridge", components=None):
         """Predictions `[M, samples]` for the held-out rollouts, and the penalty."""

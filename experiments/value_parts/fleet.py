@@ -57,4 +57,4 @@ def load_encoder(path: str, **options) -> encoder.Encoder:
     _, run, params, lora = next(checkpoints(path, newest=True))
     if lora is not None:
         raise ValueError(f"{path} was trained with adapters; give its base model, {run.config.model.path}, as the encoder")
-    return encoder.of_model(run.learner.policy.model, jax.device_put(params), run.source.sampler.tokenizer, **options)
+    return encoder.of_model(run.learner.policy.model, jax.device_put(params), run.source.stream.tokenizer, **options)

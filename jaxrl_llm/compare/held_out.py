@@ -13,15 +13,16 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm import files
+from jaxrl_llm.control import Settings
 from jaxrl_llm.environments.runner import AllInvalid
 from jaxrl_llm.forest import Forest, policy_lengths
 from jaxrl_llm.training.checkpoints import checksums
 from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.progress import format_seconds
-from jaxrl_llm.training.source import Source, begin_batch, fitting_problems, held_out
+from jaxrl_llm.training.snapshot import Snapshot
+from jaxrl_llm.training.source import Source, fitting_problems, held_out
+from jaxrl_llm.training.stream import Stream
 from jaxrl_llm.training.trained import Trained
-from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.training.workdir import resolve_config
 
 Row = dict[str, Any]
@@ -40,7 +41,7 @@ def header_of(run: Trained, *, problems: int, temperature: float, seed: int) -> 
     flat = flatten_dict(resolve_config(run.config), sep=".")
     settings = {key: value for key, value in flat.items()
                 if key in _SETTINGS or key.startswith(("prompts.", "sampling.")) and key not in _LEFT_OUT}
-    templates = dict(run.source.sampler.tokenizer.chat_templates)
+    templates = dict(run.source.stream.tokenizer.chat_templates)
     return {"task": run.config.environment or run.config.task, "step": run.step, "temperature": temperature, "seed": seed,
             "problems": problems, "weights": _digest(checksums({"params": run.params, "lora": run.lora})),
             "chat_templates": _digest(templates), "settings": settings}
@@ -84,28 +85,28 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
       ValueError: no held-out prompt fits.
       TooManyInvalid: the environment has lost more trajectories than `config.environment_invalid` allows.
     """
-    sampler, rows = source.sampler, without_repeats(done)
+    stream, rows = source.held_out, without_repeats(done)
     known, solved = {(row["repetition"], row["start"]) for row in rows}, Counter()
     for row in rows:
         solved[row["problem"]] += sum(row["correct"])
-    begin_batch(sampler)
+    stream.partner.rest()
     wanted = held_out(source.task.heldout, problems)
-    chosen = fitting_problems(wanted, sampler.tokenizer, sampler.prompt_tokens, source.overlong, encode=sampler.encode)
+    chosen = fitting_problems(wanted, stream.tokenizer, stream.prompt_tokens, source.overlong, encode=stream.partner.encode)
     if not chosen:
-        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={sampler.prompt_tokens}; raise it")
+        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
     if len(chosen) < len(wanted):
         say(f"{len(wanted) - len(chosen)} of {len(wanted)} held-out problems are left out: their prompts are too long, or the "
             "environment does not open them")
-    repetitions = 1 if temperature == 0 else -(-samples // sampler.group)
-    generate = sampler.under(params, lora, temperature)
+    repetitions = 1 if temperature == 0 else -(-samples // stream.group)
     began = last = time.monotonic()
     for number in range(repetitions):
-        for start in range(0, len(chosen), sampler.prompts):
-            part = chosen[start:start + sampler.prompts]
+        stream.publish(Snapshot(-1, params, lora, jax.random.fold_in(key, number), Settings(temperature=temperature)))
+        for start in range(0, len(chosen), stream.prompts):
+            part = chosen[start:start + stream.prompts]
             finished = until and all(solved[problem.id] >= until for problem, _ in part)
             if (number, start) in known or finished:
                 continue
-            new = rows_of(_grown(source, generate, part, number, start, problems, key), number, start)
+            new = rows_of(_grown(stream, part, number, start, problems), number, start)
             if temperature == 0:
                 new = [first_only(row) for row in new]
             keep(new)
@@ -115,20 +116,19 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
         if now - last > 10:
             last = now
             left = (now - began) / (number + 1) * (repetitions - number - 1)
-            say(f"{(number + 1) * sampler.group} completions of each of {len(chosen)} problems, {format_seconds(left)} left")
+            say(f"{(number + 1) * stream.group} completions of each of {len(chosen)} problems, {format_seconds(left)} left")
     return [row for row in without_repeats(rows) if row["repetition"] < repetitions]
 
 
-def _grown(source: Source, generate, part, number: int, start: int, problems: int, key) -> Forest:
+def _grown(stream: Stream, part, number: int, start: int, problems: int) -> Forest:
     """The forest of a batch with a group for each of its problems, or with none if an environment has lost all of them.
 
     An environment draws by the uid alone, so each repetition has its own; single turns draw by the repetition's key as well.
     """
-    sampler, planted = source.sampler, source.planted(part, draw=0)
-    place = start + (number * problems if isinstance(sampler, Trajectories) else 0)
+    planted = stream.partner.plant([problem for problem, _ in part], [ids for _, ids in part], draw=0)
+    place = start + (number * problems if stream.partner.by_uid else 0)
     try:
-        return sampler.groups(generate, planted, np.arange(len(part)), place * sampler.group, jax.random.fold_in(key, number),
-                              -1, PhaseTimer())
+        return stream.groups(planted, np.arange(len(part)), place * stream.group)
     except AllInvalid:
         return planted
 

@@ -16,8 +16,7 @@ from jaxrl_llm.generation.sampler import generate, row_keys
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import setup
-from jaxrl_llm.training.groups import Sampler
-from jaxrl_llm.training.scoring import decode, shared_scores, spelled
+from jaxrl_llm.training.scoring import cut_and_spelled, shared_scores, spelled
 from jaxrl_llm.training.trained import Trained, trained
 from jaxrl_llm.training.workdir import checkpoint_steps
 
@@ -85,9 +84,8 @@ def success(student: Trained, node: Node, tokens: int, samples: int, seed: int) 
 
     A token that ends the completion, or is its last one, needs none.
     """
-    sampler = student.source.sampler
-    assert isinstance(sampler, Sampler)  # `sampled` refuses others
-    stops = setup.stop_ids(sampler.tokenizer, sampler.stop_strings)
+    stream = student.source.stream
+    stops = setup.stop_ids(stream.tokenizer, stream.stop_strings)
     forced = np.unique([np.argsort(-p)[:tokens] for p in (node.student, node.teacher)])
     heads = {j: [*node.prefix, j] for j in forced.tolist()}
     left = student.config.sampling.max_tokens - len(node.prefix) - 1
@@ -96,9 +94,9 @@ def success(student: Trained, node: Node, tokens: int, samples: int, seed: int) 
                                           samples, seed)))
     ends = {j: made.get(j, [heads[j]]) for j in heads}
     rows = [row for rows in ends.values() for row in rows]
-    texts = [through_stop_string(text, sampler.stop_strings) for text in spelled(rows, sampler.tokenizer)]
-    scores = shared_scores(sampler.reward, texts, [node.problem] * len(rows), np.array(list(map(len, rows))))
-    right = scores.components[:, 0] > sampler.reward.solved_above[node.problem.task]
+    texts = [through_stop_string(text, stream.stop_strings) for text in spelled(rows, stream.tokenizer)]
+    scores = shared_scores(stream.partner.reward, texts, [node.problem] * len(rows), np.array(list(map(len, rows))))
+    right = scores.components[:, 0] > stream.partner.reward.solved_above[node.problem.task]
     owner = np.repeat(forced, [len(rows) for rows in ends.values()])
     return forced, np.array([right[owner == j].mean() for j in forced])
 
@@ -108,16 +106,17 @@ def completed(student: Trained, prompt: list[int], heads: Sequence[list[int]], s
     """`samples` completions, of at most `left` further tokens, of each of at most `size` beginnings `heads`, as token ids."""
     if not heads:
         return []
-    sampler, limit = student.source.sampler, student.config.sampling.max_tokens
-    assert isinstance(sampler, Sampler)
+    stream, limit = student.source.stream, student.config.sampling.max_tokens
     rows = [prompt + head for head in heads]
-    batch = pad(rows + [rows[0]] * (size - len(rows)), [0] * size, sampler.prompt_tokens + limit)  # one shape for all places
+    batch = pad(rows + [rows[0]] * (size - len(rows)), [0] * size, stream.prompt_tokens + limit)  # one shape for all places
     keys = row_keys(jax.random.key(seed), np.arange(size * samples).reshape(size, samples))
-    made = generate(student.policy.model, student.params, batch.tokens, batch.mask, keys,
-                    dataclasses.replace(sampler.sampling, max_tokens=np.int32(left)), max_tokens=limit, stop_ids=stops,
-                    lora=student.lora)
-    made, _ = decode(jax.device_get(made), sampler.tokenizer, sampler.stop_strings)
-    return [[head + ids[mask].tolist() for ids, mask in zip(*group)] for head, group in zip(heads, zip(made.tokens, made.mask))]
+    made = jax.device_get(generate(student.policy.model, student.params, batch.tokens, batch.mask, keys,
+                    dataclasses.replace(stream.sampling, max_tokens=np.int32(left)), max_tokens=limit, stop_ids=stops,
+                    lora=student.lora))
+    written = [ids[mask] for ids, mask in zip(made.tokens.reshape(-1, limit), np.asarray(made.mask).reshape(-1, limit))]
+    kept, _, _ = cut_and_spelled(written, stream.tokenizer, stream.stop_strings)
+    whole = [ids[:n].tolist() for ids, n in zip(written, kept)]
+    return [[head + ids for ids in whole[n * samples:(n + 1) * samples]] for n, head in enumerate(heads)]
 
 
 def scored(node: Node, forced: np.ndarray, rate: np.ndarray) -> Result:

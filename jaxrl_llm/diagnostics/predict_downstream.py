@@ -57,7 +57,7 @@ def candidate_logprobs(folder: Path, steps: Sequence[int], problems: int, wrong:
     """
     first = trained(folder, steps[0])
     forest, rollouts = sampled(first, problems, seed)
-    tokenizer, owner = first.source.sampler.tokenizer, forest.prompt[forest.ends]
+    tokenizer, owner = first.source.stream.tokenizer, forest.prompt[forest.ends]
     solved, texts, kept = forest.solved, [], []
     for p, problem in enumerate(forest.problems):
         mine = forest.ends[owner == p]

@@ -12,7 +12,6 @@ from jaxrl_llm import forest as forests
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.models.logprobs import token_logprobs
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.source import sample_held_out
 from jaxrl_llm.training.trained import Trained
@@ -24,11 +23,11 @@ def sampled(run: Trained, problems: int, seed: int) -> tuple[Forest, Rollouts]:
     Raises:
       ValueError: the run has an environment, or no held-out prompt fits.
     """
-    if not isinstance(run.source.sampler, Sampler):
+    if run.source.stream.partner.goes_on:
         raise ValueError(f"the run is one in the environment {run.config.environment!r}; this diagnostic reads completions of "
                          "one turn")
     forest = sample_held_out(run.source, run.params, run.lora, problems, jax.random.key(seed))
-    view = forests.paths(forest, group=run.source.sampler.group, prompts=len(forest.problems), version=run.step,
+    view = forests.paths(forest, group=run.source.stream.group, prompts=len(forest.problems), version=run.step,
                          tokens=lambda longest: longest, prompt_tokens=lambda longest: longest)
     return forest, view
 

@@ -1,4 +1,5 @@
 """Many environments at once, outside the device's path: deadlines, retries, and trajectories lost without a penalty."""
+import copy
 import dataclasses
 import json
 from collections import Counter
@@ -79,18 +80,24 @@ class Runner:
             raise ValueError(f"retries={retries}, limit={limit}; allowed are 0 or more retries and a share in [0, 1]")
         made = environments.make(target, **(options or {}))
         self.environment = made if waits is None else dataclasses.replace(made, waits=waits)
+        self._kind, self._workers = kind, workers
         if kind == "processes" and not self.environment.replayable:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its states cannot move between "
                              "processes; use kind='threads'")
         self._target, self._options, self._seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
         self._retries, self._deadline = retries if self.environment.replayable else 0, deadline
-        if kind == "compiled":
+        self.report: Callable[[Lost], None] = lambda lost: None
+        self._begin()
+
+    def _begin(self, pool: WorkerPool | None = None) -> None:
+        """Begins without trajectories; `pool`: the processes that play them."""
+        if self._kind == "compiled":
             self._states: Any = Compiled(self.environment)
             self._pool: Any = self._states
         else:
             self._states = worker.Worker(None, self.environment)  # states in this process: other processes have their own
-            self._pool = (WorkerPool("jaxrl_llm.environments.worker:advance", workers, deadline) if kind == "processes"
-                          else Threads(self._states, workers, deadline))
+            self._pool = (Threads(self._states, self._workers, self._deadline) if self._kind == "threads" else
+                          pool or WorkerPool("jaxrl_llm.environments.worker:advance", self._workers, self._deadline))
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns
         self._recordings: dict[int, Recording] = {}
         self._sent: Counter = Counter()  # attempts of the pending step, by uid
@@ -98,7 +105,6 @@ class Runner:
         self.invalid: dict[int, Invalid] = {}
         self.counts: Counter = Counter()
         self.seconds: list[float] = []
-        self.report: Callable[[Lost], None] = lambda lost: None
 
     def reset(self, problems: Mapping[int, Problem]) -> dict[int, base.Turn]:
         """Opens a trajectory of each problem, by uid. Trajectories missing in the result are in `invalid`.
@@ -187,6 +193,12 @@ class Runner:
         for uid in uids:
             self._sent.pop(uid, None)
             self._end(uid)
+
+    def apart(self) -> "Runner":
+        """A runner of the same environment without any of these trajectories; worker processes, which keep none, are shared."""
+        other = copy.copy(self)
+        other._begin(self._pool if self._kind == "processes" else None)
+        return other
 
     def taken(self) -> tuple[Counter, list[float]]:
         """`counts` and `seconds`, which restart at 0; drops the records of ended trajectories that are not invalid."""

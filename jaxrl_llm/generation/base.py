@@ -1,6 +1,6 @@
 """The contract of an engine, which turns requests into nodes, and the table of those that runs name in `sampling.engine`.
 
-An engine from outside is a function `kind(room: Room) -> Kind` in a file of its own, named "module:kind".
+An engine from outside is a function `kind(run: Wanted) -> EngineKind` in a file of its own, named "module:kind".
 """
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -61,7 +61,7 @@ class Engine(Protocol):
         """Frees weights, and caches that no row needs, until the next `publish`."""
 
 
-class Room(NamedTuple):
+class Wanted(NamedTuple):
     """What a run knows before it makes its engine.
 
     Attributes:
@@ -89,16 +89,21 @@ class Room(NamedTuple):
     server: Any = None
 
 
-class Kind(NamedTuple):
-    """An engine before there are weights: `make(params, lora, version)`, what it `can` and which token columns it `provides`."""
+class EngineKind(NamedTuple):
+    """An engine before there are weights: `make(params, lora, version)`, what it `can` and which token columns it `provides`.
+
+    `check(metrics)` raises an error for a step in which sampler and learner disagree.  `rows`: for the head of a run.
+    """
 
     name: str
     make: Callable[[Any, Any, int], Engine]
     can: frozenset[str]
     provides: frozenset[str] = frozenset()
+    check: Callable[[Mapping[str, float]], None] = lambda metrics: None
+    rows: tuple[tuple[str, str], ...] = ()
 
 
-def check_can(kind: Kind, wanted: Mapping[str, str]) -> None:
+def check_can(kind: EngineKind, wanted: Mapping[str, str]) -> None:
     """Raises ValueError if an engine lacks something of `CAN` that a run wants; `wanted`: what -> what for."""
     if lacking := [f"{why} needs an engine that {CAN[what]}" for what, why in wanted.items() if what not in kind.can]:
         raise ValueError(f"{'; '.join(lacking)}, and {kind.name!r} does not; set sampling.engine='auto' and server.url='', or "

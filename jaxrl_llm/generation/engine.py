@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.generation import slots as programs_of
-from jaxrl_llm.generation.base import Kind, Room
+from jaxrl_llm.generation.base import EngineKind, Wanted
 from jaxrl_llm.generation.caches import Prompts, RowCaches
 from jaxrl_llm.generation.lanes import Common, Widths, decoding, lane_counts, lanes_of, places_of
 from jaxrl_llm.generation.paged_caches import PagedCaches, check_model
@@ -508,14 +508,14 @@ class Engine:
             self._harvest()
 
 
-def kind(room: Room) -> Kind:
+def kind(run: Wanted) -> EngineKind:
     """The slot engine of a run, with as many slots as a part of a batch has rows."""
-    if room.paged:
-        check_model(room.model)
+    if run.paged:
+        check_model(run.model)
 
     def make(params, lora, version: int) -> Engine:
-        return Engine(room.model, params, jax.random.key(0), slots=room.prompts * room.group // room.parts,
-                      slot_tokens=room.prompt_tokens + room.max_tokens, tokenizer=room.tokenizer, version=version, lora=lora,
-                      paged=room.paged)
+        return Engine(run.model, params, jax.random.key(0), slots=run.prompts * run.group // run.parts,
+                      slot_tokens=run.prompt_tokens + run.max_tokens, tokenizer=run.tokenizer, version=version, lora=lora,
+                      paged=run.paged)
 
-    return Kind("slots", make, CAN)
+    return EngineKind("slots", make, CAN)

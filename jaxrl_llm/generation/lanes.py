@@ -41,7 +41,7 @@ def places_of(slots: Sequence[Row | None], count: int) -> list[int]:
 class Widths(NamedTuple):
     """What the arrays of lanes have room for, which compiled programs depend on.
 
-    stops, forced: stop tokens and forced first tokens of a row.  restricted: rows that restrict the vocabulary, see `restricts`.
+    stops, forced: stop tokens and forced first tokens of a row.  restricted: whether rows may restrict the vocabulary.
     """
 
     stops: int = 4

@@ -11,8 +11,7 @@ import numpy as np
 
 from jaxrl_llm.generation import pages as programs_of
 from jaxrl_llm.generation.caches import Prompts, lines, prompt_of, shared_beginning, together, with_waiting
-from jaxrl_llm.generation.lanes import Common
-from jaxrl_llm.generation.lanes import shapes_of
+from jaxrl_llm.generation.lanes import Common, shapes_of
 from jaxrl_llm.generation.pages import PAGE, Pool
 from jaxrl_llm.generation.requests import Row
 from jaxrl_llm.generation.reserve import Entries, Following

@@ -199,8 +199,8 @@ def check_request(request: Request, tokenizer: Any) -> None:
     if wrong := [token for token in request.stop_tokens if not (_whole(token) and -2**31 <= token < 2**31)]:
         raise ValueError(f"uid {request.uid} has the stop token {wrong[0]!r}; give whole numbers from -2^31 to 2^31 - 1")
     if len(request.forced) > request.limit:
-        raise ValueError(f"uid {request.uid} is forced to begin with {len(request.forced)} tokens, its limit is {request.limit}; "
-                         "give fewer, or a higher limit")
+        raise ValueError(f"uid {request.uid} is forced to begin with {len(request.forced)} tokens, its limit is "
+                         f"{request.limit}; give fewer, or a higher limit")
     if request.stop_texts and tokenizer is None:
         raise ValueError(f"uid {request.uid} has stop texts, but the engine has no tokenizer to find them with")
     if not all(request.stop_texts) or not all(len(s) for s in request.stop_sequences):

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
-from jaxrl_llm.generation.base import Kind, Room
+from jaxrl_llm.generation.base import EngineKind, Wanted
 from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.generation.requests import Node, Request, check_tokens
 from jaxrl_llm.generation.sampler import Completions, Forced, generate
@@ -46,8 +46,8 @@ class ScanEngine:
                  wants: frozenset[str] = frozenset()):
         """
         Args:
-          program: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, also with `forced=` and `limits=`
-            where `wants` names them: one program then serves all batches.
+          program: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, also with `forced=` and
+            `limits=` where `wants` names them: one program then serves all batches.
           prompt_tokens, max_tokens: maximum tokens of a prompt, and T.
           vocab: V.
         """
@@ -170,14 +170,14 @@ def _nodes(flight: _Flight, made: Completions) -> list[Node]:
             for i, (one, n) in enumerate(zip(flight.requests, mask.sum(-1).tolist()))]
 
 
-def kind(room: Room) -> Kind:
+def kind(run: Wanted) -> EngineKind:
     """The scan sampler of a run."""
-    compiled = functools.partial(generate, room.model, max_tokens=room.max_tokens, stop_ids=room.stop_ids, mesh=room.mesh)
-    program = Guarded("rollout", compiled, room.programs * len(prompt_buckets(room.prompt_tokens)))
+    compiled = functools.partial(generate, run.model, max_tokens=run.max_tokens, stop_ids=run.stop_ids, mesh=run.mesh)
+    program = Guarded("rollout", compiled, run.programs * len(prompt_buckets(run.prompt_tokens)))
 
     def make(params: Any, lora: Any, version: int) -> ScanEngine:
-        return ScanEngine(program, params, lora, version, prompts=room.prompts, group=room.group, parts=room.parts,
-                          prompt_tokens=room.prompt_tokens, max_tokens=room.max_tokens, mesh=room.mesh,
-                          vocab=room.model.config.vocab_size, wants=room.wants)
+        return ScanEngine(program, params, lora, version, prompts=run.prompts, group=run.group, parts=run.parts,
+                          prompt_tokens=run.prompt_tokens, max_tokens=run.max_tokens, mesh=run.mesh,
+                          vocab=run.model.config.vocab_size, wants=run.wants)
 
-    return Kind("scan", make, CAN)
+    return EngineKind("scan", make, CAN)

@@ -325,7 +325,8 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     settings that the optimiser does not have.
     """
     one_of("config.setting", config.setting, ("", "paper"))
-    config = as_in_paper(config, defaults) if config.setting else config.copy_and_resolve_references()
+    config = of_one_turn(config)
+    config = as_in_paper(config, defaults) if config.setting else config
     learner, P = config.learner, config.prompts.per_step
     config.sampling.max_group = config.sampling.max_group or 4 * config.sampling.group
     learner.epochs = learner.epochs or defaults.get("epochs", 1)
@@ -345,6 +346,20 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     return config
 
 
+def of_one_turn(config: ConfigDict) -> ConfigDict:
+    """A copy in which the environment `single(task=..., options=..., reward=...)` is the task itself: both are one turn."""
+    config, named = config.copy_and_resolve_references(), calls(config.environment)
+    if [name for name, _ in named] == ["single"]:
+        options = named[0][1]
+        if unknown := options.keys() - {"task", "options", "reward"}:
+            raise ValueError(f"config.environment={config.environment!r} sets {min(unknown)!r}; single has task, options "
+                             "and reward")
+        told = {**options.get("options", {}), **({"reward": options["reward"]} if options.get("reward") else {})}
+        numbers = ", ".join(f"{name}={value!r}" for name, value in told.items())
+        config.task, config.environment = f"{options.get('task', 'arithmetic')}({numbers})", ""
+    return config
+
+
 def check(config: ConfigDict) -> None:
     """Raises ValueError for values that cannot work, before anything is loaded or compiled."""
     _check_numbers(config)
@@ -360,7 +375,8 @@ def check(config: ConfigDict) -> None:
     for name in parts(config.learner.offload):
         one_of("config.learner.offload", name, OFFLOADABLE)
     one_of("config.environment_waits", config.environment_waits, WAITS)
-    one_of("config.sampling.engine", config.sampling.engine, ENGINES)
+    if ":" not in config.sampling.engine:
+        one_of("config.sampling.engine", config.sampling.engine, ENGINES)
     one_of("config.server.reload", config.server.reload, RELOADS)
     one_of("config.model.kernels", config.model.kernels, SETS)
     one_of("config.model.sizes", config.model.sizes, ("", *MODELS))

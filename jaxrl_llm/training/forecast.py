@@ -67,8 +67,8 @@ def replayed(run: Run) -> list[tuple[str, str]]:
     source = run.source
     if source.replay is None:
         return []
-    most = source.replay.most(len(source.task.train), source.prompts * source.sampler.group)
-    size = stored_bytes(most, source.sampler.prompt_tokens, source.max_tokens)
+    most = source.replay.most(len(source.task.train), source.prompts * source.stream.group)
+    size = stored_bytes(most, source.stream.prompt_tokens, source.max_tokens)
     return [("replay buffer, at most", f"{most:,} rollouts, {size / 1e9:.3g} GB of the host's memory, twice while it changes")]
 
 
@@ -83,7 +83,7 @@ def forecast(run: Run) -> list[tuple[str, str]]:
     own, critic = mesh.local_devices[0], run.learner.estimator.value_targets is not None
     device = device_of(own)
     beside, teachers = taught(run)
-    w = dataclasses.replace(work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic),
+    w = dataclasses.replace(work_of(run.config, run.source.stream.prompt_tokens, run.needs, critic),
                             teachers=(lambda mesh: beside) if teachers else None)
     estimate = plan.estimate(c, w, mesh.shape)
     if not estimate.fits(device):

@@ -9,7 +9,6 @@ from jaxrl_llm import forest as forests
 from jaxrl_llm.evaluation.rates import Rate, bootstrap_mean
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.training.by_task import of_task
-from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.source import Source, sample_held_out
@@ -59,15 +58,16 @@ def evaluate(source: Source, params, lora, *, problems: int, key: jax.Array, tim
 def evaluate_set(source: Source, params, lora, which: EvalSpec, *, key: jax.Array, timer: PhaseTimer | None = None
                  ) -> Evaluation:
     """Samples the problems of an evaluation set by its settings; ValueError if no prompt fits."""
-    sampler = which.sampler or source.sampler
-    assert isinstance(sampler, Sampler)  # there are no sets in environments
-    sampling = sampler.sampling
-    if which.top_p is not None:
-        sampling = dataclasses.replace(sampling, top_p=np.float32(which.top_p) if which.top_p < 1 else None)
-    sampler = dataclasses.replace(sampler, reward=which.reward, sampling=sampling)
-    other = dataclasses.replace(source, task=which.task, sampler=sampler)
+    stream = which.stream
+    if stream is None:
+        stream = source.held_out
+        sampling = stream.sampling
+        if which.top_p is not None:
+            sampling = dataclasses.replace(sampling, top_p=np.float32(which.top_p) if which.top_p < 1 else None)
+        stream = stream.apart(partner=dataclasses.replace(stream.partner, reward=which.reward), sampling=sampling)
+    other = dataclasses.replace(source, task=which.task)
     return measure(sample_held_out(other, params, lora, which.problems, key, timer, which.temperature, which.max_tokens,
-                                   which.samples))
+                                   which.samples, stream))
 
 
 def measure(forest: Forest) -> Evaluation:

@@ -40,7 +40,6 @@ from jaxrl_llm.training.source import Finished, jsonable
 from jaxrl_llm.training.start import check_other
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.tracking import tracked
-from jaxrl_llm.training.trajectories import Trajectories
 from jaxrl_llm.training.value_plots import plot_history
 from jaxrl_llm.training.warmup import imitate, minimise, oracle_demonstrations
 from jaxrl_llm.training.workdir import Workdir, check_agreement, open_workdir, records
@@ -165,10 +164,10 @@ def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()
                 ) -> None:
     """Prints the run, its devices and its needs, with the rows of `rates.rate_rows`."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
-    device, sampler = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.sampler
-    server = [] if run.source.server is None else [("sampled by", run.source.server.url)]
-    rows = [("model", f"{weights:,} weights on {device}"), *server, *sampler.prepare(), *_of_method(run, replaced), *rates,
-            *_of_schedule(run), *arithmetic_table(run.config, sampler.prompt_tokens, run.source.topology.max_groups),
+    device, stream = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.stream
+    rows = [("model", f"{weights:,} weights on {device}"), *stream.kind.rows,
+            *stream.prepare(run.config.sampling.micro_batches), *_of_method(run, replaced), *rates,
+            *_of_schedule(run), *arithmetic_table(run.config, stream.prompt_tokens, run.source.topology.max_groups),
             *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")
@@ -203,13 +202,13 @@ def warm_up(run: setup.Run, params, progress, folder: Path | None = None):
 def _warmed_up(run: setup.Run, params, progress):
     w, source = run.config.warmup, run.source
     data = batches(source.task.train, w.batch, seed=run.config.seed + 1)
-    if isinstance(source.sampler, Trajectories):
+    if source.stream.partner.goes_on:
         shown = (oracle_demonstrations(source, problems, w.strays) for problems in data)
         return minimise(run.learner.policy, params, shown, steps=w.steps, loss=w.loss, learning_rate=w.learning_rate,
                         progress=progress)[0]
-    params, _ = imitate(run.learner.policy, params, data, source.sampler.tokenizer, steps=w.steps,
+    params, _ = imitate(run.learner.policy, params, data, source.stream.tokenizer, steps=w.steps,
                         loss=w.loss, learning_rate=w.learning_rate,
-                        prompt_tokens=source.sampler.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
+                        prompt_tokens=source.stream.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
                         overlong=run.config.prompts.overlong, progress=progress)
     return params
 
@@ -259,7 +258,7 @@ class _Session:
         self.best, self.frozen, self.given, self.changed = best, frozen, given, False
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
-        runner = run.source.sampler.runner if isinstance(run.source.sampler, Trajectories) else None
+        runner = run.source.stream.partner.runner
         self.lost = None if runner is None else LostWriter(folder, self.saved, runner, progress.note)
 
     def steps(self) -> dict[str, Evaluation]:

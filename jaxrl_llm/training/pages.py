@@ -22,8 +22,8 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
     which, last = forest.finals
     results = ends[last[which]]
     group = int(np.bincount(forest.prompt[ends]).max())
-    view = paths if source.sampler.contexts == 1 else contexts
-    seen = view(forest, source.sampler.turns, group=group, prompts=len(forest.problems), tokens=lambda longest: longest,
+    view = paths if source.stream.contexts == 1 else contexts
+    seen = view(forest, source.stream.turns, group=group, prompts=len(forest.problems), tokens=lambda longest: longest,
                 prompt_tokens=lambda longest: longest, version=0)
     owner = forest.prompt[ends]
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
@@ -33,7 +33,7 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
 
     measured: dict[str, Any] = {"logprobs": seen.behavior_logprobs, "entropies": seen.entropies, **numbers}
     spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x).any()}  # servers may not return entropies
-    spell = functools.partial(source.sampler.tokenizer.decode_batch, skip_special=False)
+    spell = functools.partial(source.stream.tokenizer.decode_batch, skip_special=False)
     lengths = of_rows(seen.present).sum(-1).tolist()
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), lengths, spell, spelled)
     entries: list[dict[str, Any]] = [
@@ -73,7 +73,7 @@ def lessons(source: Source, learner: Learner, learned: Learned) -> dict[str, np.
     batch, before = learned.rollouts, None
     if batch is None or source.max_groups > 1:  # rows of unequal groups are no longer in the order of sampling
         return {}
-    s, before = source.sampler.sampling, batch.old_logprobs
+    s, before = source.stream.sampling, batch.old_logprobs
     if before is None and s.temperature > 0 and s.top_k is None and s.top_p is None and s.min_p is None:
         before = batch.behavior_logprobs  # the sampler's, which drew from the same distribution
     if before is None:

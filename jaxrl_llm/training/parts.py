@@ -2,10 +2,9 @@
 import functools
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -28,8 +27,6 @@ from jaxrl_llm.training.numbers import method_parts
 from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.values import features
 
-FASTER_IN_SLOTS = 4  # from this number of parts of a batch on the slot engine is faster, see the table of docs/guides/engine.md
-
 
 class Parts(NamedTuple):
     """The parts of a configured method, with their numbers.
@@ -51,9 +48,12 @@ class Parts(NamedTuple):
     guide: Guide | None
 
     @property
-    def begins_or_spreads(self) -> bool:
-        """Whether some completions begin with a solution, or the first draws of a group avoid each other."""
-        return self.guide is not None or "spread" in self.controls.knobs
+    def wanted(self) -> dict[str, str]:
+        """What the method asks of the engine, see `generation.base.CAN`, and what for."""
+        knobs, method = self.controls.knobs, f"method {self.method.slug!r}"
+        asked = {"forced": self.guide is not None, "spread": "spread" in knobs, "limits": "token_limits" in knobs,
+                 "entropies": "entropies" in self.needs}
+        return {what: method for what, needed in asked.items() if needed}
 
     @property
     def reads_as_sampled(self) -> bool:
@@ -148,33 +148,6 @@ def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
                                      s.min_p or None, np.int32(s.max_tokens))
     sampling_lib.check(sampling)
     return sampling
-
-
-def with_scan(config: ConfigDict, method: methods.Method) -> ConfigDict:
-    """The configuration for parts that `begins_or_spreads`, which only the scan sampler can; ValueError for others."""
-    if config.sampling.engine == "slots" or config.server.url:
-        raise ValueError(f"method {method.slug!r} forces prefixes or couples first tokens, which only the scan sampler of this "
-                         f"process does; sampling.engine is {config.sampling.engine!r}, server.url {config.server.url!r}. Set "
-                         "sampling.engine to 'auto' and server.url to ''")
-    scanned = config.copy_and_resolve_references()
-    scanned.sampling.engine = "scan"
-    return scanned
-
-
-def in_slots(config: ConfigDict, devices: Sequence[jax.Device], prompt_tokens: int, stops: Sequence[int]) -> bool:
-    """Whether the slot engine samples single turns on the `devices` of a mesh, see docs/guides/engine.md.
-
-    With "auto" it does if a batch comes in `FASTER_IN_SLOTS` parts or more, completions may stop early and be at least as long
-    as prompts, whose copies fill its caches, and the device is a CPU, the only kind that was measured.
-
-    Raises ValueError if "slots" is configured on several devices or with a server, which the engine does not support.
-    """
-    s, alone = config.sampling, len(devices) == 1 and not config.server.url
-    if s.engine == "slots" and not alone:
-        raise ValueError(f"sampling.engine='slots' samples on one device of this process; there are {len(devices)} in the mesh"
-                         f", and server.url is {config.server.url!r}. Set sampling.engine to 'scan' or 'auto'")
-    better = bool(stops) and s.micro_batches >= FASTER_IN_SLOTS and prompt_tokens <= s.max_tokens
-    return s.engine == "slots" or s.engine == "auto" and alone and better and devices[0].platform == "cpu"
 
 
 def controls_of(config: ConfigDict, method: methods.Method) -> Controls:

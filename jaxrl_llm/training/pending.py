@@ -7,7 +7,6 @@ import numpy as np
 
 from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.source import Finished, Source
 
 _OF_FOREST = ("decode_steps", "computed", "failures", "invalid", "seconds")  # beside its columns
@@ -32,8 +31,8 @@ def decode(stored: Mapping[str, Any], source: Source) -> Finished:
     """The batch, for a source of the same task and reward. Raises OSError if a checksum does not match."""
     empty = source.planted([], draw=0)
     empty = empty.with_facts(dict.fromkeys(stored["facts"], np.zeros(0)))
-    extract = source.sampler.reward.extract if isinstance(source.sampler, Sampler) else None
-    forest = buffers.decode(stored["forest"], empty, source.task.train, extract).with_columns(**_arrays(stored["prompts"]))
+    forest = buffers.decode(stored["forest"], empty, source.task.train, source.stream.partner.extract)
+    forest = forest.with_columns(**_arrays(stored["prompts"]))
     counts: dict[str, Any] = {name: stored[name] for name in _OF_FOREST}
     forest = dataclasses.replace(forest, **counts | {"seconds": tuple(counts["seconds"])})
     rollouts = None

@@ -18,8 +18,8 @@ class EvalSpec(NamedTuple):
     """An evaluation set of `config.eval.sets`: the held-out problems of a task, and the settings of their sampling.
 
     `every`: steps between its evaluations; 0: together with those of the run's own task. `samples`: completions per problem;
-    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training. `sampler`: that of completions that may
-    be longer than those of training, see `training.setup.with_own_sampler`; None: the sampler of training.
+    None: a group. `temperature`, `top_p`, `max_tokens`: None: the values of training. `stream`: that of the set,
+    where the stream of training is for shorter completions or for an environment; None: one like that of training.
     """
 
     label: str
@@ -31,7 +31,7 @@ class EvalSpec(NamedTuple):
     temperature: float | None
     top_p: float | None
     max_tokens: int | None
-    sampler: Any = None
+    stream: Any = None
 
 
 def make_task(text: str) -> tasks.Task:

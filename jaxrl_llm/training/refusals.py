@@ -60,15 +60,6 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
         raise ValueError(f"method {method.slug!r} predicts rewards from {low:g} to {high:g}, and trajectories of environment "
                          f"{environment.name!r} return {environment.returns[0]:g} to {environment.returns[1]:g}; set "
                          f"config.estimator=\"low={environment.returns[0]:g}, high={environment.returns[1]:g}\"")
-    if "entropies" in needs and c.server.url:
-        raise ValueError(f"method {method.slug!r} reads the sampler's entropies, which servers do not have to return; leave "
-                         "server.url empty, or take another method, for example grpo")
-    if "token_limits" in knobs and c.server.url and not c.environment:
-        raise ValueError(f"method {method.slug!r} limits the completions of each problem, which servers do not do for single "
-                         "turns; leave server.url empty, or take another method, for example grpo")
-    if "spread" in knobs and (c.environment or c.server.url):
-        raise ValueError(f"method {method.slug!r} draws the first tokens of a group together, which neither environments nor "
-                         "servers do; leave that out, or take another method, for example grpo")
     check_guide(config, made)
     check_pool(config, made)
     check_replay(config, made)
@@ -194,8 +185,7 @@ def check_guide(config: ConfigDict, made: Parts) -> None:
     guide, method, s = made.guide, made.method, config.sampling
     if guide is None:
         return
-    others = ["in an environment"] * bool(config.environment) + ["by a server"] * bool(config.server.url)
-    others += ["with a budget"] * bool(config.budget.utility)
+    others = ["in an environment"] * bool(config.environment) + ["with a budget"] * bool(config.budget.utility)
     if others:
         raise ValueError(f"method {method.slug!r} begins completions with solutions of a task, and this run samples "
                          f"{' and '.join(others)}; leave that out, or take another method, for example grpo")

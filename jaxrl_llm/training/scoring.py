@@ -6,7 +6,6 @@ import jax
 import numpy as np
 
 from jaxrl_llm import parallel
-from jaxrl_llm.generation.sampler import Completions
 from jaxrl_llm.rewards import ByTask, Combined, Scores
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.tasks.base import Problem
@@ -23,18 +22,15 @@ def cut_at_stop_strings(rows: Sequence[np.ndarray], tokenizer, stop_strings: Seq
     return low
 
 
-def decode(completions: Completions, tokenizer, stop_strings: Sequence[str] = ()) -> tuple[Completions, list[str]]:
-    """Texts of all rows; rows that contain a stop string are cut behind it, as is their text, and count as stopped."""
-    P, G, T = completions.mask.shape
-    mask, stopped = np.array(completions.mask).reshape(-1, T), np.array(completions.stopped).reshape(-1)
-    tokens = np.asarray(completions.tokens).reshape(-1, T)
-    rows = [row[:length] for row, length in zip(tokens, mask.sum(-1))]
-    texts = spelled(rows, tokenizer)
+def cut_and_spelled(rows: Sequence[np.ndarray], tokenizer, stop_strings: Sequence[str] = ()
+                    ) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """`(tokens to keep i64[N], whether a stop string ended it bool[N], texts)` of rows, cut behind their first stop string."""
+    kept, texts = np.array([len(row) for row in rows], np.int64), spelled(rows, tokenizer)
     hits = [i for i, text in enumerate(texts) if any(stop in text for stop in stop_strings)]
-    for i, kept in zip(hits, cut_at_stop_strings([rows[i] for i in hits], tokenizer, stop_strings)):
-        mask[i, kept:], stopped[i] = False, True
+    kept[hits] = cut_at_stop_strings([rows[i] for i in hits], tokenizer, stop_strings)
+    for i in hits:
         texts[i] = through_stop_string(texts[i], stop_strings)
-    return completions.replace(mask=mask.reshape(P, G, T), stopped=stopped.reshape(P, G)), texts
+    return kept, np.isin(np.arange(len(rows)), hits), texts
 
 
 def spelled(rows: Sequence[np.ndarray | Sequence[int]], tokenizer) -> list[str]:
@@ -64,12 +60,6 @@ def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Seq
     failures = total_failures(parallel.gather_objects({name: int(number) for name, number in mine.failures.items()}))
     total, components = np.pad(mine.total, room), np.pad(mine.components, (room, (0, 0)))
     return Scores(parallel.gather(total)[real], parallel.gather(components)[real], mine.names, failures, mine.seconds)
-
-
-def joined(parts: Sequence[Scores]) -> Scores:
-    """Scores of successive parts of a batch as one."""
-    total, components, names, failures, seconds = zip(*parts)
-    return Scores(np.concatenate(total), np.concatenate(components), names[0], total_failures(failures), sum(seconds))
 
 
 def total_failures(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

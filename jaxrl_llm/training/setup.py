@@ -4,7 +4,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,13 +22,10 @@ from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.files import expanded
 from jaxrl_llm.forest import Forest, outcomes
-from jaxrl_llm.generation import by_engine, external
-from jaxrl_llm.generation.engine import Engine
-from jaxrl_llm.generation.paged_caches import check_model
+from jaxrl_llm.generation import external, kinds
+from jaxrl_llm.generation.base import Wanted
 from jaxrl_llm.generation.prompts import encode_problems, longest
-from jaxrl_llm.generation.sampler import generate
 from jaxrl_llm.guard import Guarded
-from jaxrl_llm.ladders import prompt_buckets
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
@@ -40,10 +37,11 @@ from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import gradient_norms, offload, optimizers, parts, refusals, schedules, teachers
 from jaxrl_llm.training import prior as prior_lib
 from jaxrl_llm.training import shapes as shapes_lib
+from jaxrl_llm.training.dialogue import Dialogue
 from jaxrl_llm.training.embeddings import prompt_embeddings
-from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.layouts import Layout, packed, rectangular
 from jaxrl_llm.training.learner import Learner
+from jaxrl_llm.training.one_turn import OneTurn
 from jaxrl_llm.training.parts import Parts
 from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
@@ -53,12 +51,24 @@ from jaxrl_llm.training.source import Encode, Source
 from jaxrl_llm.training.start import load_model, open_model
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import jitted, make_joint_update
-from jaxrl_llm.training.trajectories import Trajectories
+from jaxrl_llm.training.stream import Partner, Stream
 from jaxrl_llm.training.variants import check_there
 from jaxrl_llm.values import features
 
 Reward = rewards.Combined | rewards.ByTask
-Judge = Reward | Runner
+
+
+class Judge(NamedTuple):
+    """What rewards trajectories of a task: a `reward` of one turn, or the `runner` of an environment."""
+
+    task: tasks.Task
+    reward: Reward | None = None
+    runner: Runner | None = None
+
+    @property
+    def environment(self) -> environments.Environment | None:
+        """The environment, if there is one."""
+        return None if self.runner is None else self.runner.environment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,20 +92,20 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     config = config_lib.resolve(config, methods.get(config.method).defaults)
     config_lib.check(config)
     check_there(config.model.path)
-    task, judge = make_judge(config)
-    environment = judge.environment if isinstance(judge, Runner) else None
+    judge = make_judge(config)
+    task = judge.task
     tokenizer, model, read_weights = open_model(config.model)
-    made = parts.make_parts(config, model.config.hidden_size, task, environment)
-    refusals.check_method(config, made, environment)
+    made = parts.make_parts(config, model.config.hidden_size, task, judge.environment)
+    refusals.check_method(config, made, judge.environment)
     refusals.check_balance(config, model)
     schedule = make_schedule(config)
     refusals.check_lag(config, made, schedule.lag)
     sets = make_sets(config, task)
-    if not isinstance(judge, Runner):
-        refusals.check_reward(made, judge)
+    if judge.reward is not None:
+        refusals.check_reward(made, judge.reward)
     mesh = make_mesh(config)
     params, policy = read_weights(mesh, config.seed), policy_of(config, model, mesh)
-    source = make_source(config, made, policy, mesh, tokenizer, task, judge, sets)
+    source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
     learner, rate = make_learner(config, made.with_prior(source.prior), policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
     return Run(config, made.method, source, learner, rate, made.needs, schedule), params
@@ -109,12 +119,12 @@ def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDi
     config = config_lib.resolve(config, {})
     config_lib.check(config)
     check_there(config.model.path)
-    task, judge = make_judge(config)
+    judge = make_judge(config)
     mesh = sampling_mesh(config) if mesh is None else mesh
     tokenizer, model, params = load_model(config.model, mesh, config.seed)
     refusals.check_balance(config, model)
     policy = policy_of(config, model, mesh)
-    return config, policy, make_plain_source(config, policy, mesh, tokenizer, task, judge), params
+    return config, policy, make_plain_source(config, policy, mesh, tokenizer, judge), params
 
 
 def make_schedule(config: ConfigDict) -> schedules.Schedule:
@@ -134,37 +144,34 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
 # --- the source -----------------------------------------------------------------------------------------------------------
 
 
-def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task, judge: Judge,
+def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
                 sets: tuple[EvalSpec, ...] = ()) -> Source:
-    """The source of a run's rollouts; `judge` rewards them: a reward or the runner of an environment."""
-    if made.begins_or_spreads and not isinstance(judge, Runner):
-        config = parts.with_scan(config, made.method)
-    plain = make_plain_source(config, policy, mesh, tokenizer, task, judge, sets)
+    """The source of a run's rollouts, rewarded by `judge`."""
+    plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets, made.wanted)
     read = capture_of(config, tokenizer, policy.model.config.num_layers)
     if expects(config, made):
-        prior = prior_lib.make(config, policy, len(task.train), plain.sampler.prompt_tokens, read)
+        prior = prior_lib.make(config, policy, len(judge.task.train), plain.stream.prompt_tokens, read)
         plain = dataclasses.replace(plain, prior=prior)
     return with_topology(config, made, plain)
 
 
-def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, task: tasks.Task,
-                      judge: Judge, sets: tuple[EvalSpec, ...] = ()) -> Source:
-    """A source that samples every prompt once, as held-out problems are, whatever the method."""
-    s, model = config.sampling, policy.model
-    if sets and isinstance(judge, Runner):
-        raise NotImplementedError("config.eval.sets are of tasks, and this run samples in an environment; leave it empty")
-    asked, server = (task.train, task.heldout, *(one.task.heldout for one in sets)), make_server(
-        config, model.config, stop_ids(tokenizer, s.stop_strings))
+def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
+                      sets: tuple[EvalSpec, ...] = (), wanted: Mapping[str, str] | None = None) -> Source:
+    """A source that samples every prompt once, as held-out problems are, whatever the method; `wanted`: see `make_stream`."""
+    s, model, task = config.sampling, policy.model, judge.task
+    shared = [one for one in sets if not config.environment and (one.max_tokens or 0) <= s.max_tokens]
+    asked = task.train, task.heldout, *(one.task.heldout for one in shared)
     restricted = {one.top_p < 1 for one in sets if one.top_p is not None} - ({False} if s.top_p == 1 else set())
-    sampler = (make_trajectories(config, model, mesh, tokenizer, asked, judge, server) if isinstance(judge, Runner)
-               else make_sampler(config, model, mesh, tokenizer, asked, judge, server, 1 + len(restricted)))
+    make = functools.partial(make_stream, config, model, mesh, tokenizer, make_server(
+        config, model.config, stop_ids(tokenizer, s.stop_strings)))
+    stream = make(asked, judge, wanted, 1 + len(restricted))
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
-    sets = tuple(with_own_sampler(one, config, model, mesh, tokenizer, server) for one in sets)
-    return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
+    sets = tuple(one if one in shared else one._replace(stream=make(
+        [one.task.heldout], Judge(one.task, one.reward), max_tokens=max(one.max_tokens or 0, s.max_tokens))) for one in sets)
+    return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), stream,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server,
-                  square_norms=gradient_norms.make(policy))
+                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, square_norms=gradient_norms.make(policy))
 
 
 def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) -> external.Server | None:
@@ -178,80 +185,63 @@ def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) ->
     return external.Server(client, model, expanded(c.weights).resolve(), c.model, c.max_mismatch, c.reload, stops)
 
 
-def make_sampler(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, asked: Sequence[Sequence[tasks.Problem]],
-                 reward: Reward, server: external.Server | None, kinds: int = 1) -> Sampler:
-    """The sampler of completions, each scored as a whole; `asked`: all problems to sample. `server` samples if not None.
+def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, server: external.Server | None,
+                asked: Sequence[Sequence[tasks.Problem]], judge: Judge, wanted: Mapping[str, str] | None = None,
+                programs: int = 1, max_tokens: int = 0) -> Stream:
+    """The stream of a run.
 
-    `kinds`: number of programs for each length of prompts; evaluation sets that cut the distribution otherwise have another.
+    Args:
+      server: samples if not None.
+      asked: all problems to sample.
+      judge: rewards trajectories.
+      wanted: what the method asks of the engine, see `engines.base.CAN`, and what for.
+      programs: kinds of distributions; evaluation sets that cut the distribution otherwise have another.
+      max_tokens: T; 0: the one of training.
     """
-    s, prompt_tokens = config.sampling, prompt_length(config, asked, tokenizer, model.config.max_positions)
-    warn_of_calls_left_out(tokenizer, itertools.chain(*asked))
-    stops, pieces = stop_ids(tokenizer, s.stop_strings), s.micro_batches
-    compiled = functools.partial(generate, model, max_tokens=s.max_tokens, stop_ids=stops, mesh=mesh)
-    draw: Any = Guarded("rollout", compiled, kinds * len(prompt_buckets(prompt_tokens)))
-    slotted = server is None and parts.in_slots(config, mesh.devices.flatten().tolist(), prompt_tokens, stops)
-    check_paged(config, model, slotted)
-    if server is not None:
-        draw = functools.partial(external.generate, server, max_tokens=s.max_tokens, stop_ids=stops, stop_texts=s.stop_strings)
-    elif slotted:
-        draw = functools.partial(by_engine.generate, model, max_tokens=s.max_tokens, stop_ids=stops, tokenizer=tokenizer,
-                                 stop_texts=s.stop_strings, slots=config.prompts.per_step * s.group // pieces,
-                                 paged=s.paged_cache)
-        pieces = 1  # the engine processes that many rows at a time
-    return Sampler(draw, parts.sampling_of(config), config.prompts.per_step, s.group, prompt_tokens, tokenizer, reward, mesh,
-                   model.dtype, tuple(s.stop_strings), pieces, streams=slotted or server is not None)
+    s = config.sampling
+    T = max_tokens or s.max_tokens
+    partner = make_partner(config, tokenizer, judge, asked, T)
+    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, partner.encode, T)
+    partner.rest()
+    stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
+    run = Wanted(model, mesh, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
+                 prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server)
+    several = mesh.size > 1 and not partner.goes_on and server is None
+    wanted = {**(wanted or {}), **({"extend": f"environment {config.environment!r}"} if partner.goes_on else {}),
+              **({"mesh": f"a mesh of {mesh.size} devices"} if several else {}),
+              **({"paged": "sampling.paged_cache=True"} if s.paged_cache else {})}
+    sampling = dataclasses.replace(parts.sampling_of(config), max_tokens=np.int32(T),
+                                   spread=np.float32(0) if "spread" in wanted else None)
+    return Stream(kinds.choose(s.engine, run, wanted), partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
+                  tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings))
 
 
-def with_own_sampler(one: EvalSpec, config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
-                     server: external.Server | None) -> EvalSpec:
-    """The evaluation set, with a sampler if its completions may be longer than the program of training."""
-    if (one.max_tokens or 0) <= config.sampling.max_tokens:
-        return one
-    config = config.copy_and_resolve_references()
-    config.sampling.max_tokens = one.max_tokens
-    return one._replace(sampler=make_sampler(config, model, mesh, tokenizer, [one.task.heldout], one.reward, server))
+def make_partner(config: ConfigDict, tokenizer, judge: Judge, asked: Sequence[Sequence[tasks.Problem]], max_tokens: int
+                 ) -> Partner:
+    """What answers the policy: the runner of an environment, or a task whose reward scores one turn.
 
-
-def check_paged(config: ConfigDict, model: Transformer, by_engine: bool) -> None:
-    """Raises ValueError if paged caches are configured where this process's engine does not sample, or cannot have them."""
-    if config.sampling.paged_cache:
-        if not by_engine:
-            raise ValueError("sampling.paged_cache=True is about the slot engine, which does not sample here; set "
-                             "sampling.engine='slots' (without a server), or sampling.paged_cache=False")
-        check_model(model)
-
-
-def make_trajectories(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer,
-                      asked: Sequence[Sequence[tasks.Problem]], runner: Runner, server: external.Server | None) -> Trajectories:
-    """The sampler of trajectories in an environment; `asked`: all problems to sample. `server` samples if not None.
-
-    Raises:
-      ValueError: for a tokenizer without a chat template or with one that cannot show results of tools, an environment without
-        a range of returns, and settings that only single turns support.
+    Raises ValueError for a tokenizer without a chat template or with one that cannot show results of tools, an environment
+    without a range of returns, and settings that only single turns support.
     """
-    if not tokenizer.chat_templates and not runner.environment.tokens:
+    s, P = config.sampling, config.prompts.per_step
+    if judge.runner is None:
+        assert judge.reward is not None
+        warn_of_calls_left_out(tokenizer, itertools.chain(*asked))
+        return OneTurn(judge.reward, tokenizer, P, s.group, max_tokens, tuple(s.stop_strings))
+    environment = judge.runner.environment
+    if not tokenizer.chat_templates and not environment.tokens:
         raise ValueError("an environment speaks in messages, and this tokenizer has no chat template; set "
                          "config.model.chat_template to one")
     if config.prompts.overlong == "truncate":
         raise ValueError("prompts.overlong='truncate' would cut the opening of an environment; set it to 'fail' or 'skip'")
-    low, high = runner.environment.returns
+    low, high = environment.returns
     if not (np.isfinite([low, high]).all() and low < high):
-        raise ValueError(f"environment {runner.environment.name!r} has returns=({low}, {high}), and a score is the share of "
+        raise ValueError(f"environment {environment.name!r} has returns=({low}, {high}), and a score is the share of "
                          "the way from the lowest to the highest one; give two finite numbers, such as returns=(0.0, 1.0)")
     if parallel.several():
         raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
-    s = config.sampling
-    check_paged(config, model, server is None)
-    make_engine = (functools.partial(external.ExternalEngine, server) if server is not None else
-                   functools.partial(Engine, model, slots=config.prompts.per_step * s.group, tokenizer=tokenizer,
-                                     paged=s.paged_cache))
-    sampler = Trajectories(make_engine, runner, parts.sampling_of(config), config.prompts.per_step, s.group, 0, s.max_turns,
-                           s.turn_tokens, s.max_tokens, tokenizer, mesh, model.dtype, tuple(s.stop_strings),
-                           s.observation_tokens, hears_tools(tokenizer, runner.environment),
-                           describes_tools(tokenizer, runner.environment))
-    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, sampler.encode)
-    runner.forget()
-    return dataclasses.replace(sampler, prompt_tokens=prompt_tokens)
+    return Dialogue(judge.runner, P, s.group, s.max_turns, s.turn_tokens, max_tokens, tokenizer, tuple(s.stop_strings),
+                    s.observation_tokens, hears_tools(tokenizer, environment), describes_tools(tokenizer, environment))
 
 
 def with_topology(config: ConfigDict, made: Parts, source: Source) -> Source:
@@ -260,14 +250,7 @@ def with_topology(config: ConfigDict, made: Parts, source: Source) -> Source:
     source = dataclasses.replace(source, topology=inner, replay=made.replay, sharing=parts.make_sharing(config, source.task))
     if made.estimator.has_critic:  # half of the update programs are the critic's
         source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // 2))
-    knobs = made.controls.knobs
-    guides, spreads, limits = made.guide is not None, "spread" in knobs, "token_limits" in knobs
-    if (guides or spreads or limits) and isinstance(source.sampler, Sampler):
-        sampler = dataclasses.replace(source.sampler, forces=guides, limits=limits, sampling=dataclasses.replace(
-            source.sampler.sampling, spread=np.float32(0) if spreads else None))
-        if isinstance(program := sampler.generate, Guarded):  # the program has further arguments
-            sampler = dataclasses.replace(sampler, generate=Guarded(program.name, program.function, program.shapes))
-        source = dataclasses.replace(source, guided=guides, sampler=sampler)
+    source = dataclasses.replace(source, guided=made.guide is not None)
 
     def of(prompts, inner):
         return filtered(config, made.filters, inner, source.view, prompts)
@@ -319,15 +302,15 @@ def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expe
 
 
 def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], tokenizer, max_positions: int,
-                  encode: Encode = encode_problems) -> int:
+                  encode: Encode = encode_problems, max_tokens: int = 0) -> int:
     """S, the tokens that every prompt is padded to: the configured limit, or the longest of all prompts to sample.
 
-    `encode` turns problems into token ids.
+    `encode` turns problems into token ids; `max_tokens`: of completions, 0: those of training.
 
     Raises:
       ValueError: prompt and completion together are longer than a published model allows.
     """
-    S, T = config.prompts.max_tokens, config.sampling.max_tokens
+    S, T = config.prompts.max_tokens, max_tokens or config.sampling.max_tokens
     S = S or max(longest(side, tokenizer, encode=encode) for side in asked)
     if config.model.path and S + T > max_positions:
         raise ValueError(f"prompts of up to {S} tokens and completions of up to {T} make {S + T}, but the model was made for "
@@ -463,9 +446,9 @@ def known_of(run: Run, params) -> dict[str, Any]:
     if "levels" in run.learner.controls.asks:
         known["levels"] = levels_of(train)
     if {"prompt_lengths", "embeddings"} & run.learner.controls.asks:
-        ids = source.sampler.encode([train[i] for i in range(len(train))], source.sampler.tokenizer)
+        ids = source.stream.partner.encode([train[i] for i in range(len(train))], source.stream.tokenizer)
         if "embeddings" in run.learner.controls.asks:
-            known["embeddings"] = prompt_embeddings(run.learner.policy, params, ids, source.sampler.prompt_tokens)
+            known["embeddings"] = prompt_embeddings(run.learner.policy, params, ids, source.stream.prompt_tokens)
         known["prompt_lengths"] = np.array([len(one or ()) for one in ids], np.int32)
     return known
 
@@ -479,13 +462,13 @@ def initial_adapters(config: ConfigDict, params):
 # --- parts ----------------------------------------------------------------------------------------------------------------
 
 
-def make_judge(config: ConfigDict) -> tuple[tasks.Task, Judge]:
-    """The task of a run, and the judge of its trajectories: the runner of an environment, or a reward."""
+def make_judge(config: ConfigDict) -> Judge:
+    """The task of a run, and what rewards its trajectories: the runner of an environment, or a reward."""
     if config.environment:
         runner = make_runner(config)
-        return runner.environment.task, runner
+        return Judge(runner.environment.task, runner=runner)
     task = make_task(config.task)
-    return task, make_reward(config, task)
+    return Judge(task, make_reward(config, task))
 
 
 def named_environment(config: ConfigDict) -> tuple[str, dict[str, Any]]:

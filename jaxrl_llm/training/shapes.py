@@ -4,7 +4,6 @@ They follow only from the limits of a run, so that a resumed run has the same on
 """
 import functools
 import itertools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np

@@ -16,7 +16,6 @@ from jaxrl_llm import parallel
 from jaxrl_llm.control import Settings
 from jaxrl_llm.control.tool_bonus import tool_reward
 from jaxrl_llm.forest import Forest
-from jaxrl_llm.generation.external import Server
 from jaxrl_llm.generation.prompts import encode_problems, fit
 from jaxrl_llm.ladders import smallest
 from jaxrl_llm.recorders.base import texts_of
@@ -30,13 +29,13 @@ from jaxrl_llm.topologies import Topology
 from jaxrl_llm.topologies.base import group_sizes
 from jaxrl_llm.training import by_task
 from jaxrl_llm.training import prior as prior_lib
-from jaxrl_llm.training.groups import Sampler
 from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.one_turn import beginnings
 from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.shapes import Ladders, padded
 from jaxrl_llm.training.sharing import Sharing
 from jaxrl_llm.training.snapshot import Snapshot
-from jaxrl_llm.training.trajectories import Trajectories
+from jaxrl_llm.training.stream import Stream
 
 _FILLS = 100  # problems to read, for each that is wanted, in search of prompts that are not too long
 _PROMPT_STREAM = 2**31 - 3  # folded into the run's key, for batches that are drawn by weights
@@ -77,7 +76,7 @@ class Source:
 
     Attributes:
       task: the task; `data` has its problems in an endless order.
-      sampler: sampler of groups, of one turn or in an environment.  topology: decides what is sampled.  prompts: per batch.
+      stream: grows trajectories.  topology: decides what is sampled.  prompts: per batch.
       max_tokens: maximum tokens of a completion, at most T.
       overlong: handling of prompts that are too long, see `generation.prompts.fit`.
       sizes: the sizes that a batch may have, from the limits of S, T, G and groups of a prompt, and the maximum number of
@@ -91,14 +90,13 @@ class Source:
       sharing: publishes groups and adds groups of other runs to batches; None: no sharing. Batches can then be reproduced only
         if the pool is unchanged.
       sets: evaluation sets beside the held-out problems of the task.
-      server: the server that samples instead of this process; None: this process samples.
       square_norms: `(params, lora, rollouts) -> f32[P, G]`, of the gradients of completions, for topologies that measure them.
       guided: experts write a part of some completions; rollouts then have `expert`, `hint_mask` and `hinted`.
     """
 
     task: Task
     data: Batches
-    sampler: Sampler | Trajectories
+    stream: Stream
     topology: Topology
     prompts: int
     max_tokens: int
@@ -113,11 +111,11 @@ class Source:
     buffer: Forest | None = None
     sharing: Sharing | None = None
     sets: tuple[EvalSpec, ...] = ()
-    server: Server | None = None
     guided: bool = False
     square_norms: Callable | None = None
 
     def __post_init__(self):
+        self._apart: Stream | None = None
         if self.replay is not None and self.buffer is None:
             self.buffer = buffers.empty(self.replay, self.planted([], draw=0))
 
@@ -132,9 +130,8 @@ class Source:
         self.next_uid, stored = position["next_uid"], position.get("buffer")
         if self.buffer is not None and stored is not None:
             assert self.replay is not None
-            extract = self.sampler.reward.extract if isinstance(self.sampler, Sampler) else None
             self.buffer = stored if isinstance(stored, Forest) else buffers.decode(
-                stored, buffers.empty(self.replay, self.planted([], draw=0)), self.task.train, extract)
+                stored, buffers.empty(self.replay, self.planted([], draw=0)), self.task.train, self.stream.partner.extract)
 
     def next(self, snapshot: Snapshot, timer: PhaseTimer | None = None) -> Finished:
         """One batch, as planned by its topology.
@@ -143,12 +140,10 @@ class Source:
           ValueError: no prompt of many batches fits, or a setting is outside its range.
         """
         timer, version = timer or PhaseTimer(), snapshot.version
-        begin_batch(self.sampler)
         known = read_settings(snapshot.settings)
-        spread = {} if known.spread is None else {"spread": known.spread}
-        under = self.sampler.under(snapshot.params, snapshot.lora, known.temperature, known.max_tokens, known.max_turns,
-                                   known.announced_turns, **spread)
-        generate = functools.partial(self._sampled, under, known, snapshot, timer)
+        self.stream.partner.rest()
+        self.stream.publish(snapshot._replace(settings=known))
+        generate = functools.partial(self._sampled, known, timer)
         measured, asked = self._reference_rates(known.reference_ids, generate, timer)
         topology, mix = self._begun(snapshot.key, version)
         forest = self.planted([], draw=0)
@@ -169,6 +164,7 @@ class Source:
             f"control/{name}": float(value) for name in _READ
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
         metrics |= by_task.metrics(own, [part.label for part in self.task.parts])
+        self.stream.rest()
         if mix is not None:
             chosen, self.buffer, mixed = mix(chosen)
             metrics |= mixed
@@ -188,8 +184,8 @@ class Source:
         rates, asked = np.full(len(ids), np.nan, np.float32), np.flatnonzero(ids >= 0)
         if len(asked):
             problems = [self.task.train[int(number)] for number in ids[asked]]
-            encoded = encoder(self.sampler, timer)(problems, self.sampler.tokenizer)
-            fits = [None if one is None or len(one) > self.sampler.prompt_tokens else one for one in encoded]
+            encoded = self.stream.partner.encode(problems, self.stream.tokenizer, timer)
+            fits = [None if one is None or len(one) > self.stream.prompt_tokens else one for one in encoded]
             rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
             forest = generate(self.planted(rows, draw=0), np.arange(len(rows)))
             owner, right = forest.prompt[forest.ends], forest.solved[forest.ends]
@@ -212,10 +208,10 @@ class Source:
 
     def _shared(self, sharing: Sharing, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed]]:
         """As `_begun`, with groups of the pool; the sampled groups are published."""
-        assert self.fewer is not None and isinstance(self.sampler, Sampler)
+        assert self.fewer is not None
         seed = jax.random.fold_in(jax.random.fold_in(key, _REPLAY_STREAM), version)
         rng = np.random.default_rng(parallel.fetch(jax.random.key_data(seed)))
-        foreign, metrics = sharing.take(self.sampler, self.task.train, self.next_uid, rng)
+        foreign, metrics = sharing.take(self.stream, self.task.train, self.next_uid, rng)
         self.next_uid += len(foreign.ends)
 
         def mix(fresh):
@@ -247,22 +243,22 @@ class Source:
     @property
     def _group(self) -> int:
         """Maximum number of rollouts of a prompt."""
-        return self.sampler.group * self.max_groups
+        return self.stream.group * self.max_groups
 
     @property
     def max_groups(self) -> int:
         """Maximum number of rows of rollouts of a prompt: groups times the contexts of a trajectory."""
-        return self.topology.max_groups * self.sampler.contexts
+        return self.topology.max_groups * self.stream.contexts
 
     @property
     def ladders(self) -> Ladders:
         """The sizes that a batch may have."""
-        return self.sizes(self.sampler.prompt_tokens, self.max_tokens, self.sampler.group, self.max_groups)
+        return self.sizes(self.stream.prompt_tokens, self.max_tokens, self.stream.group, self.max_groups)
 
     def _measured(self, forest: Forest, name: str, snapshot: Snapshot) -> Forest:
         """The forest with a fact of `topologies.base.MEASURED`, from the first groups of each prompt."""
         assert name == "gradient_norms" and self.square_norms is not None
-        group, most = self.sampler.group, int(group_sizes(forest).max())
+        group, most = self.stream.group, int(group_sizes(forest).max())
         rollouts = self.view(forest, snapshot.version, -(-most // group) * group)
         right, texts = rollouts.correct & rollouts.valid, texts_of(rollouts)
         texts = parallel.put(texts.replace(filled=4), parallel.batch_sharding(self.mesh))
@@ -275,32 +271,41 @@ class Source:
 
         `group`: maximum number of rollouts of a prompt; None: that of a complete batch.
         """
-        sizes, view = self.ladders, forests.paths if self.sampler.contexts == 1 else forests.contexts
+        sizes, view = self.ladders, forests.paths if self.stream.contexts == 1 else forests.contexts
         return view(
-            forest, self.sampler.turns, self.sampler.facts, group=group or self._group, prompts=self.prompts, version=version,
+            forest, self.stream.turns, self.stream.facts, group=group or self._group, prompts=self.prompts, version=version,
             tokens=functools.partial(smallest, sizes.tokens),
             prompt_tokens=functools.partial(smallest, sizes.prompt_tokens), of_problems=self.task.facts)
 
+    @property
+    def held_out(self) -> Stream:
+        """A stream for held-out problems, which shares no mutable state with that of training."""
+        if self._apart is None:
+            self._apart = self.stream.apart()
+        return self._apart
+
     def planted(self, rows: Sequence[tuple[Problem, list[int]]], draw: int) -> Forest:
         """The forest of these problems and their token ids, without samples."""
-        return self.sampler.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw)
+        return self.stream.partner.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw)
 
-    def _sampled(self, generate: Any, known: Settings, snapshot: Snapshot, timer: PhaseTimer, forest: Forest,
-                 rows: np.ndarray, shares: np.ndarray | None = None) -> Forest:
+    def _sampled(self, known: Settings, timer: PhaseTimer, forest: Forest, rows: np.ndarray, shares: np.ndarray | None = None
+                 ) -> Forest:
         """The forest with a group for each of `rows`, with the next uids; `shares`: see `topologies.Plan`.
 
         Of the settings on the host it reads `token_limits` i32[N] and `tool_coef` f32[].
         """
-        limits = known.token_limits
-        first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.sampler.group
-        own: dict[str, Any] = {} if shares is None else {"shares": shares}
+        limits, own = known.token_limits, dict[str, Any]()
+        first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.stream.group
+        if shares is not None:
+            own["forced"] = [beginnings(forest.problems[row], some, self.stream.tokenizer, self.max_tokens)
+                             for row, some in zip(rows, shares)]
         if limits is not None:
             if limits.shape != (len(self.task.train),) or limits.min() < 1:
                 raise ValueError(f"controllers propose token limits of shape {limits.shape}, from {limits.min(initial=1)} on, "
                                  f"for {len(self.task.train)} training problems; give one for each, 1 or more")
             own["limits"] = np.asarray(limits, np.int32)[[forest.problems[row].id for row in rows]]
-        grown = self.sampler.groups(generate, forest, rows, first, snapshot.key, snapshot.version, timer, **own)
-        if known.tool_coef is None or "tool_calls" not in self.sampler.facts:
+        grown = self.stream.groups(forest, rows, first, timer, **own)
+        if known.tool_coef is None or "tool_calls" not in self.stream.facts:
             return grown
         return with_tool_reward(grown, len(forest.uid), float(known.tool_coef))
 
@@ -311,11 +316,11 @@ class Source:
             settings = settings._replace(prompt_ids=None)
         problems, seen = self._problems(snapshot.key, settings), 0
         while (missing := count - len(rows)) and seen < _FILLS * count:  # reads no more than are missing: none is left over
-            rows += fitting_problems(problems(seen, missing), self.sampler.tokenizer, self.sampler.prompt_tokens, self.overlong,
-                                     self.readers, encoder(self.sampler, timer))
+            rows += fitting_problems(problems(seen, missing), self.stream.tokenizer, self.stream.prompt_tokens, self.overlong,
+                                     self.readers, functools.partial(self.stream.partner.encode, timer=timer))
             seen += missing
         if not rows:
-            raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.sampler.prompt_tokens}; raise it")
+            raise ValueError(f"no prompt of {_FILLS} batches fits in prompts.max_tokens={self.stream.prompt_tokens}; raise it")
         new = self.planted(rows, draw=int(forest.draw.max(initial=-1)) + 1)
         facts = {} if self.prior is None else self._expectations(rows, snapshot)
         if settings.group_sizes is not None:
@@ -326,12 +331,12 @@ class Source:
     def _group_sizes(self, new: Forest, settings: Settings) -> np.ndarray:
         """i32[P], the rollouts to sample for each problem: as proposed, or one group for problems without a proposal."""
         if settings.prompt_ids is None:
-            return np.full(len(new.problems), self.sampler.group, np.int32)
+            return np.full(len(new.problems), self.stream.group, np.int32)
         ids, sizes = (np.asarray(x) for x in (settings.prompt_ids, settings.group_sizes))
         if sizes.shape != ids.shape:
             raise ValueError(f"controllers propose {ids.shape} problems and {sizes.shape} group sizes; give one for each")
         wanted = dict(zip(ids.tolist(), sizes.tolist()))
-        return np.array([wanted.get(problem.id, self.sampler.group) for problem in new.problems], np.int32)
+        return np.array([wanted.get(problem.id, self.stream.group) for problem in new.problems], np.int32)
 
     def _problems(self, key: jax.Array, settings: Settings) -> Callable[[int, int], list[Problem]]:
         """`(first, count) -> problems`, this process's share of a part of the order in which a draw reads problems.
@@ -433,17 +438,6 @@ def jsonable(position: dict[str, Any]) -> dict[str, Any]:
     return {name: buffers.encode(part) if isinstance(part, Forest) else part for name, part in position.items()}
 
 
-def begin_batch(sampler: Sampler | Trajectories) -> None:
-    """Begins a batch: in an environment, the share of lost trajectories is one of the trajectories from here on."""
-    if isinstance(sampler, Trajectories):
-        sampler.runner.forget()
-
-
-def encoder(sampler: Sampler | Trajectories, timer: PhaseTimer) -> Encode:
-    """The sampler's function from problems to token ids; in an environment it opens them, and the time for this is measured."""
-    return functools.partial(sampler.encode, timer=timer) if isinstance(sampler, Trajectories) else sampler.encode
-
-
 def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, overlong: str, processes: int = 1,
                      encode: Encode = encode_problems):
     """The problems whose prompts fit and their token ids (see `generation.prompts.fit`).
@@ -473,23 +467,23 @@ def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
 
 
 def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
-                    temperature: float | None = None, max_tokens: int | None = None, samples: int | None = None) -> Forest:
+                    temperature: float | None = None, max_tokens: int | None = None, samples: int | None = None,
+                    stream: Stream | None = None) -> Forest:
     """`samples` completions (None: a group) for each of `problems` held-out problems; ValueError if no prompt fits.
 
-    Whole groups are drawn, of which the first `samples` are kept. Environments that are not replayable play at most a batch's
-    number of problems at a time.
+    Whole groups are drawn, of which the first `samples` are kept. `stream`: None: that of the source for held-out problems.
     """
-    timer = timer or PhaseTimer()
-    begin_batch(source.sampler)
-    rows = fitting_problems(held_out(source.task.heldout, problems), source.sampler.tokenizer, source.sampler.prompt_tokens,
-                            source.overlong, encode=encoder(source.sampler, timer))
+    timer, stream = timer or PhaseTimer(), stream or source.held_out
+    stream.partner.rest()
+    rows = fitting_problems(held_out(source.task.heldout, problems), stream.tokenizer, stream.prompt_tokens, source.overlong,
+                            encode=functools.partial(stream.partner.encode, timer=timer))
     if not rows:
-        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={source.sampler.prompt_tokens}; raise it")
-    generate = source.sampler.under(params, lora, temperature, max_tokens)
-    forest, sampler = source.planted(rows, draw=0), source.sampler
-    for number in range(1 if samples is None else -(-samples // sampler.group)):
-        first = number * len(rows) * sampler.group
-        forest = sampler.groups(generate, forest, np.arange(len(rows)), first, key, -1, timer)
+        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
+    stream.publish(Snapshot(-1, params, lora, key, Settings(temperature=temperature, max_tokens=max_tokens)))
+    forest = stream.partner.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw=0)
+    for number in range(1 if samples is None else -(-samples // stream.group)):
+        forest = stream.groups(forest, np.arange(len(rows)), number * len(rows) * stream.group, timer)
+    stream.rest()
     owner = forest.prompt[forest.ends]
     place = np.arange(len(owner)) - np.searchsorted(owner, owner)
     return forest if samples is None else forests.trim(forest, place < samples)

@@ -116,7 +116,7 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
     if adapter:
         check_adapter(workdir, stored_config(workdir))
     run = trained(workdir, step, best=best, average=average)
-    architecture, tokenizer = run.policy.model.config, run.source.sampler.tokenizer
+    architecture, tokenizer = run.policy.model.config, run.source.stream.tokenizer
     if adapter:
         base, lora = expanded(run.config.model.path), jax.device_get(run.lora)  # PEFT reads no ~
         if peft.is_adapter(base):

@@ -10,6 +10,21 @@ from jaxrl_llm.generation.requests import as_ints
 from jaxrl_llm.rollouts import Role
 
 
+class TurnLimits(NamedTuple):
+    """Maximum turns of the policy in a trajectory, and maximum tokens after its prompt.
+
+    `announced`: the first limit of turns announced to the policy, see `control.Settings`; 0: none.
+    """
+
+    turns: int
+    tokens: int
+    announced: int = 0
+
+    def left(self, turns: int) -> int:
+        """The number of turns left that is announced to the policy after `turns` turns."""
+        return (self.announced if turns < self.announced < self.turns else self.turns) - turns
+
+
 class Waiting(NamedTuple):
     """The context of an agent while others speak, see `Trajectory`."""
 
@@ -26,7 +41,8 @@ class Trajectory:
     `ids` are all tokens of the context, `prompt_ids` its first ones, `pieces` the nodes of all contexts (see `grow`), `parents`
     the index of the piece before each in its context (-1: it begins the context), `last` that of the context's last piece,
     `drawn` the policy's tokens in the context; `done`: the environment ended it. `contexts`: how many were begun.
-    `most`: the problem's own limit of tokens after the prompt; None: it has none.
+    `limits`: those that held when it began; `most`: the problem's own limit of tokens after the prompt; None: it has none.
+    `forced`: the tokens that its first turn begins with, which an expert wrote. `version`: that of the weights in use.
     `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again, and
     `request` the number of the context's own request. If contexts are those of agents, `reader` is the agent of this one, and
     `waiting` has those of the others.
@@ -49,6 +65,14 @@ class Trajectory:
     reader: int | None = None
     waiting: dict[int, "Waiting"] = dataclasses.field(default_factory=dict)
     most: int | None = None
+    limits: TurnLimits = TurnLimits(1, 0)
+    forced: list[int] = dataclasses.field(default_factory=list)
+    version: int = -1
+
+    @property
+    def tokens(self) -> int:
+        """Maximum tokens after its prompt."""
+        return self.limits.tokens if self.most is None else min(self.limits.tokens, self.most)
 
     @property
     def behind(self) -> int:
@@ -88,8 +112,10 @@ class Trajectory:
         self.ids += as_ints(ids)
         self.parents.append(self.last)
         self.last = len(self.pieces)
-        self.pieces.append({"role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
-                            "entropies": np.zeros(len(ids)), "turn_rewards": 0.0, "turn_info": {}, **columns})
+        self.pieces.append({
+            "role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
+            "entropies": np.zeros(len(ids)), "version": np.full(len(ids), self.version), "turn_rewards": 0.0, "turn_info": {},
+            **columns})
 
     def add(self, reward: float) -> None:
         """Adds a reward to the policy's last turn, for a trajectory that has ended."""

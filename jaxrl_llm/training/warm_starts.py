@@ -15,24 +15,23 @@ import jax
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import setup
 from jaxrl_llm.training.checkpoints import Checkpoints, checksums
-from jaxrl_llm.training.trajectories import Trajectories
 
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "optax")
 
 
 def key_of(run: setup.Run, params) -> str:
     """24 hexadecimal digits of a hash of all that the weights after the warm-up of `params` depend on, to the last bit."""
-    c, sampler, policy = run.config, run.source.sampler, run.learner.policy
+    c, stream, policy = run.config, run.source.stream, run.learner.policy
     made_of: dict[str, Any] = {
         "first weights": checksums(params), "model": c.model.to_dict(), "temperature": policy.temperature,
         "warm-up": c.warmup.to_dict(), "seed": c.seed, "problems": _digest(run.source.task.train),
-        "overlong": c.prompts.overlong, "lengths": [sampler.prompt_tokens, c.sampling.max_tokens],
+        "overlong": c.prompts.overlong, "lengths": [stream.prompt_tokens, c.sampling.max_tokens],
         "devices": [str(jax.devices()[0].device_kind), dict(run.learner.mesh.shape)],
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES}}
-    if isinstance(sampler, Trajectories):
-        ladders = run.source.ladders
-        made_of["environment"] = [c.environment, sampler.turns, sampler.turn_tokens, sampler.observation_tokens,
-                                  list(ladders.tokens), list(ladders.prompt_tokens)]
+    if stream.partner.goes_on:
+        ladders, s = run.source.ladders, c.sampling
+        made_of["environment"] = [c.environment, stream.turns, s.turn_tokens, s.observation_tokens, list(ladders.tokens),
+                                  list(ladders.prompt_tokens)]
     return hashlib.sha256(json.dumps(made_of, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 

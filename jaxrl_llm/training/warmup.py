@@ -16,7 +16,6 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import preemption
 from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.training.source import Source
-from jaxrl_llm.training.trajectories import Trajectories
 
 
 def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_tokens: int, overlong: str) -> Rollouts:
@@ -54,19 +53,18 @@ def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer,
 def oracle_demonstrations(source: Source, problems: list[Problem], strays: float = 0.0) -> Rollouts:
     """A trajectory of an environment's oracle for each problem, its contexts as a group; fitting ones replace others.
 
-    `strays`: share of turns that are random and not imitated, see `Trajectories.demonstrated`.
+    `strays`: share of turns that are random and not imitated, see `Dialogue.demonstrated`.
 
     Raises ValueError if the environment has no oracle, or no prompt fits.
     """
-    sampler = source.sampler
-    assert isinstance(sampler, Trajectories)
-    forest = sampler.demonstrated(problems, strays)
-    forest = select(forest, forest.length[forest.role == Role.PROMPT] <= sampler.prompt_tokens)
+    stream = source.stream
+    forest = stream.partner.demonstrated(problems, strays)
+    forest = select(forest, forest.length[forest.role == Role.PROMPT] <= stream.prompt_tokens)
     if not forest.problems:
-        raise ValueError(f"no prompt of a warm-up batch fits in prompts.max_tokens={sampler.prompt_tokens}; raise it")
+        raise ValueError(f"no prompt of a warm-up batch fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
     sizes = source.ladders
-    view = paths if sampler.contexts == 1 else contexts
-    shown = view(forest, sampler.turns, group=sampler.contexts, prompts=len(problems), version=0,
+    view = paths if stream.contexts == 1 else contexts
+    shown = view(forest, stream.turns, group=stream.contexts, prompts=len(problems), version=0,
                  tokens=functools.partial(smallest, sizes.tokens),
                  prompt_tokens=functools.partial(smallest, sizes.prompt_tokens))
     return texts_of(shown)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import jax
 import numpy as np
 
-from jaxrl_llm.generation.base import Kind, Room
+from jaxrl_llm.generation.base import EngineKind, Wanted
 from jaxrl_llm.generation.external.answers import Completion
 from jaxrl_llm.generation.external.client import ServerError
 from jaxrl_llm.generation.external.server import Server, Stale
@@ -194,10 +194,10 @@ def hashed(stream: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(stream, digest_size=8).digest(), "big") >> 2
 
 
-def kind(room: Room) -> Kind:
+def kind(run: Wanted) -> EngineKind:
     """The engine of a run whose server samples."""
     def make(params, lora, version: int) -> ExternalEngine:
-        return ExternalEngine(room.server, params, jax.random.key(0), slot_tokens=room.prompt_tokens + room.max_tokens,
+        return ExternalEngine(run.server, params, jax.random.key(0), slot_tokens=run.prompt_tokens + run.max_tokens,
                               version=version, lora=lora)
 
-    return Kind("server", make, CAN)
+    return EngineKind("server", make, CAN)

@@ -29,7 +29,6 @@ def steps(source: Source, learner: Learner, state: TrainState, frozen: Mapping[s
         position = source.position()
         phase("learning")
         learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
-        if source.server is not None:
-            source.server.check(learned.metrics)
+        source.stream.kind.check(learned.metrics)
         state = (yield Step(position, finished, learned)) or learned.state
         del finished, learned  # frees memory for the next ones

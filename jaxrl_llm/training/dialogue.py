@@ -1,119 +1,79 @@
-"""Groups of trajectories in an environment: the engine samples turns of the policy, a runner of environments answers them."""
+"""An environment as the partner of a policy: a runner of environments answers every turn of it."""
 import dataclasses
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
-import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from jaxrl_llm import parallel, turn_info
+from jaxrl_llm import turn_info
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import AllInvalid, Runner
 from jaxrl_llm.forest import Forest, grow, plant
-from jaxrl_llm.generation import sampling as sampling_lib
-from jaxrl_llm.generation.engine import Node, Request
+from jaxrl_llm.generation.requests import Node
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.shown_tools import behind, variables_of
-from jaxrl_llm.training.trajectory import Trajectory
+from jaxrl_llm.training.trajectory import Trajectory, TurnLimits
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
-_REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * _REQUEST`: each has its own random numbers
 _DEMONSTRATED = 1  # the seed of demonstrations before the first step
 _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; nothing is drawn with them
 
 
-class Limits(NamedTuple):
-    """Maximum turns of the policy in a trajectory, and maximum tokens after its prompt.
+@dataclasses.dataclass(eq=False)
+class Dialogue:
+    """Plays trajectories of an environment: its opening is the prompt, then turns of the policy and answers in their order.
 
-    `announced`: the first limit of turns announced to the policy, see `control.Settings`; 0: none.
-    """
-
-    turns: int
-    tokens: int
-    announced: int = 0
-
-    def left(self, turns: int) -> int:
-        """The number of turns left that is announced to the policy after `turns` turns."""
-        return (self.announced if turns < self.announced < self.turns else self.turns) - turns
-
-
-class Weights(NamedTuple):
-    """A policy to sample with, its sampling distribution and its limits."""
-
-    params: Any
-    lora: Any
-    sampling: sampling_lib.Sampling
-    limits: Limits
-
-
-@dataclasses.dataclass(frozen=True)
-class Trajectories:
-    """`group` trajectories for each of `prompts` problems, as `groups.Sampler` samples completions.
-
-    A trajectory is the opening of its environment (the prompt), then turns of the policy and answers in their order. It depends
-    only on its uid, the key and the weights. A trajectory that its environment loses is not in the forest: it is counted by
-    name, and its group is smaller. A trajectory that reaches `turns` or `max_tokens` is cut there, with its rewards so far and
-    the one of `Environment.cut`.
+    A trajectory that its environment loses is not in the forest: it is counted by name, and its group is smaller. A trajectory
+    that reaches `turns` or `max_tokens` is cut there, with its rewards so far and the one of `Environment.cut`.
 
     Attributes:
-      make_engine: `(params, key, slot_tokens=, version=, lora=)` -> an `Engine`, or an object with its contract, for turns.
       runner: the environment's runner.
-      sampling: the distribution of a token.
-      prompts, group: P and G.  prompt_tokens: length of the longest opening.
+      prompts, group: P and G of a batch.
       turns: maximum turns of the policy in a trajectory.  turn_tokens: maximum tokens of a turn.  max_tokens: maximum tokens
         after the prompt.
       tokenizer, stop_strings: the tokenizer of messages, and strings that end a turn beside the tokenizer's stop tokens.
-      mesh, dtype: the mesh of the weights and the dtype of the model's computation.
       observation_tokens: maximum tokens of a message of the environment; a longer one loses its middle; 0: no limit.
       hears_tools: whether the chat template has the role of tools; else the results of a turn are one message of the user.
       describes_tools: whether the prompt begins with `Environment.calls`, as the chat template shows no tools.
+      offset: added to uids of trajectories, see `HELD_OUT`.
       opened: numbers of openings that are read as prompts.
     """
 
-    make_engine: Callable[..., Any]
     runner: Runner
-    sampling: sampling_lib.Sampling
     prompts: int
     group: int
-    prompt_tokens: int
     turns: int
     turn_tokens: int
     max_tokens: int
     tokenizer: Any
-    mesh: Mesh
-    dtype: Any
     stop_strings: Sequence[str] = ()
     observation_tokens: int = 0
     hears_tools: bool = True
     describes_tools: bool = False
+    offset: int = 0
     opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    goes_on: ClassVar[bool] = True
+    by_uid: ClassVar[bool] = True
+    extract: ClassVar[None] = None
+
+    def __post_init__(self):
+        self._answers = Answers(self.runner)
+        self._going: dict[int, Trajectory] = {}
+        self._waiting: dict[int, tuple[Node, base.Message]] = {}
+        self._cut, self._lost = set[int](), set[int]()
 
     @property
     def facts(self) -> Mapping[str, str]:
         """The environment's facts about turns, with their joins, see `turn_info.JOINS`."""
         return self.runner.environment.facts
-
-    def prepare(self) -> list[tuple[str, str]]:
-        """The reward's name and method, for the head of a run."""
-        rows = [("environment", f"{self.runner.environment.name}, up to {self.turns} turns of {self.turn_tokens} tokens")]
-        if self.runner.environment.tools and not self.hears_tools:
-            rows.append(("results of tools", "one message of the user in each turn; the chat template has no role of tools"))
-        if self.describes_tools:
-            rows.append(("tools", "described at the beginning of the prompt; the chat template does not show them"))
-        return rows
-
-    def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
-        """The forest of these prompts, to grow groups on. The only component of the reward is `success`, see `success`."""
-        return plant(problems, ids, ["success"], answers=False, turns=True, draw=draw)
 
     @property
     def contexts(self) -> int:
@@ -125,7 +85,33 @@ class Trajectories:
         """Whether at most a batch of trajectories may be open at a time, since servers have room for that many."""
         return not self.runner.environment.replayable
 
-    def encode(self, problems: Sequence[Problem], tokenizer, timer: PhaseTimer | None = None) -> list[list[int] | None]:
+    @property
+    def busy(self) -> bool:
+        """Whether trajectories wait for the environment."""
+        return bool(self._waiting or self._cut)
+
+    def prepare(self, waits: bool) -> list[tuple[str, str]]:
+        """The environment, and how it shows tools."""
+        rows = [("environment", f"{self.runner.environment.name}, up to {self.turns} turns of {self.turn_tokens} tokens")]
+        if self.runner.environment.tools and not self.hears_tools:
+            rows.append(("results of tools", "one message of the user in each turn; the chat template has no role of tools"))
+        if self.describes_tools:
+            rows.append(("tools", "described at the beginning of the prompt; the chat template does not show them"))
+        return rows
+
+    def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
+        """The forest of these prompts, to grow groups on. The only component of the reward is `success`, see `success`."""
+        return plant(problems, ids, ["success"], answers=False, turns=True, draw=draw)
+
+    def rest(self) -> None:
+        """Begins a batch anew: the share of lost trajectories is one of those from here on."""
+        self.runner.forget()
+
+    def apart(self) -> "Dialogue":
+        """The same environment with a runner of its own, for held-out problems."""
+        return dataclasses.replace(self, runner=self.runner.apart(), offset=HELD_OUT, opened=itertools.count())
+
+    def encode(self, problems: Sequence[Problem], tokenizer: Any, timer: PhaseTimer | None = None) -> list[list[int] | None]:
         """Token ids of the opening of each problem and of all its contexts; None if the environment fails to open it.
 
         Such a failure is counted.
@@ -157,66 +143,88 @@ class Trajectories:
         """The messages in roles that the chat template has."""
         return messages if self.hears_tools else conversation.without_tools(messages)
 
-    def under(self, params, lora, temperature: float | jax.Array | None = None,
-              max_tokens: int | jax.Array | None = None, max_turns: int | jax.Array | None = None,
-              announced_turns: int | jax.Array | None = None) -> Weights:
-        """These weights, with another temperature or shorter trajectories if given."""
-        chosen = self.sampling
-        if temperature is not None:
-            chosen = dataclasses.replace(chosen, temperature=np.float32(temperature))
-        sampling_lib.check(chosen)
-        if announced_turns is not None and int(announced_turns) and self.runner.environment.tokens:
+    def limits(self, max_tokens: int | None, max_turns: int | None, announced: int | None) -> TurnLimits:
+        """The limits of a trajectory, shorter ones if given; ValueError for announced turns that cannot be told."""
+        if announced and self.runner.environment.tokens:
             raise ValueError(f"environment {self.runner.environment.name!r} speaks in tokens, so it cannot announce how many "
                              "turns are left; take a method without announced turns")
-        limits = Limits(self.turns if max_turns is None else min(self.turns, int(max_turns)),
-                        self.max_tokens if max_tokens is None else int(max_tokens),
-                        0 if announced_turns is None else int(announced_turns))
-        return Weights(parallel.reshard(params, self.mesh, self.dtype), lora, chosen, limits)
+        return TurnLimits(self.turns if max_turns is None else min(self.turns, max_turns),
+                          self.max_tokens if max_tokens is None else max_tokens, announced or 0)
 
-    def groups(self, weights: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
-               timer: PhaseTimer, limits: np.ndarray | None = None) -> Forest:
-        """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
+    def limit(self, one: Trajectory, more: int = 0) -> int:
+        """Maximum of `drawn` at the end of the next turn, after `more` tokens of others."""
+        return one.drawn + min(self.turn_tokens, one.tokens - one.behind - more)
 
-        `limits` i32[R]: maximum tokens after each prompt, at most those of the `weights`; None: those of the `weights`.
+    def begin(self, going: Mapping[int, Trajectory], problems: Sequence[Problem], timer: PhaseTimer) -> dict[int, Trajectory]:
+        """Opens trajectories; without those that the environment loses.
+
         Raises ValueError if the trajectories of a problem open differently from each other or from its prompt, TooManyInvalid
-        if the environment has lost more trajectories of the batch than the runner allows, AllInvalid if all of the forest.
+        if the environment has lost more trajectories of the batch than the runner allows.
         """
-        size = self.prompts if self.limited else max(len(rows), 1)  # an environment that waits has places for one batch
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            forest = self._groups(weights, forest, rows[part], first_uid + start * self.group, key, version, timer,
-                                  None if limits is None else limits[part])
-        return forest
-
-    def _groups(self, weights: Any, forest: Forest, rows: np.ndarray, first_uid: int, key: jax.Array, version: int,
-                timer: PhaseTimer, limits: np.ndarray | None) -> Forest:
-        """The same, all at once."""
-        owner = np.repeat(rows, self.group)
-        held_out = HELD_OUT if version < 0 else 0
-        prompts = {row: forest.prompt_ids(row).tolist() for row in set(rows.tolist())}
-        most = {} if limits is None else dict(zip(rows.tolist(), limits.tolist()))
-        going = {first_uid + i: Trajectory(list(prompts[row]), row, prompts[row], most=most.get(row))
-                 for i, row in enumerate(owner.tolist())}
         with timer("wait"):
-            opened = self.runner.reset({held_out + uid: forest.problems[one.prompt] for uid, one in going.items()})
-        check_openings({uid: (one.prompt, opened[held_out + uid]) for uid, one in going.items() if held_out + uid in opened})
-        going = {uid: one for uid, one in going.items() if held_out + uid in opened}
+            opened = self.runner.reset({self.offset + uid: problems[one.prompt] for uid, one in going.items()})
+        check_openings({uid: (one.prompt, opened[self.offset + uid]) for uid, one in going.items()
+                        if self.offset + uid in opened})
+        going = {uid: one for uid, one in going.items() if self.offset + uid in opened}
         with timer("template"):
-            self._check_prompts(prompts, {one.prompt: opened[held_out + uid].messages for uid, one in going.items()})
+            self._check_prompts({one.prompt: one.prompt_ids for one in going.values()},
+                                {one.prompt: opened[self.offset + uid].messages for uid, one in going.items()})
         for uid, one in going.items() if self.contexts > 1 else ():
-            self._open(one, opened[held_out + uid].messages)
-        engine = self.make_engine(weights.params, key, slot_tokens=self.prompt_tokens + self.max_tokens, version=version,
-                                  lora=weights.lora)
-        ended = self._played(engine, weights, going, held_out, timer)
+            self._open(one, opened[self.offset + uid].messages)
+        self._going |= going
+        return dict(going)
+
+    def hear(self, nodes: Mapping[int, Node], wait: bool, timer: PhaseTimer) -> dict[int, list[int] | None]:
+        """Tells the environment what the policy said, and returns what it reads next, by uid; None: its trajectory has ended.
+
+        An environment that waits is waited for only with `wait`, if no row is left to sample.
+        """
+        said = {uid: self._said(node) for uid, node in nodes.items()}
+        self._waiting |= {uid: (node, said[uid]) for uid, node in nodes.items()}
+        with timer("wait"):
+            if said:
+                self._answers.ask({self.offset + uid: message for uid, message in said.items()})
+            turns = {uid - self.offset: turn for uid, turn in self._answers.ready(wait).items()}
+        for uid in self._cut & turns.keys():
+            self._rewarded(uid, turns.pop(uid))
+        answered = {uid: self._waiting.pop(uid) for uid in turns}
+        with timer("template"):
+            read = {uid: self._answered(self._going[uid], *answered[uid], turn) for uid, turn in turns.items()
+                    if turn is not None}
+        self._lost |= turns.keys() - read.keys()
+        self._cut_short([uid for uid, ids in read.items() if ids is None and not self._going[uid].done], timer)
+        return {uid: read.get(uid) for uid in answered}
+
+    def _rewarded(self, uid: int, last: base.Turn | None) -> None:
+        """Adds the reward of a trajectory that was cut; None: the environment lost it."""
+        self._cut.remove(uid)
+        if last is None:
+            self._lost.add(uid)
+        else:
+            self._going[uid].add(last.reward)
+
+    def _cut_short(self, uids: Sequence[int], timer: PhaseTimer) -> None:
+        """Ends trajectories at a limit of the run; the environment may have a last reward for them."""
+        if self.runner.environment.cut is None:
+            self.runner.end([self.offset + uid for uid in uids])
+        elif uids:
+            self._cut |= set(uids)
+            with timer("wait"):
+                self._answers.ask({self.offset + uid: base.CUT for uid in uids})
+
+    def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
+        """The forest with these trajectories, without those that the environment lost; AllInvalid if it has none."""
+        ended = {uid: one for uid in begun if (one := self._going.pop(uid, None)) is not None and uid not in self._lost}
+        self._lost.clear()
         asked, got = (np.bincount(np.array(whose, np.int64), minlength=len(forest.problems))
-                      for whose in (owner, [one.prompt for one in ended.values()]))
+                      for whose in ([*begun.values()], [one.prompt for one in ended.values()]))
         lost = forest.lost + asked - got
         if lost.any() and not ended and not len(forest.ends):
             first = next(iter(self.runner.invalid.values()))
             raise AllInvalid(f"the environment lost all {lost.sum()} trajectories of a batch ({dict(self.runner.counts)}); "
                              f"the first: {first.kind}, {first.message}")
         invalid, seconds = self.runner.taken()
-        whole = grown(forest, ended, self.runner.environment.returns, version, invalid, getattr(engine, "computed", 0), seconds)
+        whole = grown(forest, ended, self.runner.environment.returns, invalid, computed, seconds)
         return whole.with_columns(lost=lost.astype(np.int32))
 
     def _check_prompts(self, prompts: Mapping[int, list[int]], opened: Mapping[int, Sequence[base.Message]]) -> None:
@@ -235,61 +243,6 @@ class Trajectories:
                                  f"reads {read[:200]!r}, its opening at an earlier time; what `reset` asks must depend on the "
                                  "problem alone: draw it from the problem, and use no server that ignores its seed")
 
-    def _played(self, engine: Any, weights: Weights, going: Mapping[int, Trajectory], held_out: int, timer: PhaseTimer
-                ) -> dict[int, Trajectory]:
-        """The trajectories, played to their ends, without those that the environment lost."""
-        def request(uid: int, one: Trajectory) -> Request:
-            return Request(uid + _REQUEST * one.request, self._limit(weights.limits, one), one.ids, keep=True,
-                           sampling=weights.sampling, stop_tokens=tuple(self.tokenizer.stop_ids),
-                           stop_texts=tuple(self.stop_strings))
-
-        with timer("rollout"):
-            engine.submit(*(request(uid, one) for uid, one in going.items()))
-        lost, cut = set[int](), set[int]()
-        held = {uid: one.open_requests for uid, one in going.items()}
-        answers, waiting = Answers(self.runner), dict[int, tuple[Node, base.Message]]()
-        while True:
-            with timer("rollout"):
-                nodes = engine.collect()
-            said = {node.uid % _REQUEST: self._said(node) for node in nodes}
-            waiting |= {node.uid % _REQUEST: (node, said[node.uid % _REQUEST]) for node in nodes}
-            with timer("wait"):  # for environments that wait only if no row is left to sample
-                if said:
-                    answers.ask({held_out + uid: message for uid, message in said.items()})
-                turns = {uid - held_out: turn for uid, turn in answers.ready(wait=not nodes).items()}
-            if not nodes and not turns:
-                return {uid: one for uid, one in going.items() if uid not in lost}
-            for uid in cut & turns.keys():
-                last = turns.pop(uid)
-                cut.remove(uid)
-                if last is None:
-                    lost.add(uid)
-                else:
-                    going[uid].add(last.reward)
-            answered = {uid: waiting.pop(uid) for uid in turns}
-            with timer("template"):
-                read = {uid: self._answered(going[uid], *answered[uid], turn, weights.limits)
-                        for uid, turn in turns.items() if turn is not None}
-            lost |= turns.keys() - read.keys()
-            over = [uid for uid, ids in read.items() if ids is None and not going[uid].done]
-            if self.runner.environment.cut is None:
-                self.runner.end([held_out + uid for uid in over])
-            elif over:
-                cut |= set(over)
-                with timer("wait"):
-                    answers.ask({held_out + uid: base.CUT for uid in over})
-            with timer("rollout"):
-                for uid in answered:
-                    ids, one = read.get(uid), going[uid]
-                    kept = set[int]() if ids is None else one.open_requests
-                    for number in held[uid] - kept:
-                        engine.release(uid + _REQUEST * number)
-                    if ids is not None and one.request in held[uid]:
-                        engine.extend(uid + _REQUEST * one.request, ids, self._limit(weights.limits, one))
-                    elif ids is not None:
-                        engine.submit(request(uid, one))
-                    held[uid] = kept
-
     def _said(self, node: Node) -> base.Message:
         """The sampled message through its stop string, with its tokens if the environment reads tokens."""
         ids = node.tokens.tolist()
@@ -305,7 +258,7 @@ class Trajectories:
         oracle continues (Laskey et al., arXiv 1703.09327). Raises ValueError if there is no oracle, or no choices, or if a
         message does not fit in a turn.
         """
-        environment, ended, limits = self.runner.environment, {}, Limits(self.turns, self.max_tokens)
+        environment, ended, limits = self.runner.environment, {}, TurnLimits(self.turns, self.max_tokens)
         if strays and environment.choices is None:
             raise ValueError(f"environment {environment.name!r} has no choices to stray to; set warmup.strays=0")
         if environment.oracle is None:
@@ -314,7 +267,7 @@ class Trajectories:
             key = base.key_of(_DEMONSTRATED, problem.id)
             (state, turn), chance = base.begin(environment, problem, key), random.Random(key)
             prompt = self._start(self.tokenizer, turn.messages)
-            one = ended[number] = Trajectory(list(prompt), number, prompt)
+            one = ended[number] = Trajectory(list(prompt), number, prompt, limits=limits, version=0)
             if self.contexts > 1:
                 self._open(one, turn.messages)
             ids: list[int] | None = prompt
@@ -327,46 +280,47 @@ class Trajectories:
                     raise ValueError(f"the oracle of {environment.name!r} says {text[:120]!r}, {len(tokens)} tokens with the "
                                      f"end token; sampling.turn_tokens={self.turn_tokens} and sampling.max_tokens="
                                      f"{self.max_tokens} must be at least that")
-                if one.turns and len(tokens) > self._limit(limits, one) - one.drawn:
+                if one.turns and len(tokens) > self.limit(one) - one.drawn:
                     one.pop()  # an answer without a next turn
                     break
                 zeros = np.zeros(len(tokens), np.float32)
                 node = Node(number, None, 0, np.array(tokens, np.int32), zeros, zeros, zeros.astype(np.int32), "stop")
                 ids = self._answered(one, node, said, base.advance(environment, state, said),
-                                     limits, Role.HINT if stray else Role.POLICY)
+                                     Role.HINT if stray else Role.POLICY)
         forest = self.plant(problems, [one.prompt_ids for one in ended.values()], 0)
-        return grown(forest, ended, environment.returns, 0, Counter())
+        return grown(forest, ended, environment.returns, Counter())
 
-    def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, limits: Limits,
-                  role: Role = Role.POLICY) -> list[int] | None:
+    def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, role: Role = Role.POLICY
+                  ) -> list[int] | None:
         """Adds a turn of the policy and the environment's answer; returns the answer's ids, None at the trajectory's end."""
         own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"], "logprobs": node.logprobs,
-               "entropies": node.entropies}
+               "entropies": node.entropies, "version": node.policy_version}
         one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
+        one.version = int(node.policy_version[-1])
         if turn.rewritten:
             own = self._rewritten(one, own, turn.rewritten)
         one.append(**own, turn_rewards=turn.reward, turn_info=self._located(own["ids"], turn.info))
         one.total, one.done = one.total + turn.reward, turn.done
-        if one.done or one.turns >= limits.turns:
+        if one.done or one.turns >= one.limits.turns:
             return None
         if self.runner.environment.tokens:
             ids = conversation.given(self.tokenizer, turn.messages)
-            return self._heard(one, ids, self.tokenizer.decode(ids, skip_special=False), limits)
+            return self._heard(one, ids, self.tokenizer.decode(ids, skip_special=False))
         messages = conversation.shortened(self.tokenizer, turn.messages, self.observation_tokens or self.max_tokens)
-        if limits.announced:
-            messages[-1]["content"] += f"\nTurns left: {limits.left(one.turns)}."
+        if one.limits.announced:
+            messages[-1]["content"] += f"\nTurns left: {one.limits.left(one.turns)}."
         if turn.fresh:
-            return self._renewed(one, messages, limits)
+            return self._renewed(one, messages)
         if self.runner.environment.apart:
             begun, messages = one.hand_to(messages[-1][base.READER]), without_readers(messages)
             if begun:
-                return self._begun(one, messages, limits)
+                return self._begun(one, messages)
         ids = conversation.extend(self.tokenizer, one.ids, self._in_roles(messages), **variables_of(self.runner.environment))
-        return self._heard(one, ids, "\n".join(message["content"] for message in messages), limits)
+        return self._heard(one, ids, "\n".join(message["content"] for message in messages))
 
-    def _heard(self, one: Trajectory, ids: list[int], text: str, limits: Limits) -> list[int] | None:
+    def _heard(self, one: Trajectory, ids: list[int], text: str) -> list[int] | None:
         """Adds the next `ids` that the policy reads, and returns them; None if they leave no token for its next turn."""
-        if self._limit(limits, one, len(ids)) <= one.drawn:
+        if self.limit(one, len(ids)) <= one.drawn:
             return None
         one.append(Role.ENVIRONMENT, ids, text)
         return ids
@@ -394,7 +348,7 @@ class Trajectories:
         one.pop()
         one.turns -= 1
         one.ask_anew()
-        ids, text, columns = [], "", {"logprobs": [], "entropies": []}
+        ids, text, columns = [], "", {"logprobs": [], "entropies": [], "version": []}
         for back, start, end in parts:
             source = before if back else last
             starts = np.array(self._starts(source["ids"]))
@@ -406,7 +360,7 @@ class Trajectories:
         role = Role.HINT if Role.HINT in (before["role"], last["role"]) else last["role"]
         return {"role": role, "ids": ids, "text": text, **{name: np.array(values) for name, values in columns.items()}}
 
-    def _renewed(self, one: Trajectory, messages: Sequence[base.Message], limits: Limits) -> list[int] | None:
+    def _renewed(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int] | None:
         """Begins a new context with these messages after the opening, and returns their ids; None if they fill the context.
 
         Raises ValueError if there are too many contexts.
@@ -415,12 +369,12 @@ class Trajectories:
             raise ValueError(f"environment {self.runner.environment.name!r} begins context {one.contexts + 1} of a "
                              f"trajectory, and says that it has contexts={self.contexts} at most")
         one.begin()
-        return self._begun(one, messages, limits)
+        return self._begun(one, messages)
 
-    def _begun(self, one: Trajectory, messages: Sequence[base.Message], limits: Limits) -> list[int] | None:
+    def _begun(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int] | None:
         """Adds the first messages of a context, and returns their ids; None if they fill the context."""
         ids = self._read(one, messages)
-        if self._limit(limits, one) > one.drawn:
+        if self.limit(one) > one.drawn:
             return ids
         one.pop()
         return None
@@ -443,11 +397,6 @@ class Trajectories:
                              "contexts of a trajectory have no common prompt; set config.model.chat_template to another one")
         one.append(Role.ENVIRONMENT, whole[count:], "\n".join(message["content"] for message in messages))
         return whole[count:]
-
-    def _limit(self, limits: Limits, one: Trajectory, more: int = 0) -> int:
-        """Maximum of `drawn` at the end of the next turn, after `more` tokens of others."""
-        tokens = limits.tokens if one.most is None else min(limits.tokens, one.most)
-        return one.drawn + min(self.turn_tokens, tokens - one.behind - more)
 
 
 def without_readers(messages: Sequence[base.Message]) -> list[base.Message]:
@@ -481,14 +430,15 @@ def success(total: float, returns: tuple[float, float]) -> float:
     return min(max((total - low) / (high - low), 0.0), 1.0)
 
 
-def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], version: int, invalid: Counter,
-          computed: int = 0, seconds: Sequence[float] = ()) -> Forest:
+def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], invalid: Counter, computed: int = 0,
+          seconds: Sequence[float] = ()) -> Forest:
     """The forest with the nodes of these trajectories, by uid.
 
     `computed`: number of tokens that the engine computed; `seconds`: those of each call of the environment.
     """
     roots = np.flatnonzero(forest.role == Role.PROMPT)
-    rows, parents = [], []
+    rows: list[dict[str, Any]] = []
+    parents: list[int] = []
     for uid, one in ended.items():
         first = len(forest.uid) + len(rows)
         for place, (piece, parent) in enumerate(zip(one.pieces, one.parents)):
@@ -497,18 +447,8 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
             rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(piece["tokens"]),
                          "rewards": one.total if last else 0.0,
                          "components": [success(one.total, returns) if last else 0.0], **piece})
-
-    def column(name, dtype):
-        return np.array([row[name] for row in rows], dtype)
-
-    def of_tokens(name, dtype):
-        return np.concatenate([row[name] for row in rows] or [np.zeros(0)]).astype(dtype)
-
-    return grow(
-        forest, np.array(parents, np.int32), column("uid", np.int64), dict(role=column("role", np.int8),
-        length=column("length", np.int32), stopped=column("stopped", bool), rewards=column("rewards", np.float32),
-        components=column("components", np.float32).reshape(-1, 1), texts=[row["texts"] for row in rows], answers=None,
-        tokens=of_tokens("tokens", np.int32), logprobs=of_tokens("logprobs", np.float32),
-        entropies=of_tokens("entropies", np.float32), version=np.full(sum(row["length"] for row in rows), version),
-        turn_rewards=column("turn_rewards", np.float32), turn_info=[row["turn_info"] for row in rows],
-        prompt=column("prompt", np.int32)), computed=computed, invalid=invalid, seconds=seconds)
+    columns = {column.name: np.concatenate([row[column.name] for row in rows]) if rows else column.filled(0)
+               for column in forest.of("token")}
+    columns |= {column.name: [row[column.name] for row in rows] for column in forest.of("node") if column.name != "parent"}
+    return grow(forest, np.array(parents, np.int32), np.array([row["uid"] for row in rows], np.int64), columns,
+                computed=computed, invalid=invalid, seconds=seconds)

@@ -1,0 +1,353 @@
+"""The stream of a run: one engine, the trajectories that grow in it, and the partner that answers and rewards them."""
+import dataclasses
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm import parallel
+from jaxrl_llm.forest import Forest
+from jaxrl_llm.generation import sampling as sampling_lib
+from jaxrl_llm.generation.base import Engine, EngineKind
+from jaxrl_llm.generation.requests import Node, Request
+from jaxrl_llm.generation.sampler import row_keys
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.snapshot import Snapshot
+from jaxrl_llm.training.trajectory import Trajectory, TurnLimits
+
+REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * REQUEST`: each has its own random numbers
+
+
+class Begin(NamedTuple):
+    """Begins trajectories at a prompt.
+
+    at: the prompt, a row of the forest.  uid: of the first of them.  count: how many, with consecutive uids.
+    limit: maximum tokens after the prompt, at most that of the stream; None: that of the stream.
+    forced: the tokens that each begins with, which an expert wrote; (): none.
+    """
+
+    at: int
+    uid: int
+    count: int
+    limit: int | None = None
+    forced: Sequence[Sequence[int]] = ()
+
+
+class Partner(Protocol):
+    """What answers the policy and rewards trajectories: a task scores one turn of each, an environment answers every turn.
+
+    Attributes:
+      turns, contexts: maximum turns and contexts of a trajectory.
+      facts: facts about turns, with their joins, see `turn_info.JOINS`.
+      goes_on: whether the engine keeps a trajectory whose turn has ended.
+      limited: whether a batch of trajectories at most may be open at a time.
+      by_uid: whether chance beside the policy's depends on uids alone, and not on the key of sampling.
+      extract: `(text, problem) -> answer`, of forests that keep answers; None for others.
+      busy: whether trajectories wait for it.
+      runner: the runner of an environment, which reports what it loses; None: nothing is lost.
+    """
+
+    turns: int
+    contexts: int
+    facts: Mapping[str, str]
+    goes_on: bool
+    limited: bool
+    by_uid: bool
+    busy: bool
+    runner: Any
+
+    @property
+    def extract(self) -> Callable[[str, Problem], Any] | None: ...
+
+    def prepare(self, waits: bool) -> list[tuple[str, str]]:
+        """Rows for the head of a run; `waits`: whether it hears of a batch only when all of it is sampled."""
+
+    def encode(self, problems: Sequence[Problem], tokenizer: Any, timer: PhaseTimer | None = None) -> list[list[int] | None]:
+        """Token ids of prompts; None for a problem that cannot be opened."""
+
+    def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
+        """The forest of these prompts, to grow trajectories on."""
+
+    def limits(self, max_tokens: int | None, max_turns: int | None, announced: int | None) -> TurnLimits:
+        """The limits of a trajectory, shorter ones if given; ValueError for what it cannot heed."""
+
+    def limit(self, one: Trajectory) -> int:
+        """Maximum of `Trajectory.drawn` at the end of the next turn."""
+
+    def begin(self, going: Mapping[int, Trajectory], problems: Sequence[Problem], timer: PhaseTimer) -> dict[int, Trajectory]:
+        """Opens trajectories, by uid; without those that it loses."""
+
+    def hear(self, nodes: Mapping[int, Node], wait: bool, timer: PhaseTimer) -> dict[int, list[int] | None]:
+        """What the policy reads next, by uid; None for a trajectory that has ended. `wait`: for one at least."""
+
+    def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
+        """The forest with all trajectories that have ended; `begun`: the prompt of each, by uid, in order."""
+
+    def rest(self) -> None:
+        """Begins a batch anew: the share of lost trajectories is one of those from here on."""
+
+    def apart(self) -> "Partner":
+        """A partner of the same problems that shares no mutable state with this one, for held-out measurements."""
+
+
+class _Under(NamedTuple):
+    """What trajectories are sampled under: the distribution, the limits and the key."""
+
+    sampling: sampling_lib.Sampling
+    limits: TurnLimits
+    key: jax.Array
+
+
+@dataclasses.dataclass(eq=False)
+class Stream:
+    """Grows trajectories: `apply` begins them, `advance` samples a part of them, `take` returns those that have ended.
+
+    A trajectory is a prompt, then turns of the policy and answers of the partner in their order. It depends on its uid, the key
+    and the weights alone, not on when and beside which other trajectories it is sampled.
+
+    Attributes:
+      kind: the engine, which is made at the first `publish` and lives as long as the stream.
+      partner: what answers and rewards.
+      sampling: the distribution of a token, and the maximum number of tokens.
+      prompts, group: P and G of a batch.  prompt_tokens: length of the longest prompt.  max_tokens: T.
+      tokenizer: of prompts and messages.  stop_ids, stop_strings: what ends a message of the policy.
+      mesh, dtype: the mesh of the weights and the dtype of the model's computation.
+    """
+
+    kind: EngineKind
+    partner: Partner
+    sampling: sampling_lib.Sampling
+    prompts: int
+    group: int
+    prompt_tokens: int
+    max_tokens: int
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+    mesh: Mesh
+    dtype: Any
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        self._engine: Engine | None = None
+        self._under: _Under | None = None
+        self._queue: deque[tuple[int, Trajectory]] = deque()
+        self._problems: Sequence[Problem] = ()
+        self._going: dict[int, Trajectory] = {}
+        self._held: dict[int, set[int]] = {}  # numbers of the requests that the engine holds
+        self._begun: dict[int, int] = {}  # prompts of the trajectories that `take` is to return
+        self._nodes: Iterator[list[Node]] | None = None
+        self._computed = 0
+
+    @property
+    def turns(self) -> int:
+        """Maximum turns of a trajectory."""
+        return self.partner.turns
+
+    @property
+    def contexts(self) -> int:
+        """Maximum number of contexts of a trajectory."""
+        return self.partner.contexts
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """The partner's facts about turns, with their joins, see `turn_info.JOINS`."""
+        return self.partner.facts
+
+    def prepare(self, parts: int = 1) -> list[tuple[str, str]]:
+        """Rows for the head of a run whose batches are sampled in `parts`."""
+        return self.partner.prepare(parts == 1 and "beside" not in self.kind.can)
+
+    def apart(self, **changes: Any) -> "Stream":
+        """A stream that shares no mutable state with this one, with other attributes if given."""
+        return dataclasses.replace(self, **{"partner": self.partner.apart(), **changes})
+
+    # --- a run's calls ------------------------------------------------------------------------------------------------------
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Samples with the weights, the key and the settings of a snapshot from now on.
+
+        Raises ValueError for weights of another policy, and for settings that are out of range or that the partner cannot heed.
+        """
+        known, chosen = snapshot.settings, self.sampling
+        changes: dict[str, Any] = {name: dtype(value) for name, dtype, value in (
+            ("temperature", np.float32, known.temperature), ("max_tokens", np.int32, known.max_tokens),
+            ("spread", np.float32, known.spread)) if value is not None}
+        chosen = dataclasses.replace(chosen, **changes)
+        sampling_lib.check(chosen)
+        limits = self.partner.limits(*(None if value is None else int(value) for value in (
+            known.max_tokens, known.max_turns, known.announced_turns)))
+        params = parallel.reshard(snapshot.params, self.mesh, self.dtype)
+        if self._engine is None:
+            self._engine = self.kind.make(params, snapshot.lora, snapshot.version)
+        else:
+            self._engine.publish(snapshot.version, params, snapshot.lora)
+        self._under = _Under(chosen, limits, snapshot.key)
+
+    def apply(self, forest: Forest, acts: Sequence[Begin]) -> None:
+        """Queues trajectories at prompts of the forest."""
+        assert self._under is not None and self._engine is not None, "publish weights first"
+        self._problems = forest.problems
+        prompts = {act.at: forest.prompt_ids(act.at).tolist() for act in acts}
+        for act in acts:
+            ids = prompts[act.at]
+            for number in range(act.count):
+                forced = list(act.forced[number]) if act.forced else []
+                self._queue.append((act.uid + number, Trajectory(
+                    list(ids), act.at, ids, most=act.limit, limits=self._under.limits, forced=forced,
+                    version=self._engine.version)))
+                self._begun[act.uid + number] = act.at
+
+    def advance(self, timer: PhaseTimer | None = None) -> bool:
+        """Samples a part of the trajectories, and hears what the partner answers; returns whether some still grow.
+
+        Raises the errors of the engine, of the partner and of rewards.
+        """
+        timer = timer or PhaseTimer()
+        if not (self._held or self.partner.busy):
+            if not self._queue:
+                return False
+            self._start(timer)
+        with timer("rollout"):
+            ran, nodes = self._sampled()
+        replies = self.partner.hear({node.uid % REQUEST: node for node in nodes}, not ran and not nodes, timer)
+        with timer("rollout"):
+            for uid, ids in replies.items():
+                self._go_on(uid, ids)
+        if not self._held and self._nodes is not None:
+            assert not next(self._nodes, []), "the engine samples what nobody holds"  # its thread has ended
+            self._nodes = None
+        return bool(self._held or self.partner.busy or self._queue)
+
+    def take(self, forest: Forest) -> Forest:
+        """The forest with all trajectories that have ended since the last call; ValueError while some still grow.
+
+        Raises AllInvalid if an environment has lost all of them, and the forest has no others.
+        """
+        if self._held or self._queue:
+            raise ValueError(f"{len(self._held) + len(self._queue)} trajectories still grow; advance until none does")
+        begun, self._begun, self._going = self._begun, {}, {}
+        total = 0 if self._engine is None else self._engine.computed
+        computed, self._computed = total - self._computed, total
+        return self.partner.grown(forest, begun, computed)
+
+    def groups(self, forest: Forest, rows: np.ndarray, first_uid: int, timer: PhaseTimer | None = None,
+               limits: np.ndarray | None = None, forced: Sequence[Sequence[Sequence[int]]] = ()) -> Forest:
+        """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
+
+        `limits` i32[R] and `forced`: those of `Begin` for each of the rows.
+        """
+        self.apply(forest, [Begin(row, first_uid + n * self.group, self.group, None if limits is None else int(limits[n]),
+                                  forced[n] if len(forced) else ()) for n, row in enumerate(np.asarray(rows).tolist())])
+        while self.advance(timer):
+            pass
+        return self.take(forest)
+
+    def rest(self) -> None:
+        """Frees the engine's weights, and caches that no trajectory needs, until the next `publish`."""
+        if self._engine is not None:
+            self._engine.rest()
+
+    # --- the engine ---------------------------------------------------------------------------------------------------------
+
+    def _start(self, timer: PhaseTimer) -> None:
+        """Begins the trajectories that wait: all of them, or a batch where the partner has places for no more."""
+        count = self.prompts * self.group if self.partner.limited else len(self._queue)
+        waiting = dict(itertools.islice(self._queue, count))
+        for _ in waiting:
+            self._queue.popleft()
+        going = self.partner.begin(waiting, self._problems, timer)
+        self._going |= going
+        assert self._engine is not None
+        with timer("rollout"):
+            self._submit(going)
+            if "beside" in self.kind.can and not self.partner.goes_on:
+                self._nodes = _beside(iter(self._engine.collect, []))
+
+    def _submit(self, going: Mapping[int, Trajectory]) -> None:
+        """Requests the next turn of trajectories from the engine, with all ids of their contexts."""
+        assert self._engine is not None and self._under is not None
+        numbers = [uid + REQUEST * one.request for uid, one in going.items()]
+        keys = words_of(self._under.key, np.array(numbers, np.int64))
+        stops = self.stop_strings if "stop_texts" in self.kind.can else ()
+        self._engine.submit(*(Request(
+            number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=self._under.sampling,
+            forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, key=key)
+            for number, key, one in zip(numbers, keys, going.values())))
+        for uid, one in going.items():
+            self._held.setdefault(uid, set()).add(one.request)
+
+    def _sampled(self) -> tuple[bool, list[Node]]:
+        """Whether the engine sampled, and the nodes that ended."""
+        assert self._engine is not None
+        if self._nodes is None:
+            ran = self._engine.step()
+            return ran, self._engine.finished()
+        nodes = next(self._nodes, [])
+        if not nodes:
+            self._nodes = None
+        return bool(nodes), nodes
+
+    def _go_on(self, uid: int, ids: list[int] | None) -> None:
+        """Lets a trajectory go on with `ids` that the policy reads next; None: it has ended."""
+        one, held = self._going[uid], self._held.pop(uid, set())
+        if not self.partner.goes_on:
+            return
+        assert self._engine is not None
+        kept = set[int]() if ids is None else one.open_requests
+        for number in held - kept:
+            self._engine.release(uid + REQUEST * number)
+        if ids is None:
+            return
+        self._held[uid] = kept - {one.request} | (held & {one.request})
+        if one.request in held:
+            self._engine.extend(uid + REQUEST * one.request, ids, self.partner.limit(one))
+        else:
+            self._submit({uid: one})
+
+
+def words_of(key: jax.Array, uids: np.ndarray) -> list[tuple[int, int]]:
+    """The two words of the key of each trajectory, see `sampler.row_keys`; a few lengths serve all numbers of them."""
+    padded = np.pad(uids, (0, (1 << (len(uids) - 1).bit_length()) - len(uids)))
+    words = parallel.fetch(jax.random.key_data(row_keys(key, padded)))[:len(uids)]
+    return [tuple(pair) for pair in words.tolist()]
+
+
+def _beside(parts: Iterator[list[Node]]) -> Iterator[list[Node]]:
+    """The same nodes, sampled in a thread during the use of earlier ones; those that are ready together come as one list.
+
+    A thread that nobody waits for: an interrupt or an error ends a run at once, also while a server is silent.
+    """
+    made: queue.SimpleQueue[list[Node] | BaseException | None] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def make():
+        try:
+            for part in parts:
+                made.put(part)
+                if stopped.is_set():
+                    return
+            made.put(None)
+        except BaseException as error:  # raised where the nodes are used
+            made.put(error)
+
+    threading.Thread(target=make, name="sampling", daemon=True).start()
+    ended = False
+    try:
+        while not ended:
+            ready = [made.get()]
+            while not made.empty():
+                ready.append(made.get())
+            if isinstance(ready[-1], BaseException):
+                raise ready[-1]
+            ended = ready[-1] is None
+            if some := [node for part in ready if isinstance(part, list) for node in part]:
+                yield some
+    finally:
+        stopped.set()
