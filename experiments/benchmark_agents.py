@@ -71,6 +71,7 @@ def build(template: str, tokens: int):
     """`(run, state)` of this library."""
     from jaxrl_llm.configs import arithmetic
     from jaxrl_llm.training import setup
+    from jaxrl_llm.training.dialogue import Dialogue
     c = arithmetic.get_config("smollm2")
     c.model.path, c.model.chat_template = _MODEL.value, template
     c.environment = f"jaxrl_llm.experiments.peers.forced_calls:forced(turns={_TURNS.value}, seconds={_SECONDS.value})"
@@ -79,8 +80,11 @@ def build(template: str, tokens: int):
     c.sampling.max_turns, c.sampling.turn_tokens, c.sampling.max_tokens = _TURNS.value, _TOKENS.value, tokens
     run, params = setup.build(c)
     stops = tuple(range(round(_STOPPING.value * run.learner.policy.model.config.vocab_size)))
-    sampler = dataclasses.replace(run.source.stream, tokenizer=Unstopped(run.source.stream.tokenizer, stops))
-    run = dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=sampler))
+    stream = run.source.stream
+    tokenizer, partner = Unstopped(stream.tokenizer, stops), stream.partner
+    assert isinstance(partner, Dialogue)
+    stream = stream.apart(tokenizer=tokenizer, stop_ids=stops, partner=dataclasses.replace(partner, tokenizer=tokenizer))
+    run = dataclasses.replace(run, source=dataclasses.replace(run.source, stream=stream))
     return run, setup.initial_state(run, params)
 
 

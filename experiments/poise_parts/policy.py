@@ -4,14 +4,12 @@ import functools
 
 import jax
 import numpy as np
-from jaxrl_llm.training.groups import Sampler
 
-from jaxrl_llm.guard import Guarded
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.training.progress import Progress
+from jaxrl_llm.training.snapshot import Snapshot
 from jaxrl_llm.training.source import fitting_problems
 
 
@@ -29,20 +27,20 @@ def fixed(config, prompts: int, group: int):
 
 def resized(run: setup.Run, prompts: int, group: int) -> setup.Run:
     """The same policy with other batches."""
-    config, sampler = run.config.copy_and_resolve_references(), run.source.stream
+    config, source = run.config.copy_and_resolve_references(), run.source
     config.prompts.per_step, config.sampling.group = prompts, group
-    assert isinstance(sampler, Sampler) and isinstance(sampler.generate, Guarded)
-    sampler = dataclasses.replace(sampler, prompts=prompts, group=group,
-                                  generate=Guarded("rollout", sampler.generate.function, sampler.generate.shapes))
-    return dataclasses.replace(run, config=config, source=dataclasses.replace(run.source, sampler=sampler, prompts=prompts))
+    task, judge = source.task, setup.Judge(source.task, source.stream.partner.reward)
+    stream = setup.make_stream(config, run.learner.policy.model, run.learner.mesh, source.stream.tokenizer, None,
+                               [task.train, task.heldout], judge)
+    return dataclasses.replace(run, config=config, source=dataclasses.replace(source, stream=stream, prompts=prompts))
 
 
 def sample(run: setup.Run, params, problems, key):
     """`Rollouts` with one group for each of `prompts.per_step` problems, padded to one length whatever was sampled."""
-    source, sampler = run.source, run.source.stream
-    rows = fitting_problems(problems, sampler.tokenizer, sampler.prompt_tokens, source.overlong)
-    forest = sampler.groups(sampler.under(params, None), source.planted(rows, draw=0), np.arange(len(rows)), 0, key, 0,
-                            PhaseTimer())
+    source, stream = run.source, run.source.stream
+    rows = fitting_problems(problems, stream.tokenizer, stream.prompt_tokens, source.overlong)
+    stream.publish(Snapshot(0, params, None, key))
+    forest = stream.groups(source.planted(rows, draw=0), np.arange(len(rows)), 0)
     batch, T = source.view(forest, 0), source.max_tokens
     beyond = ((0, 0), (0, 0), (0, T - batch.mask.shape[2]))
     return jax.device_put(jax.tree.map(lambda x: np.pad(x, beyond) if x.shape == batch.mask.shape else x, batch))

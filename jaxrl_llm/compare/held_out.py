@@ -13,14 +13,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm import files
-from jaxrl_llm.control import Settings
 from jaxrl_llm.environments.runner import AllInvalid
 from jaxrl_llm.forest import Forest, policy_lengths
 from jaxrl_llm.training.checkpoints import checksums
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.progress import format_seconds
 from jaxrl_llm.training.snapshot import Snapshot
-from jaxrl_llm.training.source import Source, fitting_problems, held_out
+from jaxrl_llm.training.source import Source, fitting_problems, held_out, host_settings
 from jaxrl_llm.training.stream import Stream
 from jaxrl_llm.training.trained import Trained
 from jaxrl_llm.training.workdir import resolve_config
@@ -100,7 +99,7 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
     repetitions = 1 if temperature == 0 else -(-samples // stream.group)
     began = last = time.monotonic()
     for number in range(repetitions):
-        stream.publish(Snapshot(-1, params, lora, jax.random.fold_in(key, number), Settings(temperature=temperature)))
+        stream.publish(Snapshot(-1, params, lora, jax.random.fold_in(key, number), host_settings(temperature)))
         for start in range(0, len(chosen), stream.prompts):
             part = chosen[start:start + stream.prompts]
             finished = until and all(solved[problem.id] >= until for problem, _ in part)

@@ -26,15 +26,15 @@ CAN = {
 
 
 class Engine(Protocol):
-    """Samples trajectories. A node depends on its request, the tokens before it and the weights alone.
+    """Samples trajectories. A node depends on its request, the tokens before it and the weights alone."""
 
-    Attributes:
-      version: policy version of the weights in use.
-      computed: number of tokens that went through the model; 0 where it is not counted.
-    """
+    @property
+    def version(self) -> int:
+        """Policy version of the weights in use."""
 
-    version: int
-    computed: int
+    @property
+    def computed(self) -> int:
+        """Number of tokens that went through the model; 0 where it is not counted."""
 
     def submit(self, *requests: Request) -> None:
         """Queues trajectories: all of them, or none if one is refused (ValueError)."""

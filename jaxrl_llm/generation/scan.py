@@ -170,10 +170,15 @@ def _nodes(flight: _Flight, made: Completions) -> list[Node]:
             for i, (one, n) in enumerate(zip(flight.requests, mask.sum(-1).tolist()))]
 
 
-def kind(run: Wanted) -> EngineKind:
-    """The scan sampler of a run."""
+def program_of(run: Wanted) -> Guarded:
+    """The compiled sampler of a run."""
     compiled = functools.partial(generate, run.model, max_tokens=run.max_tokens, stop_ids=run.stop_ids, mesh=run.mesh)
-    program = Guarded("rollout", compiled, run.programs * len(prompt_buckets(run.prompt_tokens)))
+    return Guarded("rollout", compiled, run.programs * len(prompt_buckets(run.prompt_tokens)))
+
+
+def kind(run: Wanted, program: Guarded | None = None) -> EngineKind:
+    """The scan sampler of a run, by its `program` if one is there already."""
+    program = program or program_of(run)
 
     def make(params: Any, lora: Any, version: int) -> ScanEngine:
         return ScanEngine(program, params, lora, version, prompts=run.prompts, group=run.group, parts=run.parts,

@@ -233,7 +233,7 @@ def _step(model: Transformer, weights: Weights, states: Callable, i, lanes: Lane
     drawn = draw(jax.vmap(jax.random.fold_in)(keys, lanes.drawn), logits, lanes.sampling)
     if most := lanes.forced.shape[1]:
         given = jnp.take_along_axis(lanes.forced, jnp.minimum(lanes.drawn, most - 1)[:, None], axis=1)[:, 0]
-        here = (lanes.drawn < most) & (given >= 0)
+        here = jnp.asarray(lanes.drawn < most) & (given >= 0)
         drawn = instead(drawn, logits, jnp.maximum(given, 0), here, lanes.sampling)
     token, logprob, entropy = drawn
     alive = jnp.asarray(lanes.alive)

@@ -3,7 +3,7 @@ import dataclasses
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.shown_tools import behind, variables_of
+from jaxrl_llm.training.stream import Partner
 from jaxrl_llm.training.trajectory import Trajectory, TurnLimits
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
@@ -62,7 +63,7 @@ class Dialogue:
     opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
     goes_on: ClassVar[bool] = True
     by_uid: ClassVar[bool] = True
-    extract: ClassVar[None] = None
+    reward: ClassVar[None] = None
 
     def __post_init__(self):
         self._answers = Answers(self.runner)
@@ -79,6 +80,11 @@ class Dialogue:
     def contexts(self) -> int:
         """Maximum number of contexts of a trajectory."""
         return self.runner.environment.contexts
+
+    @property
+    def extract(self) -> Callable[[str, Problem], Any] | None:
+        """None: a turn's text is no answer."""
+        return None
 
     @property
     def limited(self) -> bool:
@@ -107,7 +113,11 @@ class Dialogue:
         """Begins a batch anew: the share of lost trajectories is one of those from here on."""
         self.runner.forget()
 
-    def apart(self) -> "Dialogue":
+    def scoring(self, reward: Any) -> Partner:
+        """Raises NotImplementedError: an environment rewards its trajectories."""
+        raise NotImplementedError("an environment rewards its trajectories; give an evaluation set a stream of its own")
+
+    def apart(self) -> Partner:
         """The same environment with a runner of its own, for held-out problems."""
         return dataclasses.replace(self, runner=self.runner.apart(), offset=HELD_OUT, opened=itertools.count())
 
@@ -447,8 +457,8 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
             rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(piece["tokens"]),
                          "rewards": one.total if last else 0.0,
                          "components": [success(one.total, returns) if last else 0.0], **piece})
-    columns = {column.name: np.concatenate([row[column.name] for row in rows]) if rows else column.filled(0)
-               for column in forest.of("token")}
+    columns: dict[str, Any] = {column.name: np.concatenate([row[column.name] for row in rows]) if rows else column.filled(0)
+                               for column in forest.of("token")}
     columns |= {column.name: [row[column.name] for row in rows] for column in forest.of("node") if column.name != "parent"}
     return grow(forest, np.array(parents, np.int32), np.array([row["uid"] for row in rows], np.int64), columns,
                 computed=computed, invalid=invalid, seconds=seconds)

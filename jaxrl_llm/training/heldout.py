@@ -64,7 +64,7 @@ def evaluate_set(source: Source, params, lora, which: EvalSpec, *, key: jax.Arra
         sampling = stream.sampling
         if which.top_p is not None:
             sampling = dataclasses.replace(sampling, top_p=np.float32(which.top_p) if which.top_p < 1 else None)
-        stream = stream.apart(partner=dataclasses.replace(stream.partner, reward=which.reward), sampling=sampling)
+        stream = stream.apart(partner=stream.partner.scoring(which.reward), sampling=sampling)
     other = dataclasses.replace(source, task=which.task)
     return measure(sample_held_out(other, params, lora, which.problems, key, timer, which.temperature, which.max_tokens,
                                    which.samples, stream))

@@ -31,11 +31,12 @@ class _Scored(NamedTuple):
 class _Batch:
     """Trajectories that are scored as one batch, the completions of a prompt one after another.
 
-    uids, problems: [P G].  scored: how many have a score.  spent: seconds of their rewards so far.
+    uids, problems: [P G].  scored: how many have a score.  spent: seconds of each of their rewards so far.
     """
 
     def __init__(self, uids: list[int], problems: list[Problem]):
-        self.uids, self.problems, self.scored, self.spent = uids, problems, 0, 0.0
+        self.uids, self.problems, self.scored = uids, problems, 0
+        self.spent: Any = 0.0
 
 
 @dataclasses.dataclass(eq=False)
@@ -172,8 +173,16 @@ class OneTurn:
         failures, self._failures = self._failures, Counter()
         return grow(forest, above, uids[row], columns, computed=computed, failures=total_failures([failures]))
 
+    def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
+        """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""
+        raise NotImplementedError("a task has solutions to imitate, and no oracle")
+
     def rest(self) -> None:
         """Does nothing: no completion is lost."""
+
+    def scoring(self, reward: Combined | ByTask) -> "OneTurn":
+        """A partner apart whose completions this reward scores."""
+        return dataclasses.replace(self, reward=reward)
 
     def apart(self) -> "OneTurn":
         """The same task, with batches of its own."""

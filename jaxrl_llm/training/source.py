@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -372,6 +373,12 @@ def read_settings(settings: Settings) -> Settings:
     return Settings(**{name: parallel.fetch(getattr(settings, name)) for name in _READ})
 
 
+def host_settings(temperature: float | None = None, max_tokens: int | None = None) -> Settings:
+    """The settings of a measurement; None: those of the configuration."""
+    return Settings(temperature=None if temperature is None else jnp.float32(temperature),
+                    max_tokens=None if max_tokens is None else jnp.int32(max_tokens))
+
+
 def policy_tokens(forest: Forest) -> int:
     """Number of tokens that the policy wrote."""
     return int(forest.length[forest.role == Role.POLICY].sum())
@@ -479,7 +486,7 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
                             encode=functools.partial(stream.partner.encode, timer=timer))
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
-    stream.publish(Snapshot(-1, params, lora, key, Settings(temperature=temperature, max_tokens=max_tokens)))
+    stream.publish(Snapshot(-1, params, lora, key, host_settings(temperature, max_tokens)))
     forest = stream.partner.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw=0)
     for number in range(1 if samples is None else -(-samples // stream.group)):
         forest = stream.groups(forest, np.arange(len(rows)), number * len(rows) * stream.group, timer)

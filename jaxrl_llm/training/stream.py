@@ -28,43 +28,61 @@ REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * 
 class Begin(NamedTuple):
     """Begins trajectories at a prompt.
 
-    at: the prompt, a row of the forest.  uid: of the first of them.  count: how many, with consecutive uids.
+    at: the prompt, a row of the forest.  uid: of the first of them.  size: how many, with consecutive uids.
     limit: maximum tokens after the prompt, at most that of the stream; None: that of the stream.
     forced: the tokens that each begins with, which an expert wrote; (): none.
     """
 
     at: int
     uid: int
-    count: int
+    size: int
     limit: int | None = None
     forced: Sequence[Sequence[int]] = ()
 
 
 class Partner(Protocol):
     """What answers the policy and rewards trajectories: a task scores one turn of each, an environment answers every turn.
-
-    Attributes:
-      turns, contexts: maximum turns and contexts of a trajectory.
-      facts: facts about turns, with their joins, see `turn_info.JOINS`.
-      goes_on: whether the engine keeps a trajectory whose turn has ended.
-      limited: whether a batch of trajectories at most may be open at a time.
-      by_uid: whether chance beside the policy's depends on uids alone, and not on the key of sampling.
-      extract: `(text, problem) -> answer`, of forests that keep answers; None for others.
-      busy: whether trajectories wait for it.
-      runner: the runner of an environment, which reports what it loses; None: nothing is lost.
     """
 
-    turns: int
-    contexts: int
-    facts: Mapping[str, str]
-    goes_on: bool
-    limited: bool
-    by_uid: bool
-    busy: bool
-    runner: Any
+    @property
+    def turns(self) -> int:
+        """Maximum turns of a trajectory."""
 
     @property
-    def extract(self) -> Callable[[str, Problem], Any] | None: ...
+    def contexts(self) -> int:
+        """Maximum contexts of a trajectory."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Facts about turns, with their joins, see `turn_info.JOINS`."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the engine keeps a trajectory whose turn has ended."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether a batch of trajectories at most may be open at a time."""
+
+    @property
+    def by_uid(self) -> bool:
+        """Whether chance beside the policy's depends on uids alone, and not on the key of sampling."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether trajectories wait for it."""
+
+    @property
+    def reward(self) -> Any:
+        """The reward that scores completions; None: rewards come with turns."""
+
+    @property
+    def runner(self) -> Any:
+        """The runner of an environment, which reports what it loses; None: nothing is lost."""
+
+    @property
+    def extract(self) -> Callable[[str, Problem], Any] | None:
+        """The reader of answers, of forests that keep them; None for others."""
 
     def prepare(self, waits: bool) -> list[tuple[str, str]]:
         """Rows for the head of a run; `waits`: whether it hears of a batch only when all of it is sampled."""
@@ -89,6 +107,12 @@ class Partner(Protocol):
 
     def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
         """The forest with all trajectories that have ended; `begun`: the prompt of each, by uid, in order."""
+
+    def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
+        """A trajectory of an oracle for each problem, of whose turns a share are random; see `Dialogue.demonstrated`."""
+
+    def scoring(self, reward: Any) -> "Partner":
+        """A partner apart whose completions this reward scores."""
 
     def rest(self) -> None:
         """Begins a batch anew: the share of lost trajectories is one of those from here on."""
@@ -197,7 +221,7 @@ class Stream:
         prompts = {act.at: forest.prompt_ids(act.at).tolist() for act in acts}
         for act in acts:
             ids = prompts[act.at]
-            for number in range(act.count):
+            for number in range(act.size):
                 forced = list(act.forced[number]) if act.forced else []
                 self._queue.append((act.uid + number, Trajectory(
                     list(ids), act.at, ids, most=act.limit, limits=self._under.limits, forced=forced,
