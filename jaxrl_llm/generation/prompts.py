@@ -86,6 +86,12 @@ def longest(problems: Sequence[Problem], tokenizer, multiple: int = 8, encode=en
     return -(-length // multiple) * multiple
 
 
+def bound(problems: Sequence[Problem], tokenizer, multiple: int = 8, encode=encode_problems) -> int:
+    """A length for prompts of which these are a sample: by as much above the longest as that is above the shortest."""
+    lengths = [len(ids) for ids in encode(problems, tokenizer) if ids] or [1]
+    return -(-(2 * max(lengths) - min(lengths)) // multiple) * multiple
+
+
 def pad(rows: Sequence[list[int]], ids: Sequence[int], length: int) -> Prompts:
     """Rows of token ids as a right-padded `Prompts` batch on the host: `tokens i32[P, length]`, `mask bool[P, length]`."""
     tokens = np.zeros((len(rows), length), np.int32)

@@ -24,7 +24,7 @@ from jaxrl_llm.files import expanded
 from jaxrl_llm.forest import Forest, outcomes
 from jaxrl_llm.generation import external, kinds
 from jaxrl_llm.generation.base import Wanted
-from jaxrl_llm.generation.prompts import encode_problems, longest
+from jaxrl_llm.generation.prompts import bound, encode_problems, longest
 from jaxrl_llm.guard import Guarded
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models.config import ModelConfig
@@ -47,7 +47,7 @@ from jaxrl_llm.training.policy import Capture, Policy
 from jaxrl_llm.training.problems import EvalSpec, make_reward, make_sets, make_task
 from jaxrl_llm.training.shapes import Ladders, row_lengths
 from jaxrl_llm.training.shown_tools import describes_tools, hears_tools, warn_of_calls_left_out
-from jaxrl_llm.training.source import Encode, Source
+from jaxrl_llm.training.source import Encode, Source, held_out
 from jaxrl_llm.training.start import load_model, open_model
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.training.step import jitted, make_joint_update
@@ -192,7 +192,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
 
     Args:
       server: samples if not None.
-      asked: all problems to sample.
+      asked: all problems to sample, those of training first; an environment opens a batch and an evaluation of them.
       judge: rewards trajectories.
       wanted: what the method asks of the engine, see `engines.base.CAN`, and what for.
       programs: kinds of distributions; evaluation sets that cut the distribution otherwise have another.
@@ -201,7 +201,11 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     s = config.sampling
     T = max_tokens or s.max_tokens
     partner = make_partner(config, tokenizer, judge, asked, T)
-    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, partner.encode, T)
+    if partner.goes_on:  # an opening may cost a request to a server, so not all problems are opened before the first step
+        first = batches(asked[0], min(config.prompts.per_step, len(asked[0])), config.seed).take(config.prompts.per_step)
+        asked = [first, *(held_out(side, config.eval.problems) for side in asked[1:])]
+    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, partner.encode, T,
+                                  bound if partner.goes_on else longest)
     partner.rest()
     stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
     run = Wanted(model, mesh, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
@@ -302,8 +306,8 @@ def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expe
 
 
 def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], tokenizer, max_positions: int,
-                  encode: Encode = encode_problems, max_tokens: int = 0) -> int:
-    """S, the tokens that every prompt is padded to: the configured limit, or the longest of all prompts to sample.
+                  encode: Encode = encode_problems, max_tokens: int = 0, length: Callable[..., int] = longest) -> int:
+    """S, the tokens that every prompt is padded to: the configured limit, or the `length` of the problems to sample.
 
     `encode` turns problems into token ids; `max_tokens`: of completions, 0: those of training.
 
@@ -311,7 +315,7 @@ def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], 
       ValueError: prompt and completion together are longer than a published model allows.
     """
     S, T = config.prompts.max_tokens, max_tokens or config.sampling.max_tokens
-    S = S or max(longest(side, tokenizer, encode=encode) for side in asked)
+    S = S or max(length(side, tokenizer, encode=encode) for side in asked if len(side))
     if config.model.path and S + T > max_positions:
         raise ValueError(f"prompts of up to {S} tokens and completions of up to {T} make {S + T}, but the model was made for "
                          f"{max_positions}; lower sampling.max_tokens, or prompts.max_tokens with prompts.overlong=skip")
