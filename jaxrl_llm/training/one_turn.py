@@ -157,7 +157,7 @@ class OneTurn:
         row, last = node.row, node.last
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         above = np.where(node.first, roots[owners[row]], len(forest.uid) + np.arange(len(row)) - 1)
-        components = np.array([one.components for one in scored], np.float32).reshape(len(scored), -1)
+        components = np.array([one.components for one in scored], np.float32).reshape(len(scored), len(forest.names))
         ends = [(scored[i], end) for i, end in zip(row, last)]
         columns = {
             "prompt": owners[row], "role": node.role, "length": node.length,

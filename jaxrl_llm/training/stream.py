@@ -215,8 +215,11 @@ class Stream:
         self._under = _Under(chosen, limits, snapshot.key)
 
     def apply(self, forest: Forest, acts: Sequence[Begin]) -> None:
-        """Queues trajectories at prompts of the forest."""
-        assert self._under is not None and self._engine is not None, "publish weights first"
+        """Queues trajectories at prompts of the forest; ValueError before the first `publish`, and for uids that grow."""
+        if self._under is None or self._engine is None:
+            raise ValueError("there are no weights to sample with; publish weights first")
+        if twice := {act.uid + n for act in acts for n in range(act.size)} & self._begun.keys():
+            raise ValueError(f"trajectory {min(twice)} grows already; give each its own uid")
         self._problems = forest.problems
         prompts = {act.at: forest.prompt_ids(act.at).tolist() for act in acts}
         for act in acts:

@@ -1,0 +1,169 @@
+"""One stream for a whole run: an engine that lives, one road for tasks, held-out measurements apart, engines from outside."""
+import itertools
+import os
+
+import chatter
+import jax
+import numpy as np
+import pytest
+import tiny_config
+
+from jaxrl_llm.control import Settings
+from jaxrl_llm.environments.runner import Runner
+from jaxrl_llm.generation.scan import ScanEngine
+from jaxrl_llm.training import heldout, setup
+from jaxrl_llm.training.snapshot import Snapshot
+from jaxrl_llm.training.stream import Begin
+
+TOOLS = {"environment": "tool_use(tools=('calculator',), options={'level': 'digit', 'chat': True}, turns=3)",
+         "prompts.max_tokens": 0, "sampling.max_tokens": 96, "sampling.turn_tokens": 12}
+
+
+def tiny(**changes):
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict({"eval.every": 0, "samples_every": 0} | changes)
+    return config
+
+
+def batches(config, count=2):
+    """The run and its first batches."""
+    run, params = setup.build(config)
+    state = setup.initial_state(run, params)
+    steps = itertools.islice(run.schedule.steps(run.source, run.learner, state, run.learner.frozen(params)), count)
+    return run, [step.finished for step in steps]
+
+
+def assert_equal(one, other):
+    for x, y in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", (tiny(**{"sampling.engine": "slots", "sampling.micro_batches": 2}),
+                                    chatter.get_config(**TOOLS)), ids=("single turns", "tools"))
+def test_one_engine_samples_a_whole_run_and_compiles_for_the_first_batch(config):
+    """The programs of the second batch and of later ones are those of the first, and none is compiled again."""
+    run, params = setup.build(config)
+    stream, key = run.source.stream, jax.random.key(0)
+    compiled, engines, first = [], set(), None
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, duration, **kwargs: compiled.append(event) if "backend_compile" in event else None)
+    for number in range(4):
+        compiled.clear()
+        if first is None:
+            first = run.source.next(Snapshot(0, params, None, key))
+        else:  # the same prompts again: other ones may need other lengths
+            stream.publish(Snapshot(number, params, None, key))
+            rows = np.arange(len(first.forest.problems))
+            again = stream.groups(run.source.planted([(p, first.forest.prompt_ids(i).tolist()) for i, p in enumerate(
+                first.forest.problems)], 0), rows, 10**6 * number)
+            stream.rest()
+            assert set(again.version[again.version >= 0].tolist()) == {number}
+        engines.add(id(stream._engine))
+    assert len(engines) == 1 and not compiled
+    assert stream._engine._weights is None and stream._engine._caches.slots is None  # nothing is held while it rests
+
+
+@pytest.mark.slow
+def test_a_task_is_an_environment_of_one_turn():
+    """`single(task=...)` and the task are one road: equal rollouts, and the same evaluation sets."""
+    sets = {"eval.sets": "arithmetic(level='add2', label='harder', problems=4)", "rewards": ""}
+    spelled = "single(task='arithmetic', options={'level': 'digit'}, reward='last_number')"
+    other, same = batches(tiny(**sets, environment=spelled, task="arithmetic(level='add3')"))
+    _, wanted = batches(tiny(**sets, task="arithmetic(level='digit', reward='last_number')"))
+    assert other.config.task == "arithmetic(level='digit', reward='last_number')" and not other.config.environment
+    for one, two in zip(same, wanted, strict=True):
+        assert_equal(one.rollouts, two.rollouts)
+        assert one.forest.names == two.forest.names == ("last_number",)
+    assert [one.label for one in other.source.sets] == ["harder"]
+    with pytest.raises(ValueError, match="sets 'tasks'; single has task, options"):
+        setup.build(tiny(environment="single(tasks='arithmetic')"))
+
+
+@pytest.mark.slow
+def test_the_two_engines_sample_one_task_alike():
+    (_, scanned), (_, slots) = (batches(tiny(**{"sampling.engine": name, "sampling.micro_batches": 2}), 1)
+                                for name in ("scan", "slots"))
+    one, other = scanned[0].rollouts, slots[0].rollouts
+    for name in ("tokens", "mask", "policy_version", "rewards", "valid"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
+    for name in ("behavior_logprobs", "entropies"):
+        np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_held_out_measurements_leave_training_as_it_is(monkeypatch):
+    """An evaluation in the middle of a batch of an environment, with trajectories that it loses, changes nothing of it."""
+    config = chatter.get_config(environment="chatter:letters", **{"eval.sets": "arithmetic(level='digit', problems=2)"})
+    run, params = setup.build(config)
+    stream, key = run.source.stream, jax.random.key(0)
+
+    def batch(interrupted):
+        problems = [run.source.task.train[i] for i in range(2)]
+        ids = stream.partner.encode(problems, stream.tokenizer)
+        stream.publish(Snapshot(0, params, None, key))
+        forest, looks = run.source.planted(list(zip(problems, ids)), 0), 0
+        stream.apply(forest, [Begin(row, 100 + row * stream.group, stream.group) for row in range(2)])
+        while stream.advance():
+            looks += 1
+            if interrupted and looks == 2:
+                heldout.evaluate(run.source, params, None, problems=2, key=jax.random.key(9))
+                heldout.evaluate_set(run.source, params, None, run.source.sets[0], key=jax.random.key(9))
+        return stream.take(forest), looks
+
+    runner = stream.partner.runner
+    ran = []
+    monkeypatch.setattr(Runner, "forget", lambda self, forget=Runner.forget: (ran.append(self), forget(self))[1])
+    (whole, looks), (cut, _) = batch(True), batch(False)
+    assert looks >= 2 and ran and runner not in ran
+    assert len(whole.ends) == 2 * stream.group
+    for name, column in whole.columns.items():
+        np.testing.assert_array_equal(column, cut.columns[name], err_msg=name)
+    held_out = run.source.held_out
+    assert held_out is not stream and held_out.partner is not stream.partner and held_out.partner.runner is not runner
+    mutable = stream._queue, stream._going, stream._held, stream._begun
+    assert not {*map(id, vars(held_out).values())} & {*map(id, mutable)}
+
+
+@pytest.mark.slow
+def test_an_engine_from_outside_samples_a_run(tmp_path, monkeypatch):
+    """One file: an engine that counts its batches, around the scan sampler; its samples are those of the run without it."""
+    (tmp_path / "counting_engine.py").write_text('''
+from jaxrl_llm.generation import scan
+
+batches = []
+
+
+def kind(run):
+    inner = scan.kind(run)
+
+    def make(params, lora, version):
+        engine = inner.make(params, lora, version)
+        step = engine.step
+        engine.step = lambda: batches.append(engine.version) or step()
+        return engine
+
+    return inner._replace(name="counting", make=make, rows=(("sampled by", "an engine that counts"),))
+''')
+    monkeypatch.syspath_prepend(os.fspath(tmp_path))
+    run, found = batches(tiny(**{"sampling.engine": "counting_engine:kind"}))
+    import counting_engine
+    assert set(counting_engine.batches) == {0, 1} and isinstance(run.source.stream._engine, ScanEngine)
+    _, wanted = batches(tiny())
+    for one, two in zip(found, wanted, strict=True):
+        assert_equal(one.rollouts, two.rollouts)
+
+
+def test_what_a_stream_cannot_do_is_said_before_it_samples():
+    run, params = setup.build(tiny())
+    stream = run.source.stream
+    forest = run.source.planted([(run.source.task.train[0], [1, 2])], 0)
+    with pytest.raises(ValueError, match="max_turns=2, and completions have one turn"):
+        stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(max_turns=np.int32(2))))
+    with pytest.raises(ValueError, match="temperature=-1"):
+        stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=np.float32(-1))))
+    with pytest.raises(ValueError, match="publish weights first"):
+        stream.groups(forest, np.array([0]), 0)
+    stream.publish(Snapshot(0, params, None, jax.random.key(0)))
+    stream.apply(forest, [])
+    assert not stream.advance() and not len(stream.take(forest).ends)
