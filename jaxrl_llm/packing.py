@@ -36,6 +36,7 @@ class Rows(NamedTuple):
     before: i32, the slot whose state predicts the token; the first slot of a root, which nothing predicts, names itself.
     wanted: bool, slots whose log-probs are needed.
     temperature: f32, temperature of these log-probs; None: that of the policy.
+    experts: i[R, N, L, k], experts of a mixture that the tokens take, see `models.moe.Router`; None: the routers choose.
     """
 
     tokens: np.ndarray
@@ -44,6 +45,7 @@ class Rows(NamedTuple):
     before: np.ndarray
     wanted: np.ndarray
     temperature: np.ndarray | None = None
+    experts: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +174,22 @@ def at_temperatures(packed: Packed, temperature_P: np.ndarray) -> Packed:
     some = packed.index >= 0
     slots.reshape(-1)[packed.index[some]] = np.broadcast_to(temperature_P[:, None, None], some.shape)[some]
     return dataclasses.replace(packed, rows=packed.rows._replace(temperature=slots))
+
+
+def with_experts(packed: Packed, experts: np.ndarray) -> Packed:
+    """The same rows, whose tokens take the `experts i[P, G, T, L, k]` of trajectories; other tokens have -1.
+
+    A token that several rows repeat takes the same experts in each.
+    """
+    slots = np.full((packed.node.size, *experts.shape[3:]), -1, experts.dtype)
+    some = packed.index >= 0
+    slots[packed.index[some]] = experts[some]
+    order, begins = np.arange(packed.node.shape[1]), np.diff(packed.node, axis=1, prepend=-2) != 0
+    place = order - np.maximum.accumulate(np.where(begins, order, 0), axis=1)  # in its node
+    key = packed.node.astype(np.int64) * packed.node.shape[1] + place
+    _, first, which = np.unique(np.where(packed.node < 0, -1, key), return_index=True, return_inverse=True)
+    whole = slots[first][which.reshape(-1)].reshape(*packed.node.shape, *experts.shape[3:])
+    return dataclasses.replace(packed, rows=packed.rows._replace(experts=whole))
 
 
 def _depth_first(forest: Trees, leaves: np.ndarray) -> tuple[_Tree, np.ndarray]:

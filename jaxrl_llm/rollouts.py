@@ -38,6 +38,9 @@ class Role(enum.IntEnum):
     PROMPT = 5
 
 
+ROUTES, OWN_ROUTES = "routes", "own_routes"  # extras that a mixture's pass may read, see `Objective.replays`
+
+
 class Rollouts(struct.PyTreeNode):
     """Sampled completions of P prompts, G each, with all measurements on them. Fields that are not needed are None.
 

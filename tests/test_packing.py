@@ -3,7 +3,7 @@ import forests
 import numpy as np
 import pytest
 
-from jaxrl_llm.packing import Trees, of_groups, pack
+from jaxrl_llm.packing import Trees, of_groups, pack, with_experts
 
 CASES = [forests.group, forests.conversations, *[forests.search] * 60]
 
@@ -73,6 +73,22 @@ def test_a_group_straddles_rows_with_its_prompt_in_each():
     assert packed.rows.end[0].tolist() == [16] * 4 + [10] * 6 + [16] * 6
     assert packed.rows.before[0].tolist() == [0, 0, 1, 2, *range(3, 9), 3, *range(10, 15)]
     assert packed.index.min() == 4 and packed.rows.wanted.sum() == 24
+
+
+def test_experts_of_trajectories_go_to_their_slots_and_to_all_repetitions():
+    """Prompt of 4; a node of 6 that two rows need, behind which two completions have 6 tokens each."""
+    case = forests.of_lengths(np.random.default_rng(0), [-1, 0, 1, 1], [4, 6, 6, 6], [[2, 3]])
+    packed = pack(case.forest, case.leaves, case.mask, [16])
+    assert packed.node.tolist() == [[0] * 4 + [1] * 6 + [2] * 6, [0] * 4 + [1] * 6 + [3] * 6]
+    given = np.arange(2 * 12, dtype=np.int16).reshape(1, 2, 12, 1, 1)
+    given[:, 1, :6] = given[:, 0, :6]  # of the tokens that both share
+    laid = with_experts(packed, given).rows.experts
+    assert laid.dtype == np.int16 and laid.shape == (2, 16, 1, 1)
+    assert laid[..., 0, 0].tolist() == [[-1] * 4 + [*range(12)], [-1] * 4 + [*range(6), *range(18, 24)]]
+    part = case.mask.copy()
+    part[0, 0, :6] = part[0, 1, :6] = False  # tokens of others, for instance
+    assert with_experts(pack(case.forest, case.leaves, part, [16]), given).rows.experts[1, :, 0, 0].tolist() == [
+        -1] * 10 + [*range(18, 24)]
 
 
 def test_the_length_with_the_fewest_slots_is_taken():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from jax.sharding import Mesh
 
+from jaxrl_llm.columns import Column
 from jaxrl_llm.generation.requests import Node, Request
 from jaxrl_llm.models.transformer import Transformer
 
@@ -71,6 +72,7 @@ class Wanted(NamedTuple):
       stop_ids, stop_texts: what ends a message of the policy.
       wants: what the run needs of `CAN`.  programs: kinds of distributions for each length of prompts.  paged: see `Engine`.
       server: the server that samples instead of this process, or None.
+      columns: names of further token columns that nodes must have.
     """
 
     model: Transformer
@@ -87,11 +89,13 @@ class Wanted(NamedTuple):
     programs: int = 1
     paged: bool = False
     server: Any = None
+    columns: tuple[str, ...] = ()
 
 
 class EngineKind(NamedTuple):
     """An engine before there are weights: `make(params, lora, version)`, what it `can` and which token columns it `provides`.
 
+    `columns`: declarations of the further ones that its nodes have, in `Node.columns`: those that the run wants.
     `check(metrics)` raises an error for a step in which sampler and learner disagree.  `rows`: for the head of a run.
     """
 
@@ -101,6 +105,7 @@ class EngineKind(NamedTuple):
     provides: frozenset[str] = frozenset()
     check: Callable[[Mapping[str, float]], None] = lambda metrics: None
     rows: tuple[tuple[str, str], ...] = ()
+    columns: tuple[Column, ...] = ()
 
 
 def check_can(kind: EngineKind, wanted: Mapping[str, str]) -> None:
@@ -108,3 +113,10 @@ def check_can(kind: EngineKind, wanted: Mapping[str, str]) -> None:
     if lacking := [f"{why} needs an engine that {CAN[what]}" for what, why in wanted.items() if what not in kind.can]:
         raise ValueError(f"{'; '.join(lacking)}, and {kind.name!r} does not; set sampling.engine='auto' and server.url='', or "
                          "leave that out")
+
+
+def check_provides(kind: EngineKind, columns: Sequence[str]) -> None:
+    """Raises ValueError if an engine lacks a token column that a run wants."""
+    if lacking := sorted({*columns} - {column.name for column in kind.columns}):
+        raise ValueError(f"the method reads the token column {lacking[0]!r}, which engine {kind.name!r} does not provide of "
+                         f"this model; it provides {', '.join(sorted(kind.provides))}. Take another engine, model or method")

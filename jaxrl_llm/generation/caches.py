@@ -46,8 +46,12 @@ class RowCaches:
     """
 
     def __init__(self, model: Transformer, device: jax.Device, rows: int, tokens: int, chunk: int, *, transposed: bool,
-                 programs: set[tuple]):
-        """Caches of rows of up to `tokens` tokens that decode up to `chunk` at a time; `transposed`: weights may be that."""
+                 programs: set[tuple], columns: tuple[str, ...] = ()):
+        """Caches of rows of up to `tokens` tokens that decode up to `chunk` at a time; `transposed`: weights may be that.
+
+        `columns`: names of the further token columns that decoding measures.
+        """
+        self._columns = columns
         self._model, self._device, self._rows, self._transposed = model, device, rows, transposed
         most, local = max(tokens, chunk), model.config.local_layers
         self.near = near_places(model.config.window, chunk) if any(local) else None
@@ -137,13 +141,13 @@ class RowCaches:
                                following.reserve.block.room))
             self.slots, lanes, drawn, entries = programs_of_reserve.decode(
                 self._model, weights, self.slots, lanes, key, np.int32(patience), following.reserve, following.entered,
-                steps=steps, transposed=self._transposed)
+                steps=steps, transposed=self._transposed, columns=self._columns)
             return lanes, drawn, entries
         self.programs.add(("decode", len(owners), steps, self.slots.room, *shapes_of(lanes), common.places,
                            len(common.leaders)))
         self.slots, lanes, drawn = programs_of.decode(
             self._model, weights, self.slots, lanes, key, np.int32(patience), np.asarray(common.leaders, np.int32), steps=steps,
-            common=common.places, near=self.near, transposed=self._transposed)
+            common=common.places, near=self.near, transposed=self._transposed, columns=self._columns)
         return lanes, drawn, None
 
     def make_room(self, length: int) -> None:

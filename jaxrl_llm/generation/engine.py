@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.generation import measures
 from jaxrl_llm.generation import slots as programs_of
 from jaxrl_llm.generation.base import EngineKind, Wanted
 from jaxrl_llm.generation.caches import Prompts, RowCaches
@@ -61,10 +62,12 @@ class Engine:
     Attributes:
       version: policy version of the weights in use.
       programs: the programs compiled so far, one entry for each combination of shapes.
+      provides: names of the token columns that it can measure of this model, see `generation.measures`.
     """
 
     def __init__(self, model: Transformer, params, key: jax.Array, *, slots: int, slot_tokens: int, tokenizer=None,
-                 version: int = 0, lora=None, chunks: Sequence[int] = (4, 16), paged: bool = False):
+                 version: int = 0, lora=None, chunks: Sequence[int] = (4, 16), paged: bool = False,
+                 columns: Sequence[str] = ()):
         """
         Args:
           model, params, lora: the policy.
@@ -75,6 +78,7 @@ class Engine:
           version: policy version of these weights.
           chunks: numbers of steps between two looks at the rows, ascending: the longest is used unless a shorter one suffices.
           paged: whether caches are pages of a common pool, see `generation.paged_caches`; otherwise each slot has its own.
+          columns: names of the further token columns that nodes have, some of those that it `provides`.
         Raises:
           ValueError: for numbers that no engine could work with, and lengths that the model does not support.
         """
@@ -104,9 +108,11 @@ class Engine:
         self._given: list[jax.Array | None] = []  # the parameters as given, where they are immutable arrays
         self._policy = jax.eval_shape(lambda: (params, lora))
         self.programs: set[tuple] = set()
+        self.provides = measures.provided(model.config)
+        self._measures = measures.of(columns, model.config)
         made = PagedCaches if paged else functools.partial(RowCaches, chunk=max(chunks))
         self._caches: RowCaches | PagedCaches = made(model, self._device, slots, slot_tokens, transposed=self._transposed,
-                                                     programs=self.programs)
+                                                     programs=self.programs, columns=tuple(columns))
         self._decoded = 0  # tokens
         self.publish(version, params, lora)
 
@@ -300,7 +306,7 @@ class Engine:
         check_tokens(request.uid, request.tokens, self.vocab_size)
         check_size(request.uid, len(request.tokens), request.limit, 0, self._slot_tokens)
         tokens = as_ints(request.tokens)
-        return Row(request, tokens, self._search(request, tokens), start=len(tokens))
+        return Row(request, tokens, self._search(request, tokens), start=len(tokens), measures=self._measures)
 
     def _child(self, request: Request) -> Row:
         """A row that continues its parent's tokens, with what the parent's cache holds now."""
@@ -316,7 +322,8 @@ class Engine:
             search = self._search(request, tokens[:len(tokens) - len(parent.search.tokens)])
             search.feed(parent.search.tokens)
         return Row(request, tokens, search, cached=parent.cached, drawn=parent.drawn, start=len(tokens),
-                   source=parent if parent.holds_cache else parent.source, cache=parent.cache, begun=parent.begun)
+                   source=parent if parent.holds_cache else parent.source, cache=parent.cache, begun=parent.begun,
+                   measures=self._measures)
 
     def _search(self, request: Request, tokens: Sequence[int]) -> StopSearch:
         """A search that begins behind these tokens."""
@@ -463,7 +470,9 @@ class Engine:
             return
         if count := int(drawn.mask[begin:end, lane].sum()):
             part = slice(begin, begin + count)
-            self._append(row, [x[part, lane].tolist() for x in (drawn.tokens, drawn.logprobs, drawn.entropies)], flight.version)
+            more = [[*drawn.columns[one.column.name][part, lane]] for one in self._measures]
+            self._append(row, [x[part, lane].tolist() for x in (drawn.tokens, drawn.logprobs, drawn.entropies)], flight.version,
+                         more)
 
     def _enter(self, row: Row, slot: int, version: int) -> None:
         """Begins a waiting row, whose prompt a chunk has copied into a slot."""
@@ -473,11 +482,11 @@ class Engine:
         row.begun = version, row.cached
         self._entered += 1
 
-    def _append(self, row: Row, drawn: list[list], version: int) -> None:
+    def _append(self, row: Row, drawn: list[list], version: int, more: list[list]) -> None:
         """Appends new tokens to a row; ends it at a stop token, stop string or its limit."""
         tokens, logprobs, entropies = drawn
         row.tokens += tokens
-        row.measured += [(a, b, version) for a, b in zip(logprobs, entropies)]
+        row.measured += [(a, b, version, *others) for a, b, *others in zip(logprobs, entropies, *more)]
         row.drawn, row.cached = row.drawn + len(tokens), row.cached + len(tokens)
         self._decoded += len(tokens)
         stopped = tokens[-1] in row.request.stop_tokens
@@ -516,6 +525,7 @@ def kind(run: Wanted) -> EngineKind:
     def make(params, lora, version: int) -> Engine:
         return Engine(run.model, params, jax.random.key(0), slots=run.prompts * run.group // run.parts,
                       slot_tokens=run.prompt_tokens + run.max_tokens, tokenizer=run.tokenizer, version=version, lora=lora,
-                      paged=run.paged)
+                      paged=run.paged, columns=run.columns)
 
-    return EngineKind("slots", make, CAN)
+    config = run.model.config
+    return EngineKind("slots", make, CAN, measures.provided(config), columns=measures.columns_of(run.columns, config))

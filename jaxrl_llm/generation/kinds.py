@@ -3,7 +3,7 @@ from collections.abc import Callable, Mapping
 
 from jaxrl_llm import registry
 from jaxrl_llm.generation import engine, external, scan
-from jaxrl_llm.generation.base import EngineKind, Wanted, check_can
+from jaxrl_llm.generation.base import EngineKind, Wanted, check_can, check_provides
 
 ENGINES: dict[str, Callable[[Wanted], EngineKind]] = {"scan": scan.kind, "slots": engine.kind}
 FASTER_IN_SLOTS = 4  # from this number of parts of a batch on the slot engine is faster, see the table of docs/guides/engine.md
@@ -26,6 +26,7 @@ def choose(name: str, run: Wanted, wanted: Mapping[str, str]) -> EngineKind:
         able = [one for one, can in (("scan", scan.CAN), ("slots", engine.CAN)) if can >= run.wants]
         kind = ENGINES[able[-1] if len(able) > 1 and faster_in_slots(run) else (able or ["slots"])[0]](run)
     check_can(kind, wanted)
+    check_provides(kind, run.columns)
     return kind
 
 

@@ -34,9 +34,10 @@ class PagedCaches:
     """
 
     def __init__(self, model: Transformer, device: jax.Device, rows: int, tokens: int, *, transposed: bool,
-                 programs: set[tuple]):
+                 programs: set[tuple], columns: tuple[str, ...] = ()):
         """Caches of rows of up to `tokens` tokens. ValueError for a model whose caches cannot be paged."""
         check_model(model)
+        self._columns = columns
         self._model, self._device, self._rows, self._transposed = model, device, rows, transposed
         most = pages_of(tokens)
         self._tables = rungs(most, _SPLIT if most >= _SPLIT * _RUNGS else 1)
@@ -112,7 +113,7 @@ class PagedCaches:
         table = self._table([row.pages if row else [] for row in rows])
         self.programs.add(("decode", len(owners), steps, table.shape[1], self._size, *shapes_of(lanes)))
         self.pool, lanes, drawn = programs_of.decode(self._model, weights, self.pool, lanes, table, key, np.int32(patience),
-                                                     steps=steps, transposed=self._transposed)
+                                                     steps=steps, transposed=self._transposed, columns=self._columns)
         return lanes, drawn, None
 
     # --- what rows read -----------------------------------------------------------------------------------------------------

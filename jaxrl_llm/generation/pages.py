@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.generation import measures
 from jaxrl_llm.generation.slots import Drawn, Lanes, Weights, drawn_by, longer, through_layers
 from jaxrl_llm.kernels import paged
 from jaxrl_llm.models.attention import grouped_attention, rotations
-from jaxrl_llm.models.transformer import Block, Transformer, heads_first
+from jaxrl_llm.models.transformer import Block, Transformer, heads_first, of_layers
 
 PAGE = 16  # places; the kernels are tested with pages of this size
 
@@ -27,9 +28,9 @@ def empty(model: Transformer, pages: int) -> Pool:
     return tuple(tuple(np.zeros(x.shape, x.dtype) for x in one) for _ in range(c.num_layers))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("pool",))
-def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table, key, patience, *, steps: int, transposed: bool
-           ) -> tuple[Pool, Lanes, Drawn]:
+@functools.partial(jax.jit, static_argnames=("model", "steps", "transposed", "columns"), donate_argnames=("pool",))
+def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table, key, patience, *, steps: int,
+           transposed: bool, columns: tuple[str, ...] = ()) -> tuple[Pool, Lanes, Drawn]:
     """Decodes a chunk, as `slots.decode` does, for lanes whose places are in the pages `table i32[m, n]`.
 
     Each step writes a token into its page and reads the row's pages by the platform's kernel. Pages of all places that the
@@ -49,10 +50,11 @@ def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table
             out = paged.paged_attention(model.kernels, c.attention_softcap, q[:, 0] * c.attention_scale, own, table, seen)
             return out[:, None], own
 
-        x, kept = through_layers(model, block, weights, lanes.pending[:, None], rotation, attend)
-        return model.normed(weights.params, x[:, 0]), tuple(kept)
+        x, kept, seen = through_layers(model, block, weights, lanes.pending[:, None], rotation, attend, tally)
+        return model.normed(weights.params, x[:, 0]), tuple(kept), *(() if tally is None else (of_layers(seen, 1),))
 
-    pool, after, results = drawn_by(model, weights, lanes, key, patience, states, pool, steps)
+    tally = measures.tally(columns, c)
+    pool, after, results = drawn_by(model, weights, lanes, key, patience, states, pool, steps, columns=columns)
     return pool, longer(lanes, after), results
 
 

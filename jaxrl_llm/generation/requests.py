@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from jaxrl_llm.generation.measures import Measure, of_node
 from jaxrl_llm.generation.sampling import Sampling, check
 from jaxrl_llm.generation.stopping import StopSearch
 
@@ -63,6 +64,7 @@ class Node:
       policy_version: `i32[n]`, version of the weights that drew each token.
       finish: why it ends: "stop" (a stop token), "stop_string" (a sequence or text), "limit", "extended" (tokens that the
         policy did not write come next) or "paused"; "running" while it continues, see `Engine.written`.
+      columns: further columns of the tokens by name, `[n, ...]`, see `generation.measures`.
     """
 
     uid: int
@@ -73,6 +75,7 @@ class Node:
     entropies: np.ndarray
     policy_version: np.ndarray
     finish: str
+    columns: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(eq=False)
@@ -84,7 +87,7 @@ class Row:
       tokens: all of it.  cached: how many of them are in its cache, all but the last where it decodes.
       drawn: how many the policy wrote.
       start: where its current node begins.  search: stop strings of the completion, which may have begun before a fork.
-      measured: log-prob, entropy and version of each token of the node.
+      measured: log-prob, entropy and version of each token of the node, then its further columns, see `measures.of_node`.
       paused: whether it waits for `resume`, in its slot until another row needs that.
       slot: its slot, where it decodes unless it is idle or waits to read.
       source: the row in whose slot its cache lies, while it has no slot; that row's cache only grows, so it may go on, except
@@ -94,6 +97,7 @@ class Row:
       pages: with paged caches, the pages of its cache, in order; whoever shares one writes into a copy of it.
       finish: why it ended and waits for `extend`, in its slot until another row needs that; None: it has not ended.
       begun: policy version that computed its cache's first places, and how many; forks have those of the parent.
+      measures: those of its further columns.
     """
 
     request: Request
@@ -102,7 +106,7 @@ class Row:
     cached: int = 0
     drawn: int = 0
     start: int = 0
-    measured: list[tuple[float, float, int]] = dataclasses.field(default_factory=list)
+    measured: list[tuple[Any, ...]] = dataclasses.field(default_factory=list)
     paused: bool = False
     slot: int | None = None
     source: "Row | None" = None
@@ -111,6 +115,7 @@ class Row:
     pages: list[int] = dataclasses.field(default_factory=list)
     finish: str | None = None
     begun: tuple[int, int] = (0, 0)
+    measures: Sequence[Measure] = ()
 
     @property
     def left(self) -> int:
@@ -156,10 +161,11 @@ class Row:
 
     def node(self, finish: str, since: int = 0) -> Node:
         """What the policy wrote since the last node, without the first `since` tokens."""
-        start = self.start + since
-        logprobs, entropies, versions = np.asarray(self.measured[since:], np.float64).reshape(-1, 3).T
+        start, entries = self.start + since, self.measured[since:]
+        logprobs, entropies, versions = np.asarray([one[:3] for one in entries], np.float64).reshape(-1, 3).T
         return Node(self.request.uid, self.request.parent, start, np.asarray(self.tokens[start:], np.int32),
-                    logprobs.astype(np.float32), entropies.astype(np.float32), versions.astype(np.int32), finish)
+                    logprobs.astype(np.float32), entropies.astype(np.float32), versions.astype(np.int32), finish,
+                    of_node(self.measures, [one[3:] for one in entries]))
 
 
 def held(rows: Mapping[int, RowT], uid: int) -> RowT:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.generation import measures
 from jaxrl_llm.generation.requests import Row
 from jaxrl_llm.generation.slots import (
     Drawn,
@@ -18,6 +19,7 @@ from jaxrl_llm.generation.slots import (
     drawn_by,
     keys_of,
     longer,
+    of_lanes,
     turned,
 )
 from jaxrl_llm.models.attention import rotations
@@ -70,9 +72,9 @@ class _Caches(NamedTuple):
     entries: Entries
 
 
-@functools.partial(jax.jit, static_argnames=("model", "steps", "transposed"), donate_argnames=("slots",))
+@functools.partial(jax.jit, static_argnames=("model", "steps", "transposed", "columns"), donate_argnames=("slots",))
 def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, reserve: Reserve, entered, *,
-           steps: int, transposed: bool) -> tuple[Slots, Lanes, Drawn, Entries]:
+           steps: int, transposed: bool, columns: tuple[str, ...] = ()) -> tuple[Slots, Lanes, Drawn, Entries]:
     """Decodes a chunk as `slots.decode` does, for all slots of a model without sliding windows.
 
     Before each step rows of the reserve take the lanes that yield and whose rows have ended, from the row with the number
@@ -81,16 +83,17 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     """
     def states(lanes, i, caches):
         prompt = PromptCache(*caches.slots, jnp.arange(slots.room) < lanes.length[:, None], lanes.length)
-        normed, chunk = model.decode_step(weights.params, weights.layers, lanes.pending[:, None], i, prompt, caches.chunk,
-                                          begun=caches.begun, transposed=transposed)
-        return normed[:, 0], caches._replace(chunk=chunk)
+        normed, chunk, *read = model.decode_step(weights.params, weights.layers, lanes.pending[:, None], i, prompt,
+                                                 caches.chunk, begun=caches.begun, transposed=transposed, tally=tally)
+        return normed[:, 0], caches._replace(chunk=chunk), *of_lanes(read)
 
+    tally = measures.tally(columns, model.config)
     enter = functools.partial(_enter, model, reserve._replace(lanes=jax.tree.map(jnp.asarray, reserve.lanes)),
                               keys_of(reserve.lanes, key))
     nobody = jnp.zeros(reserve.lanes.slot.shape, jnp.int32)
     caches = _Caches(slots, chunk_cache(model, lanes.length, steps), jnp.zeros_like(lanes.length), jnp.asarray(lanes.drawn),
                      Entries(nobody, nobody, jnp.asarray(entered), jnp.asarray(entered)))
-    caches, after, drawn = drawn_by(model, weights, lanes, key, patience, states, caches, steps, enter)
+    caches, after, drawn = drawn_by(model, weights, lanes, key, patience, states, caches, steps, enter, columns)
     keys, values = block_of(caches.chunk)
     block = Slots(jax.tree.map(lambda x: turned(x, caches.begun, 3), keys),
                   jax.tree.map(lambda x: turned(x, caches.begun, 2), values))

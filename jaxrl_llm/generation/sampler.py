@@ -1,5 +1,6 @@
 """Rollouts in one compiled program: prefill each prompt once, then decode its whole group against the shared cache."""
 import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import chex
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxrl_llm.generation import measures
 from jaxrl_llm.generation.compaction import half, holds
 from jaxrl_llm.generation.sampling import Draw, Sampling, draw, instead, spread_out
 from jaxrl_llm.kernels.products import reads_transposed, row_matmul
@@ -28,6 +30,7 @@ class Completions(flax.struct.PyTreeNode):
       stopped: `bool[P, G]`, ended by a stop token (False: cut at T, or at `Sampling.max_tokens`).
       decode_steps: `i32[]`, decode steps run until the last row stopped, T - 1 at most; the first token needs none. On a
         mesh `i32[N]`, one number for each of the N shards of the batch, which stop independently.
+      columns: further columns of tokens by name, `[P, G, T, ...]`, see `generation.measures`.
     """
 
     tokens: jax.Array
@@ -36,6 +39,7 @@ class Completions(flax.struct.PyTreeNode):
     entropies: jax.Array
     stopped: jax.Array
     decode_steps: jax.Array
+    columns: Mapping[str, jax.Array] = flax.struct.field(default_factory=dict)
 
 
 class Forced(flax.struct.PyTreeNode):
@@ -75,7 +79,7 @@ def fold_in_halves(key, high, low):
 
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *,
              max_tokens: int, stop_ids: tuple[int, ...], chunk: int = 16, lora=None, mesh: Mesh | None = None,
-             forced: Forced | None = None, limits=None) -> Completions:
+             forced: Forced | None = None, limits=None, columns: tuple[str, ...] = ()) -> Completions:
     """Samples a group of completions for every prompt.
 
     Token t of a row is drawn with `fold_in(row key, t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
@@ -95,20 +99,23 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
         sharded over `tensor`, if it divides these heads (else every device works with all of them); the rest is gathered.
       forced: forced beginnings of completions; None: every token is drawn.
       limits: `i32[P]`, maximum tokens of each prompt's completions beside those of `sampling`; None: no others.
+      columns: names of further token columns to measure, see `generation.measures`; ValueError for one that the model has not.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
     copied = reads_transposed(keys.size, max_tokens - 1)  # whether or not layers are arrays of their own
     layers = None if copied else views.of_layers(params["layers"], model.dtype)
     return _generate(model, params, layers, prompt_tokens, prompt_mask, keys, sampling, max_tokens=max_tokens,
-                     stop_ids=stop_ids, chunk=chunk, lora=lora, mesh=mesh, forced=forced, limits=limits)
+                     stop_ids=stop_ids, chunk=chunk, lora=lora, mesh=mesh, forced=forced, limits=limits, columns=columns)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh"))
+@functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh", "columns"))
 def _generate(model: Transformer, params, layers, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
-              stop_ids: tuple[int, ...], chunk: int, lora, mesh: Mesh | None, forced: Forced | None, limits) -> Completions:
+              stop_ids: tuple[int, ...], chunk: int, lora, mesh: Mesh | None, forced: Forced | None, limits,
+              columns: tuple[str, ...]) -> Completions:
     """As `generate`, in one program; `layers`: see `views.of_layers`."""
     pieces = 1 if mesh is None or model.config.num_kv_heads % mesh.shape["tensor"] else mesh.shape["tensor"]
-    sample = functools.partial(_sample, model, max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, pieces=pieces)
+    sample = functools.partial(_sample, model, max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, pieces=pieces,
+                               columns=columns)
     each = Rows(keys, forced, None if limits is None else jnp.broadcast_to(limits[:, None], keys.shape))
     if mesh is None or mesh.size == 1:
         return sample(params, lora, prompt_tokens, prompt_mask, each, sampling, layers=layers)
@@ -168,6 +175,7 @@ class Decoder(NamedTuple):
       pieces: number of devices over which the compiler shards matrices and heads, `tensor`.
       chunk: steps between two checks whether all rows have stopped.
       last: T - 1, the number of steps; further steps fill the last chunk, and what they draw is dropped.
+      columns: names of further token columns, see `generation.measures`.
     """
 
     model: Transformer
@@ -180,10 +188,12 @@ class Decoder(NamedTuple):
     transposed: bool
     chunk: int
     last: int
+    columns: tuple[str, ...] = ()
 
 
 def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, rows: Rows, sampling: Sampling, *, max_tokens: int,
-            stop_ids: tuple[int, ...], chunk: int, pieces: int, layers=None) -> Completions:
+            stop_ids: tuple[int, ...], chunk: int, pieces: int, layers=None,
+            columns: tuple[str, ...] = ()) -> Completions:
     """As `generate`, for rows that stop together; the compiler shards matrices and heads over `pieces` devices, `tensor`."""
     P, G = rows.keys.shape
     # The first token comes from the prefill; the others in chunks of equal size.
@@ -194,21 +204,25 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, rows: 
     layers = model.unstack_layers(params, lora, transposed=transposed, layers=layers)
     prompt, before = model.prefill(params, prompt_tokens, prompt_mask, lora=lora)
     decoder = Decoder(model, params, layers, model.unembedding(params).astype(model.dtype), jnp.asarray(stop_ids, jnp.int32),
-                      sampling, pieces, transposed, chunk, last)
+                      sampling, pieces, transposed, chunk, last, columns)
     before = jnp.broadcast_to(before[:, None], (P, G, before.shape[-1]))
     first, alive = _draw_tokens(decoder, before, rows, 0, jnp.ones((P, G), bool))
-    buffers = tuple(jnp.zeros((P, G, slots + 1), x.dtype).at[:, :, 0].set(x) for x in first)
+    buffers = jax.tree.map(lambda x: jnp.zeros((P, G, slots + 1, *x.shape[2:]), x.dtype).at[:, :, 0].set(x), first)
     lengths = stages(slots, chunk)
     start = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots), alive
     steps, alive, buffers = _decode_rows(decoder, rows, prompt, (start, buffers), lengths, halvings(P * G, last))
-    tokens, mask, logprobs, entropies = (b[:, :, :max_tokens] for b in buffers)
+    tokens, mask, logprobs, entropies, measured = jax.tree.map(lambda b: b[:, :, :max_tokens], buffers)
     # A row that continues beyond T may draw a stop token there; a row that ends at the limit has none.
     stopped = ~alive & jnp.isin(jnp.take_along_axis(tokens, mask.sum(-1, keepdims=True) - 1, 2)[:, :, 0], decoder.stops)
-    return Completions(tokens, mask, logprobs, entropies, stopped, jnp.minimum(steps, last) if slots > last else steps)
+    return Completions(tokens, mask, logprobs, entropies, stopped, jnp.minimum(steps, last) if slots > last else steps,
+                       measures.settled(columns, model.config, measured, mask))
 
 
-def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive):
-    """Token t of every row from the state before it: `((token, mask, logprob, entropy), alive)`, each `[P, G]`."""
+def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive, read=None):
+    """Token t of every row from the state before it: `((token, mask, logprob, entropy, columns), alive)`, each `[P, G]`.
+
+    `read`: what the pass that made the state kept of routers, see `measures.drawn`.
+    """
     keys, forced = rows.keys, rows.forced
     if d.pieces == 1:
         logits = row_matmul(normed, d.unembedding, jnp.float32)
@@ -225,8 +239,11 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive):
     if forced is not None:
         given = jnp.take(forced.tokens, t, axis=2, mode="clip")
         drawn = instead(drawn, logits, given.reshape(-1), (t < forced.count).reshape(-1), d.sampling)
+    flat = jax.tree.map(lambda x: x.reshape(keys.size, *x.shape[2:]), read)
+    columns = jax.tree.map(lambda x: x.reshape(*keys.shape, *x.shape[1:]),
+                           measures.drawn(d.columns, d.model.config, logits, drawn[0], flat))
     token, logprob, entropy = (x.reshape(keys.shape) for x in drawn)
-    out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0))
+    out = (jnp.where(alive, token, 0), alive, jnp.where(alive, logprob, 0.0), jnp.where(alive, entropy, 0.0), columns)
     alive = alive & ~jnp.isin(token, d.stops)
     if rows.limits is not None:
         alive = alive & (t + 1 < rows.limits)
@@ -236,8 +253,9 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive):
 def decode(d: Decoder, rows: Rows, prompt, carry, _):
     """One step of a `lax.scan`; the carry is `(steps done, last token, cache, alive)`."""
     t, token, cache, alive = carry
-    normed, cache = d.model.decode_step(d.params, d.layers, token, t, prompt, cache, transposed=d.transposed)
-    out, alive = _draw_tokens(d, normed, rows, t + 1, alive)
+    normed, cache, *read = d.model.decode_step(d.params, d.layers, token, t, prompt, cache, transposed=d.transposed,
+                                               tally=measures.tally(d.columns, d.model.config))
+    out, alive = _draw_tokens(d, normed, rows, t + 1, alive, *read)
     return (t + 1, out[0], cache, alive), out
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
+from jaxrl_llm.generation import measures
 from jaxrl_llm.generation.base import EngineKind, Wanted
 from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.generation.requests import Node, Request, check_tokens
@@ -165,14 +166,17 @@ def _nodes(flight: _Flight, made: Completions) -> list[Node]:
     T = made.mask.shape[-1]
     mask, stopped = np.asarray(made.mask).reshape(-1, T), np.asarray(made.stopped).reshape(-1)
     tokens, logprobs, entropies = (np.asarray(x).reshape(-1, T) for x in (made.tokens, made.logprobs, made.entropies))
+    more = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in made.columns.items()}
     return [Node(one.uid, None, len(one.tokens), tokens[i, :n], logprobs[i, :n], entropies[i, :n],
-                 np.full(n, flight.version, np.int32), "stop" if stopped[i] else "limit")
+                 np.full(n, flight.version, np.int32), "stop" if stopped[i] else "limit",
+                 {name: x[i, :n] for name, x in more.items()})
             for i, (one, n) in enumerate(zip(flight.requests, mask.sum(-1).tolist()))]
 
 
 def program_of(run: Wanted) -> Guarded:
     """The compiled sampler of a run."""
-    compiled = functools.partial(generate, run.model, max_tokens=run.max_tokens, stop_ids=run.stop_ids, mesh=run.mesh)
+    compiled = functools.partial(generate, run.model, max_tokens=run.max_tokens, stop_ids=run.stop_ids, mesh=run.mesh,
+                                 columns=run.columns)
     return Guarded("rollout", compiled, run.programs * len(prompt_buckets(run.prompt_tokens)))
 
 
@@ -185,4 +189,5 @@ def kind(run: Wanted, program: Guarded | None = None) -> EngineKind:
                           prompt_tokens=run.prompt_tokens, max_tokens=run.max_tokens, mesh=run.mesh,
                           vocab=run.model.config.vocab_size, wants=run.wants)
 
-    return EngineKind("scan", make, CAN)
+    config = run.model.config
+    return EngineKind("scan", make, CAN, measures.provided(config), columns=measures.columns_of(run.columns, config))

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.generation import measures
 from jaxrl_llm.generation.sampler import fold_in_halves
 from jaxrl_llm.generation.sampling import Sampling, draw, instead
 from jaxrl_llm.models.attention import Rotations, grouped_attention, held, in_window, rotations
@@ -30,6 +31,7 @@ from jaxrl_llm.models.transformer import (
     Transformer,
     heads_first,
     swap_last,
+    tallied,
     with_places,
 )
 
@@ -94,12 +96,16 @@ class Lanes(flax.struct.PyTreeNode):
 
 
 class Drawn(NamedTuple):
-    """What a chunk drew: `[steps, m]` each. `mask` is True on tokens of living rows, the one that ends a row included."""
+    """What a chunk drew: `[steps, m]` each. `mask` is True on tokens of living rows, the one that ends a row included.
+
+    `columns`: further ones by name, `[steps, m, ...]`, those of routers of the token before, see `measures.drawn`.
+    """
 
     tokens: jax.Array
     mask: jax.Array
     logprobs: jax.Array
     entropies: jax.Array
+    columns: dict[str, jax.Array]
 
 
 def empty(model: Transformer, rows: int, room: int, near: int | None) -> Slots:
@@ -127,9 +133,10 @@ def _adapters(model: Transformer, lora, *, transposed: bool):
     return [adapters for _, adapters in model.unstack_layers({"layers": {}}, lora, transposed=transposed)]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "steps", "common", "near", "transposed"), donate_argnames=("slots",))
+@functools.partial(jax.jit, static_argnames=("model", "steps", "common", "near", "transposed", "columns"),
+                   donate_argnames=("slots",))
 def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, leaders, *, steps: int, common: int,
-           near: int | None, transposed: bool) -> tuple[Slots, Lanes, Drawn]:
+           near: int | None, transposed: bool, columns: tuple[str, ...] = ()) -> tuple[Slots, Lanes, Drawn]:
     """Decodes a chunk of up to `steps` steps for some of the rows.
 
     Within the chunk the rows' caches are only read; what it adds goes into a small separate cache, which is appended to them at
@@ -137,7 +144,7 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     part in, summed over these rows, exceed `patience i32[]`. The slots need room for what rows may still draw.
 
     Each of B runs of consecutive lanes shares its first `common` places, except those of sliding-window layers; they are read
-    from the slot `leaders i32[B]`.
+    from the slot `leaders i32[B]`.  `columns`: names of further token columns to measure.
     """
     every = lanes.slot.shape[0] == slots.rows
     own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
@@ -146,24 +153,31 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     prompt = PromptCache(own.keys, own.values, seen, jnp.asarray(lanes.length))
 
     def states(lanes, i, cache):
-        normed, cache = model.decode_step(weights.params, weights.layers, lanes.pending[:, None], i, prompt, cache,
-                                          common=first, transposed=transposed)
-        return normed[:, 0], cache
+        normed, cache, *read = model.decode_step(weights.params, weights.layers, lanes.pending[:, None], i, prompt, cache,
+                                                 common=first, transposed=transposed, tally=tally)
+        return normed[:, 0], cache, *of_lanes(read)
 
+    tally = measures.tally(columns, model.config)
     added, after, results = drawn_by(model, weights, lanes, key, patience, states, chunk_cache(model, lanes.length, steps),
-                                     steps)
+                                     steps, columns=columns)
     slots = appended(model.config, slots, block_of(added), lanes.slot, lanes.length, near)
     return slots, longer(lanes, after), results
 
 
+def of_lanes(read: list) -> list:
+    """What a decode step kept of routers, `[m, 1, L, ...]`, without the axis of groups."""
+    return jax.tree.map(lambda x: x[:, 0], read)
+
+
 def drawn_by(model: Transformer, weights: Weights, lanes: Lanes, key, patience, states: Callable, cache, steps: int,
-             enter: Callable | None = None) -> tuple[Any, Lanes, Drawn]:
+             enter: Callable | None = None, columns: tuple[str, ...] = ()) -> tuple[Any, Lanes, Drawn]:
     """The loop of a chunk, see `decode`: the cache and the lanes after it, still with the `length` they had, and what it drew.
 
-    `states(lanes, i, cache) -> (normed [m, D], cache)` reads a token in each lane in step i; `enter(i, lanes, keys, cache)`
+    `states(lanes, i, cache) -> (normed [m, D], cache)` reads a token in each lane in step i, and returns third what it kept of
+    routers, if `columns` ask for that; `enter(i, lanes, keys, cache)`
     returns the last three with other rows in some lanes from step i on, which is then run: each draws a token at least.
     """
-    step = functools.partial(_step, model, weights, states)
+    step = functools.partial(_step, model, weights, states, columns)
 
     def go_on(state):
         i, inert, now, *_ = state
@@ -226,9 +240,10 @@ def block_of(chunk: CompletionCache) -> Slots:
     return Slots(*jax.tree.map(lambda x: x[:, :, 0], (chunk.keys, chunk.values)))
 
 
-def _step(model: Transformer, weights: Weights, states: Callable, i, lanes: Lanes, keys, cache) -> tuple[Lanes, Any, Drawn]:
+def _step(model: Transformer, weights: Weights, states: Callable, columns: tuple[str, ...], i, lanes: Lanes, keys, cache
+          ) -> tuple[Lanes, Any, Drawn]:
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
-    normed, cache = states(lanes, i, cache)
+    normed, cache, *read = states(lanes, i, cache)
     logits = model.finished(row_matmul(normed, weights.unembedding, jnp.float32))
     drawn = draw(jax.vmap(jax.random.fold_in)(keys, lanes.drawn), logits, lanes.sampling)
     if most := lanes.forced.shape[1]:
@@ -240,7 +255,8 @@ def _step(model: Transformer, weights: Weights, states: Callable, i, lanes: Lane
     ended = (token[:, None] == lanes.stops).any(-1) | (lanes.left <= 1)
     after = lanes.replace(pending=jnp.where(alive, token, lanes.pending), drawn=lanes.drawn + alive, left=lanes.left - alive,
                           alive=alive & ~ended)
-    return after, cache, Drawn(token, alive, logprob, entropy)
+    measured = measures.drawn(columns, model.config, logits, token, *(read or [None]))
+    return after, cache, Drawn(token, alive, logprob, entropy, measured)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "near", "transposed"), donate_argnames=("slots",))
@@ -269,20 +285,24 @@ def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tok
                                 scale=c.attention_scale, softcap=c.attention_softcap)
         return out[:, 0], (swap_last(k), v)
 
-    _, kept = through_layers(model, Block(c, model.dtype, transposed), weights, tokens, rotations(c, positions), attend)
+    _, kept, _ = through_layers(model, Block(c, model.dtype, transposed), weights, tokens, rotations(c, positions), attend)
     return appended(c, slots, Slots(*model.cached(*zip(*kept))), slot, length, near)
 
 
-def through_layers(model: Transformer, block: Block, weights: Weights, tokens, tables: Rotations, attend: Callable
-                   ) -> tuple[jax.Array, list]:
-    """Residual streams `[m, W, D]` of `tokens i32[m, W]` behind all layers, and what `attend(i, q, k, v)` keeps of layer i."""
-    c, x, kept = model.config, model.embed(weights.params, tokens), []
+def through_layers(model: Transformer, block: Block, weights: Weights, tokens, tables: Rotations, attend: Callable, tally=None
+                   ) -> tuple[jax.Array, list, list]:
+    """Residual streams `[m, W, D]` of `tokens i32[m, W]` behind all layers, and what is kept of each layer.
+
+    That is what `attend(i, q, k, v)` keeps of layer i, and what `tally` keeps of its router, see `models.transformer.tallied`.
+    """
+    c, x, kept, seen = model.config, model.embed(weights.params, tokens), [], []
     for i, (kernels, adapters) in enumerate(weights.layers):
         variables = {"params": kernels} if adapters is None else {"params": kernels, "lora": adapters}
         rotation = tables.of_layer(c.local_layers[i], None if c.rotary_layers[i] else False)
-        x, one = block.apply(variables, x, rotation, functools.partial(attend, i))
+        (x, one), routed = tallied(block, tally, variables, x, rotation, functools.partial(attend, i))
         kept.append(one)
-    return x, kept
+        seen.append(routed)
+    return x, kept, seen
 
 
 @functools.partial(jax.jit, static_argnames=("model", "room", "near"))

@@ -27,11 +27,16 @@ class Router(nn.Module):
     config: Experts
 
     @nn.compact
-    def __call__(self, x):
-        """`x [..., D]` -> `(weights f32[..., k], experts i32[..., k])`, the most probable first."""
+    def __call__(self, x, given=None):
+        """`x [..., D]` -> `(weights f32[..., k], experts i32[..., k])`, the most probable first.
+
+        `given i[..., k]`: experts to take instead, where they are not negative; their weights are still the router's
+        (arXiv 2512.01374).
+        """
         kernel = self.param("kernel", nn.initializers.normal(0.02), (x.shape[-1], self.config.count), jnp.float32)
         probs = jax.nn.softmax(x.astype(jnp.float32) @ kernel.astype(jnp.float32))
-        experts = checkpoint_name(jax.lax.top_k(probs, self.config.per_token)[1], CHOSEN)
+        experts = jax.lax.top_k(probs, self.config.per_token)[1]
+        experts = checkpoint_name(experts if given is None else jnp.where(given >= 0, given, experts), CHOSEN)
         weights = jnp.take_along_axis(probs, experts, axis=-1)
         if self.config.normalize:
             weights /= weights.sum(-1, keepdims=True)
@@ -82,7 +87,7 @@ class Kernels(nn.Module):
         return self.param("kernel", nn.initializers.normal(0.02), self.shape, jnp.float32)
 
 
-def mixture(x, config: Experts, activation, dtype: Any, dense, by: str = "plain"):
+def mixture(x, config: Experts, activation, dtype: Any, dense, by: str = "plain", given=None):
     """The mixture that replaces the feed-forward part of a layer; call it in the layer's `nn.compact` method.
 
     Args:
@@ -92,11 +97,12 @@ def mixture(x, config: Experts, activation, dtype: Any, dense, by: str = "plain"
       dtype: of the products.
       dense: `dense(features, name)`, a linear layer, for the expert that all tokens share (Qwen2-MoE).
       by: the kernels that compute experts, see `kernels.choice`.
+      given: experts of each token, see `Router`; None: the router chooses them.
     Returns:
       `[..., D]`: the weighted sum of the experts of each token.
     """
     D, (E, M) = x.shape[-1], (config.count, config.size)
-    weights, experts = Router(config, name="router")(x)
+    weights, experts = Router(config, name="router")(x, given)
     def kernels(name, *shape):
         return Kernels(shape, name=f"experts_{name}")().astype(dtype)
     gate, up, down = kernels("gate", E, D, M), kernels("up", E, D, M), kernels("down", E, M, D)

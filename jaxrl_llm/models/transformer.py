@@ -65,8 +65,11 @@ class Block(nn.Module):
     kernels: str = "plain"
 
     @nn.compact
-    def __call__(self, x, rotation, attend):
-        """`x [..., D]`, `rotation = (cos, sin)`, see `rotations`; `attend(q, k, v) -> (out, kept)`; returns `(x, kept)`."""
+    def __call__(self, x, rotation, attend, experts=None):
+        """`x [..., D]`, `rotation = (cos, sin)`, see `rotations`; `attend(q, k, v) -> (out, kept)`; returns `(x, kept)`.
+
+        `experts`: those of a mixture to take instead of the router's, see `moe.Router`.
+        """
         c = self.config
         def dense(features, name, bias=False):
             return Dense(features, self.dtype, bias, self.transposed, name=name)
@@ -98,8 +101,16 @@ class Block(nn.Module):
             out = activation(dense(c.mlp_size, "gate", c.mlp_bias)(h)) * dense(c.mlp_size, "up", c.mlp_bias)(h)
             out = dense(c.hidden_size, "down", c.mlp_bias)(out)
         else:
-            out = moe.mixture(h, c.experts, activation, self.dtype, dense, self.kernels)
+            out = moe.mixture(h, c.experts, activation, self.dtype, dense, self.kernels, experts)
         return added(out, "mlp_post_norm"), kept
+
+
+def tallied(block: Block, tally, variables, *inputs):
+    """`((x, kept), tallied)` of a block, with what `tally` keeps of its router's output, see `moe.Router`; None: nothing."""
+    if tally is None:
+        return block.apply(variables, *inputs), None
+    out, seen = block.apply(variables, *inputs, mutable=["routing"])
+    return out, tally(seen["routing"]["router"])
 
 
 Cached = jax.Array | Int8  # keys or values of a layer in a cache, see `Transformer.int8_cache`
@@ -244,27 +255,27 @@ class Transformer:
                                  f"beyond {most}, which is not supported; use prompts.max_tokens + sampling.max_tokens <= "
                                  f"{most}")
 
-    def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer, tally=None, perturb=None):
+    def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer, tally=None, perturb=None,
+                     experts=None):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`.
 
         Returns `(x, kept, pooled [L, ..., D] | None, tallied [L, ...] | None)`.
 
         `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer; `whole` maps the given
         weights of a layer to those that are used; `tally` (or None) maps a router's output, see `moe.Router`, to what is kept
-        of it; `perturb` (or None) maps `x` and the number of a layer to what that layer reads instead.
+        of it; `perturb` (or None) maps `x` and the number of a layer to what that layer reads instead; `experts [B, N, L, k]`
+        (or None) are taken instead of the routers' choice where they are not negative.
         """
         tables = rotations(self.config, positions)
 
         def layer(x, inputs):
-            weights, adapters, local, rotated, number = inputs
+            weights, adapters, local, rotated, number, given = inputs
             weights = whole(weights)
             x = x if perturb is None else perturb(x, number)
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
             rotation = tables.of_layer(local, rotated)
-            (x, kept), seen = self.block.apply(variables, x, rotation, lambda q, k, v: attend(q, k, v, local),
-                                               mutable=[] if tally is None else ["routing"])
-            return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)),
-                       None if tally is None else tally(seen["routing"]["router"]))
+            (x, kept), seen = tallied(self.block, tally, variables, x, rotation, lambda q, k, v: attend(q, k, v, local), given)
+            return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)), seen)
 
         # Matrix products are worth storing for the backward pass; operations between them are cheaper to compute again.
         policies = jax.checkpoint_policies
@@ -273,9 +284,10 @@ class Transformer:
         step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
         rotated = None if all(self.config.rotary_layers) else jnp.asarray(self.config.rotary_layers)
         numbers = None if perturb is None else jnp.arange(self.config.num_layers)
-        inputs = (params["layers"], scaled(lora), jnp.asarray(self.config.local_layers), rotated, numbers)
-        x, (kept, pooled, tallied) = jax.lax.scan(step, x, inputs)
-        return x, kept, pooled, tallied
+        inputs = (params["layers"], scaled(lora), jnp.asarray(self.config.local_layers), rotated, numbers,
+                  None if experts is None else jnp.moveaxis(experts, -2, 0))
+        x, (kept, pooled, seen) = jax.lax.scan(step, x, inputs)
+        return x, kept, pooled, seen
 
     def hidden_states(self, params, tokens, mask, *, lora=None, pool=None, perturb=None):
         """Causal forward pass over plain rows.
@@ -315,7 +327,8 @@ class Transformer:
         return self.normed(params, x), kv, pooled
 
     def packed_states(self, params, prompt_tokens, prompt_mask, tokens, *, mask=None, filled: int = 4, lora=None, pool=None,
-                      whole=lambda layer: layer, return_loads: bool = False):
+                      whole=lambda layer: layer, return_loads: bool = False, experts=None,
+                      return_experts: bool = False):
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
@@ -330,9 +343,12 @@ class Transformer:
             last tokens are not computed, as nothing reads their states.
           whole: gathers the sharded weights of a layer, see `parallel.fsdp`.
           return_loads: for a mixture of experts, also return how each prompt with its completions loads the experts.
+          experts: `i[P, G, T, L, k]`, experts of completion tokens to take instead of the routers' choice, where they are not
+            negative; the routers weigh them.
+          return_experts: also return those that were taken.
         Returns:
           `(normed [P, G, T, D], pooled)`: entry t is the state just before token t, the prompt's last one for t = 0; with
-          `return_loads` also `moe.Loads`, f32[L, P, E].
+          `return_loads` also `moe.Loads`, f32[L, P, E]; with `return_experts` instead i16[L, P, G, T, k].
         """
         P, S = prompt_tokens.shape
         chex.assert_shape(prompt_mask, (P, S))
@@ -398,19 +414,24 @@ class Transformer:
         real = jnp.ones((P, G, predicting + 1), bool) if mask is None else through_last(mask)
         counted = prompt_mask & real.any((1, 2))[:, None], jnp.pad(real[:, :, 1:], ((0, 0), (0, 0), (0, T - predicting)))
         tally = (lambda routing: moe.loads(routing, split, *counted)) if return_loads else None
-
+        if return_experts:
+            def tally(routing):
+                return split(routing["experts"].astype(jnp.int16))[1]
+        if experts is not None:
+            experts = packed(jnp.full((P, S, *experts.shape[3:]), -1, experts.dtype), experts[:, :, :T])
         x = self.embed(params, packed(prompt_tokens, tokens))
         pool_packed = None if pool is None else (lambda x: pool(*split(x)))
         x, _, pooled, loads = self._scan_layers(
-            params, lora, x, packed(prompt_positions, positions), attend, pool_packed, whole, tally)
+            params, lora, x, packed(prompt_positions, positions), attend, pool_packed, whole, tally,
+            experts=experts)
         prompt, completions = split(x)
         last = jnp.take_along_axis(prompt, last_index(prompt_mask)[:, None, None], axis=1)
         before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))
         normed = self.normed(params, jnp.concatenate([before, completions[:, :, :predicting]], axis=2))
-        return (normed, pooled, loads) if return_loads else (normed, pooled)
+        return (normed, pooled, loads) if tally is not None else (normed, pooled)
 
     def tree_states(self, params, tokens, positions, end, *, lora=None, whole=lambda layer: layer, return_loads: bool = False,
-                    axis: str | None = None):
+                    axis: str | None = None, experts=None):
         """States of rows that hold trees of tokens in depth-first order, see `packing.Rows`.
 
         A token sees itself and its ancestors. Values and gradients equal those of one plain row for each path.
@@ -421,6 +442,7 @@ class Transformer:
           whole, return_loads: as of `packed_states`.
           axis: a mesh axis over which rows are cut, so that each device gets only its own slots; None: rows are not cut. Keys
             and values of all slots are then gathered layer by layer, and their gradients scattered.
+          experts: `i[R, N, L, k]`, as of `packed_states`.
         Returns:
           Normed states `[R, N, D]`; with `return_loads` also `moe.Loads`, f32[L, R, E].
         """
@@ -439,7 +461,8 @@ class Transformer:
                                   softcap=c.attention_softcap, kernels=self.kernels, begin=begin), None
 
         tally = (lambda routing: moe.loads(routing, lambda y: (y,), end > 0)) if return_loads else None
-        x, _, _, loads = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, None, whole, tally)
+        x, _, _, loads = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, None, whole, tally,
+                                          experts=experts)
         normed = self.normed(params, x)
         return (normed, loads) if return_loads else normed
 
@@ -480,7 +503,7 @@ class Transformer:
         return CompletionCache(*self.zeros(heads, places), tables)
 
     def decode_step(self, params, layers, tokens, t, prompt: PromptCache, cache: CompletionCache, *, common=None,
-                    begun=None, transposed: bool = True):
+                    begun=None, transposed: bool = True, tally=None):
         """Decodes one token for every row.
 
         Args:
@@ -495,8 +518,10 @@ class Transformer:
           begun: `i32[P]`, where each prompt's completions begin in the cache: earlier tokens are of others, which are not read.
             None: all at the first. Models with sliding windows do not support it.
           transposed: whether `layers` were made transposed.
+          tally: what to keep of each layer's router, see `tallied`; None: nothing.
         Returns:
-          `(normed [P, G, D], cache)` with token `t`: the state that predicts token `t + 1`.
+          `(normed [P, G, D], cache)` with token `t`: the state that predicts token `t + 1`; with `tally` also what it kept,
+          `[P, G, L, ...]`.
         """
         chex.assert_rank(tokens, 2)
         c, block = self.config, Block(self.config, self.dtype, transposed, self.kernels)
@@ -512,7 +537,7 @@ class Transformer:
             return swap_last(keys), values
 
         x = self.embed(params, tokens)[:, :, None]
-        kept = []
+        kept, seen = [], []
         for i, (weights, adapters) in enumerate(layers):
             local, rotated, places = c.local_layers[i], None if c.rotary_layers[i] else False, cache.values[i].shape[3]
 
@@ -535,10 +560,12 @@ class Transformer:
                 return out, (own_k, own_v)
 
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
-            x, pair = block.apply(variables, x, tables.of_layer(local, rotated), attend)
+            (x, pair), one = tallied(block, tally, variables, x, tables.of_layer(local, rotated), attend)
             kept.append(pair)
+            seen.append(one)
         keys, values = zip(*kept)
-        return self.normed(params, x[:, :, 0]), CompletionCache(keys, values, cache.rotations)
+        done = self.normed(params, x[:, :, 0]), CompletionCache(keys, values, cache.rotations)
+        return done if tally is None else (*done, of_layers(seen, 2))
 
     def unstack_layers(self, params, lora=None, *, transposed: bool = True, layers=None):
         """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once.
@@ -564,6 +591,11 @@ class Transformer:
                          for tree in (weights, None if adapters is None else sliced(adapters, i)))
 
         return [of_layer(i) for i in range(self.config.num_layers)]
+
+
+def of_layers(seen: Sequence[Any], axis: int) -> Any:
+    """What was kept of each layer `[..., 1, ...]` as one, the layers along the axis of the single token."""
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=axis), *seen)
 
 
 def heads_first(y: jax.Array) -> jax.Array:

@@ -41,6 +41,7 @@ class Objective(NamedTuple):
     `needs` names fields of `Rollouts`, or entries of its `extras`, that `update` reads: a trainer records them first.
     `reads_old`: `update` divides by the policy of `old_logprobs`; a batch without them counts as sampled by the policy that
     it updates.
+    `replays`: the entry of `extras` whose experts a mixture takes for tokens instead of its router's choice; "": none.
     """
 
     init: Callable[[], State]
@@ -49,6 +50,7 @@ class Objective(NamedTuple):
     whole_batch: bool = False
     needs: tuple[str, ...] = ()
     reads_old: bool = False
+    replays: str = ""
 
     @property
     def corrects(self) -> bool:
@@ -67,11 +69,12 @@ def token_objective(
     advance: Callable[[State], State] | None = None,
     whole_batch: bool = False,
     reads_old: bool = False,
+    replays: str = "",
 ) -> Objective:
     """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
 
     Arguments are checked, detached (except `logprobs`) and zero outside the mask; advantages are [P, G, T].
-    `needs` names the required fields of `Rollouts`, or entries of its `extras`.
+    `needs` names the required fields of `Rollouts`, or entries of its `extras`; `replays`: see `Objective`.
     Terms with other denominators: `extra_weights(rollouts) -> {name: [P, G, T] or [P, G]}` and a loss that is a dict
     `{"loss": ..., name: ...}`; each term is summed with the weights of its name.
     With `init` the function gets the state as fourth argument, and `advance(state)` makes the next state. It depends on
@@ -103,7 +106,8 @@ def token_objective(
         metrics = {name: _metric(name, values, share, rollouts) for name, values in metrics.items()}
         return total, (lax.stop_gradient(metrics), state if advance is None else advance(state))
 
-    return Objective((lambda: ()) if init is None else init, update, weights, whole_batch, needs, reads_old)
+    return Objective((lambda: ()) if init is None else init, update, weights, whole_batch,
+                     (*needs, replays) if replays else needs, reads_old, replays)
 
 
 def used(coefficient: float | Array) -> bool:

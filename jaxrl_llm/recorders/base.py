@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from jax import Array
 
 from jaxrl_llm import registry
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.rollouts import OWN_ROUTES, ROUTES, Rollouts
 
 
 class Recorder(NamedTuple):
@@ -139,7 +139,8 @@ def make(name: str, context: Context) -> Recorder:
 
 def texts_of(batch: Rollouts) -> Rollouts:
     """The fields that log-probs are computed from, so that one program serves batches with any further fields."""
-    return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens,
+    experts = {name: batch.extras[name] for name in (ROUTES, OWN_ROUTES) if name in batch.extras}
+    return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens, extras=experts,
                     prompt_mask=batch.prompt_mask, temperature=batch.temperature, filled=batch.filled, role=batch.role)
 
 

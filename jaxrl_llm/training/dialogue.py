@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxrl_llm import turn_info
+from jaxrl_llm.columns import Column
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import AllInvalid, Runner
@@ -46,6 +47,7 @@ class Dialogue:
       describes_tools: whether the prompt begins with `Environment.calls`, as the chat template shows no tools.
       offset: added to uids of trajectories, see `HELD_OUT`.
       opened: numbers of openings that are read as prompts.
+      columns: the further token columns that nodes of the engine have; others' tokens have the fill.
     """
 
     runner: Runner
@@ -61,6 +63,7 @@ class Dialogue:
     describes_tools: bool = False
     offset: int = 0
     opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    columns: tuple[Column, ...] = ()
     goes_on: ClassVar[bool] = True
     by_uid: ClassVar[bool] = True
     reward: ClassVar[None] = None
@@ -107,7 +110,7 @@ class Dialogue:
 
     def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
         """The forest of these prompts, to grow groups on. The only component of the reward is `success`, see `success`."""
-        return plant(problems, ids, ["success"], answers=False, turns=True, draw=draw)
+        return plant(problems, ids, ["success"], answers=False, turns=True, draw=draw, columns=self.columns)
 
     def rest(self) -> None:
         """Begins a batch anew: the share of lost trajectories is one of those from here on."""
@@ -304,7 +307,7 @@ class Dialogue:
                   ) -> list[int] | None:
         """Adds a turn of the policy and the environment's answer; returns the answer's ids, None at the trajectory's end."""
         own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"], "logprobs": node.logprobs,
-               "entropies": node.entropies, "version": node.policy_version}
+               "entropies": node.entropies, "version": node.policy_version, **node.columns}
         one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
         one.version = int(node.policy_version[-1])
         if turn.rewritten:
@@ -358,7 +361,8 @@ class Dialogue:
         one.pop()
         one.turns -= 1
         one.ask_anew()
-        ids, text, columns = [], "", {"logprobs": [], "entropies": [], "version": []}
+        names = ("logprobs", "entropies", "version", *(column.name for column in self.columns))
+        ids, text, columns = [], "", {name: [] for name in names}
         for back, start, end in parts:
             source = before if back else last
             starts = np.array(self._starts(source["ids"]))
@@ -457,8 +461,9 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
             rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(piece["tokens"]),
                          "rewards": one.total if last else 0.0,
                          "components": [success(one.total, returns) if last else 0.0], **piece})
-    columns: dict[str, Any] = {column.name: np.concatenate([row[column.name] for row in rows]) if rows else column.filled(0)
-                               for column in forest.of("token")}
+    columns: dict[str, Any] = {column.name: np.concatenate([column.filled(0), *(
+        column.array(row.get(column.name, column.filled(row["length"])), row["length"]) for row in rows)])
+        for column in forest.of("token")}
     columns |= {column.name: [row[column.name] for row in rows] for column in forest.of("node") if column.name != "parent"}
     return grow(forest, np.array(parents, np.int32), np.array([row["uid"] for row in rows], np.int64), columns,
                 computed=computed, invalid=invalid, seconds=seconds)

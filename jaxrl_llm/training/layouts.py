@@ -13,7 +13,7 @@ import optax
 from jaxrl_llm import parallel
 from jaxrl_llm.guard import Guarded
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.packing import Packed, at_temperatures, of_groups, pack
+from jaxrl_llm.packing import Packed, at_temperatures, of_groups, pack, with_experts
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import accumulate
 from jaxrl_llm.training.policy import Policy
@@ -72,16 +72,17 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
     parts = made._replace(**guards)
 
     @remembers_last
-    def pack_arrays(prompt_tokens, prompt_mask, tokens, mask, valid, temperature) -> Packed:
-        prompt_tokens, prompt_mask, tokens, mask, valid, temperature = parallel.fetch(
-            (prompt_tokens, prompt_mask, tokens, mask, valid, temperature))
+    def pack_arrays(prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts) -> Packed:
+        prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts = parallel.fetch(
+            (prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts))
         mask = mask & valid[..., None]
         rows = pack(*of_groups(prompt_tokens, prompt_mask, tokens, mask), mask, lengths, size)
-        return rows if temperature is None else at_temperatures(rows, temperature)
+        rows = rows if temperature is None else at_temperatures(rows, temperature)
+        return rows if experts is None else with_experts(rows, experts)
 
     def packed_of(rollouts: Rollouts) -> Packed:
         r = rollouts
-        return pack_arrays(r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, r.valid, r.temperature)
+        return pack_arrays(r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, r.valid, r.temperature, policy.given(r))
 
     def logprobs(params, lora, rollouts: Rollouts):
         micro_batches, index = accumulate.placed(policy, size, packed_of(rollouts))

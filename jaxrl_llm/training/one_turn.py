@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.columns import Column
 from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation.prompts import encode_problems, solution_ids
 from jaxrl_llm.generation.requests import Node
@@ -50,6 +51,7 @@ class OneTurn:
       reward: turns texts into scores.
       tokenizer, stop_strings: these turn tokens into texts.
       prompts, group: P and G of a batch.  max_tokens: T.
+      columns: the further token columns that nodes have.
     """
 
     reward: Combined | ByTask
@@ -58,6 +60,7 @@ class OneTurn:
     group: int
     max_tokens: int
     stop_strings: Sequence[str] = ()
+    columns: tuple[Column, ...] = ()
     turns: ClassVar[int] = 1
     contexts: ClassVar[int] = 1
     facts: ClassVar[Mapping[str, str]] = {}
@@ -93,7 +96,7 @@ class OneTurn:
     def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
         """The forest of these prompts, to grow completions on."""
         return plant(problems, ids, self.reward.names, answers=self.reward.extracts, draw=draw,
-                     solved_above=self.reward.solved_above)
+                     solved_above=self.reward.solved_above, columns=self.columns)
 
     def limits(self, max_tokens: int | None, max_turns: int | None, announced: int | None) -> TurnLimits:
         """The limit of a completion. Raises ValueError for numbers of turns, which only environments have."""
@@ -170,6 +173,8 @@ class OneTurn:
         for name, of_node in (("tokens", "tokens"), ("logprobs", "logprobs"), ("entropies", "entropies"),
                               ("version", "policy_version")):
             columns[name] = np.concatenate([getattr(one.node, of_node)[:one.kept] for one in scored] or [np.zeros(0)])
+        for more in self.columns:
+            columns[more.name] = np.concatenate([more.filled(0), *(one.node.columns[more.name][:one.kept] for one in scored)])
         failures, self._failures = self._failures, Counter()
         return grow(forest, above, uids[row], columns, computed=computed, failures=total_failures([failures]))
 

@@ -14,6 +14,7 @@ from jaxrl_llm.advantages.turns import of_contexts
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
 from jaxrl_llm.environments import Environment
 from jaxrl_llm.files import expanded
+from jaxrl_llm.generation import measures
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
@@ -56,6 +57,11 @@ class Parts(NamedTuple):
         return {what: method for what, needed in asked.items() if needed}
 
     @property
+    def measured(self) -> tuple[str, ...]:
+        """Names of the further token columns that engines measure for it."""
+        return tuple(sorted(self.needs & {*measures.MEASURES}))
+
+    @property
     def reads_as_sampled(self) -> bool:
         """Whether under a lag the ratios of the objective are those to the log-probs of sampling, for want of a correction."""
         return self.objective.reads_old and not self.objective.corrects
@@ -84,7 +90,8 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
             estimator, objective = of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
         around = methods.provision.of_environment(objective, environment.facts, contexts, apart)
     needs = methods.provision.needs_of(method, estimator, objective)
-    there = {*(() if task is None else task.facts), *around, *keys_of(config), *methods.provision.parts_of(method, estimator)}
+    there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,
+             *methods.provision.parts_of(method, estimator)}
     return Parts(method, estimator, objective, frozenset(needs), frozenset(there),
                  {name: control.make_filter(name) for name in method.filters}, controls_of(config, method),
                  make_replay(config, method), make_rule(config, method), make_guide(config, method))

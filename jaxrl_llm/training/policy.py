@@ -43,12 +43,15 @@ class Policy:
         temperature (`Rollouts.temperature`) are computed at that.
       chunk: number of rows of logits in memory at a time, on each device.
       mesh: the mesh of parameters and rollouts; None: one device.
+      replays: the entry of extras with the experts i[P, G, T, L, k] that completion tokens take, where they are not negative,
+        instead of those that the routers choose; "": the routers choose.
     """
 
     model: Transformer
     temperature: float = 1.0
     chunk: int = 512
     mesh: Mesh | None = None
+    replays: str = ""
 
     def logprobs(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array]:
         """Log-prob of every completion token and entropy at its position: `(f32[P, G, T], f32[P, G, T])`, nats.
@@ -84,12 +87,12 @@ class Policy:
         They are NaN if `rollouts.filled` promised too much: skipping an update is better than missing tokens.
         """
         def forward(params, lora, rows, whole):
-            prompt_tokens, prompt_mask, tokens, mask, last, temperature = rows
+            prompt_tokens, prompt_mask, tokens, mask, last, temperature, experts = rows
             pool = None if last is None else (lambda *states: tuple(map(features.pooled, states, last)))
             slots = unpadding(mask, r.filled)
             states, *of_layers = self.model.packed_states(
                 params, prompt_tokens, prompt_mask, tokens, mask=mask, filled=r.filled, lora=lora, pool=pool, whole=whole,
-                return_loads=return_loads)
+                return_loads=return_loads, experts=experts)
             pooled, loads = of_layers if return_loads else (*of_layers, None)
             remove, restore = (lambda x: x.reshape(-1, *x.shape[3:])), (lambda x: x.reshape(tokens.shape))
             if slots is not None:
@@ -101,8 +104,25 @@ class Policy:
             return *map(restore, numbers), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
 
         r = rollouts
-        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last, r.temperature)
+        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last, r.temperature, self.given(r))
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
+
+    def given(self, rollouts: Rollouts) -> jax.Array | None:
+        """The experts that tokens take, see `replays`; None if the routers choose, as of texts without the entry."""
+        return rollouts.extras.get(self.replays)
+
+    def routes(self, params, lora, rollouts: Rollouts) -> jax.Array:
+        """The experts i16[P, G, T, L, k] that the routers choose for completion tokens; -1 for the last, which nobody reads."""
+        def forward(params, lora, rows, whole):
+            prompt_tokens, prompt_mask, tokens = rows
+            *_, experts = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, lora=lora, whole=whole,
+                                                   return_experts=True)
+            return jnp.moveaxis(experts, 0, -2)
+
+        r = rollouts
+        chosen = over_rows(forward, self.mesh, self.model.dtype, params, lora, (r.prompt_tokens, r.prompt_mask, r.tokens))
+        less = r.tokens.shape[2] - chosen.shape[2]
+        return jnp.pad(chosen, ((0, 0), (0, 0), (0, less), (0, 0), (0, 0)), constant_values=-1)
 
     def likeliest(self, params, lora, rollouts: Rollouts, at=None) -> tuple[jax.Array, jax.Array]:
         """The most likely token at each position, i32[P, G, T], or the tokens `at`, and their log-probs f32[P, G, T], nats."""
@@ -155,7 +175,7 @@ class Policy:
 
         def forward(params, lora, rows, whole):
             outputs = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
-                                           return_loads=experts, axis=axis)
+                                           return_loads=experts, axis=axis, experts=rows.experts)
             states, loads = outputs if experts else (outputs, None)
             if axis is not None:  # the state that predicts a token may be on another device
                 states = jax.lax.all_gather(states, axis, axis=1, tiled=True)

@@ -67,6 +67,13 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
     parts.sampling_of(config)
 
 
+def check_replays(made: Parts, model: Transformer) -> None:
+    """Raises ValueError if the method replays the experts of a mixture, and the model is dense."""
+    if made.objective.replays and model.config.experts is None:
+        raise ValueError(f"method {made.method.slug!r} replays the experts of a mixture, and this model is dense; leave "
+                         "routing=free in config.objective, or take a mixture of experts")
+
+
 def check_lag(config: ConfigDict, made: Parts, lag: int) -> None:
     """Raises ValueError for weights that sample older than those that learn, where nothing corrects for it.
 
@@ -203,7 +210,8 @@ def check_pool(config: ConfigDict, made: Parts) -> None:
     others += ["has a budget"] * bool(config.budget.utility)
     others += ["replays rollouts of its own"] * (made.replay is not None)
     others += ["shows solutions"] * (made.guide is not None)
-    others += [f"reads {name} of the sampler" for name in ("behavior_logprobs", "entropies") if name in made.needs]
+    read = ("behavior_logprobs", "entropies", *made.measured)
+    others += [f"reads {name} of the sampler" for name in read if name in made.needs]
     others += ["expects something of prompts"] * ("prior" in made.needs)
     unequally = made.rule is not None or made.estimator.wants_more is not None or "group_sizes" in made.controls.knobs
     others += ["samples prompts unequally"] * unequally

@@ -98,6 +98,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     made = parts.make_parts(config, model.config.hidden_size, task, judge.environment)
     refusals.check_method(config, made, judge.environment)
     refusals.check_balance(config, model)
+    refusals.check_replays(made, model)
     schedule = make_schedule(config)
     refusals.check_lag(config, made, schedule.lag)
     sets = make_sets(config, task)
@@ -105,6 +106,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
         refusals.check_reward(made, judge.reward)
     mesh = make_mesh(config)
     params, policy = read_weights(mesh, config.seed), policy_of(config, model, mesh)
+    policy = dataclasses.replace(policy, replays=made.objective.replays)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
     learner, rate = make_learner(config, made.with_prior(source.prior), policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
@@ -147,7 +149,7 @@ def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
 def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
                 sets: tuple[EvalSpec, ...] = ()) -> Source:
     """The source of a run's rollouts, rewarded by `judge`."""
-    plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets, made.wanted)
+    plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets, made.wanted, made.measured)
     read = capture_of(config, tokenizer, policy.model.config.num_layers)
     if expects(config, made):
         prior = prior_lib.make(config, policy, len(judge.task.train), plain.stream.prompt_tokens, read)
@@ -156,15 +158,19 @@ def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tok
 
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
-                      sets: tuple[EvalSpec, ...] = (), wanted: Mapping[str, str] | None = None) -> Source:
-    """A source that samples every prompt once, as held-out problems are, whatever the method; `wanted`: see `make_stream`."""
+                      sets: tuple[EvalSpec, ...] = (), wanted: Mapping[str, str] | None = None, columns: tuple[str, ...] = ()
+                      ) -> Source:
+    """A source that samples every prompt once, as held-out problems are, whatever the method.
+
+    `wanted`, `columns`: see `make_stream`.
+    """
     s, model, task = config.sampling, policy.model, judge.task
     shared = [one for one in sets if not config.environment and (one.max_tokens or 0) <= s.max_tokens]
     asked = task.train, task.heldout, *(one.task.heldout for one in shared)
     restricted = {one.top_p < 1 for one in sets if one.top_p is not None} - ({False} if s.top_p == 1 else set())
     make = functools.partial(make_stream, config, model, mesh, tokenizer, make_server(
         config, model.config, stop_ids(tokenizer, s.stop_strings)))
-    stream = make(asked, judge, wanted, 1 + len(restricted))
+    stream = make(asked, judge, wanted, 1 + len(restricted), columns=columns)
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
     sets = tuple(one if one in shared else one._replace(stream=make(
@@ -187,7 +193,7 @@ def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) ->
 
 def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, server: external.Server | None,
                 asked: Sequence[Sequence[tasks.Problem]], judge: Judge, wanted: Mapping[str, str] | None = None,
-                programs: int = 1, max_tokens: int = 0) -> Stream:
+                programs: int = 1, max_tokens: int = 0, columns: tuple[str, ...] = ()) -> Stream:
     """The stream of a run.
 
     Args:
@@ -197,6 +203,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
       wanted: what the method asks of the engine, see `engines.base.CAN`, and what for.
       programs: kinds of distributions; evaluation sets that cut the distribution otherwise have another.
       max_tokens: T; 0: the one of training.
+      columns: names of the further token columns that the method reads.
     """
     s = config.sampling
     T = max_tokens or s.max_tokens
@@ -209,14 +216,17 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     partner.rest()
     stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
     run = Wanted(model, mesh, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
-                 prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server)
+                 prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
+                 columns=columns)
     several = mesh.size > 1 and not partner.goes_on and server is None
     wanted = {**(wanted or {}), **({"extend": f"environment {config.environment!r}"} if partner.goes_on else {}),
               **({"mesh": f"a mesh of {mesh.size} devices"} if several else {}),
               **({"paged": "sampling.paged_cache=True"} if s.paged_cache else {})}
     sampling = dataclasses.replace(parts.sampling_of(config), max_tokens=np.int32(T),
                                    spread=np.float32(0) if "spread" in wanted else None)
-    return Stream(kinds.choose(s.engine, run, wanted), partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
+    kind = kinds.choose(s.engine, run, wanted)
+    partner.columns = kind.columns
+    return Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
                   tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings))
 
 

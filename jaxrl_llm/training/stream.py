@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
+from jaxrl_llm.columns import Column
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.generation import sampling as sampling_lib
 from jaxrl_llm.generation.base import Engine, EngineKind
@@ -43,6 +44,8 @@ class Begin(NamedTuple):
 class Partner(Protocol):
     """What answers the policy and rewards trajectories: a task scores one turn of each, an environment answers every turn.
     """
+
+    columns: tuple[Column, ...]  # the further token columns that nodes of the engine have
 
     @property
     def turns(self) -> int:

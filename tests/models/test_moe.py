@@ -104,6 +104,19 @@ def test_a_router_reports_its_choices_and_all_probabilities():
     np.testing.assert_array_equal(np.argsort(-seen["routing"]["probs"])[:, :2], experts)
 
 
+def test_given_experts_are_weighed_by_the_router():
+    """Logits 1, 2, 0, -1 choose 1 and 0; given 0 and 2, or 3 and 2, these share 1: the example of arXiv 2512.01374."""
+    router = moe.Router(Experts(4, 2, 8))
+    x, variables = jnp.ones((4, 1)), {"params": {"kernel": jnp.array([[1.0, 2.0, 0.0, -1.0]])}}
+    given = jnp.array([[0, 2], [-1, -1], [3, 2], [-1, 3]], jnp.int16)
+    weights, experts = router.apply(variables, x, given)
+    assert experts.tolist() == [[0, 2], [1, 0], [3, 2], [1, 3]]
+    np.testing.assert_allclose(weights[:3], [[0.731059, 0.268941]] * 2 + [[0.268941, 0.731059]], atol=1e-6)
+    slope = jax.grad(lambda kernel: router.apply({"params": {"kernel": kernel}}, x[:1], given[:1])[0][0, 0])(
+        variables["params"]["kernel"])
+    np.testing.assert_allclose(slope, [[0.196612, 0, -0.196612, 0]], atol=1e-6)
+
+
 def test_a_token_does_not_depend_on_others():
     rows, (weights, experts) = layer(), routing("mixed")
     def run(x):
