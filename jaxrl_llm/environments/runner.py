@@ -84,7 +84,7 @@ class Runner:
         if kind == "processes" and not self.environment.replayable:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its states cannot move between "
                              "processes; use kind='threads'")
-        self._target, self._options, self._seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
+        self._target, self._options, self.seed, self._limit = target, json.dumps(dict(options or {})), seed, limit
         self._retries, self._deadline = retries if self.environment.replayable else 0, deadline
         self.report: Callable[[Lost], None] = lambda lost: None
         self._begin()
@@ -116,7 +116,7 @@ class Runner:
             raise ValueError(f"the trajectories {sorted(known)[:5]} are already opened; give each its own uid")
         self._opened += len(problems)
         for uid, problem in problems.items():
-            self._running[uid] = Recording(problem, base.key_of(self._seed, uid), []), ""
+            self._running[uid] = Recording(problem, base.key_of(self.seed, uid), []), ""
         return self._advance(list(problems))
 
     def step(self, said: Mapping[int, base.Message]) -> dict[int, base.Turn]:
@@ -171,8 +171,8 @@ class Runner:
         if not self.environment.replayable:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its trajectories cannot be resumed")
         for uid, recording in recordings.items():
-            if recording.key != base.key_of(self._seed, uid):
-                raise ValueError(f"trajectory {uid} was recorded with another key than that of seed={self._seed}; give the "
+            if recording.key != base.key_of(self.seed, uid):
+                raise ValueError(f"trajectory {uid} was recorded with another key than that of seed={self.seed}; give the "
                                  "runner the seed of the run that recorded it")
         turns = self.reset({uid: recording.problem for uid, recording in recordings.items()})
         for count in range(max((len(one.said) for one in recordings.values()), default=0)):

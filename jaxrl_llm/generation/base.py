@@ -58,6 +58,9 @@ class Engine(Protocol):
     def collect(self) -> list[Node]:
         """Steps until a node has ended, and returns all that have; an empty list if nothing runs or waits."""
 
+    def written(self, uid: int) -> Node | None:
+        """What the policy has written of a node that has not ended, for `Request.written`; None: nothing that is kept."""
+
     def rest(self) -> None:
         """Frees weights, and caches that no row needs, until the next `publish`."""
 

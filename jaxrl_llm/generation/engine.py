@@ -304,9 +304,13 @@ class Engine:
     def _root(self, request: Request) -> Row:
         check_request(request, self._tokenizer)
         check_tokens(request.uid, request.tokens, self.vocab_size)
-        check_size(request.uid, len(request.tokens), request.limit, 0, self._slot_tokens)
         tokens = as_ints(request.tokens)
-        return Row(request, tokens, self._search(request, tokens), start=len(tokens), measures=self._measures)
+        row = Row(request, tokens, self._search(request, tokens), drawn=request.drawn, start=len(tokens),
+                  measures=self._measures)
+        if request.written is not None:
+            row.go_on(request.written)
+        check_size(request.uid, len(row.tokens), request.limit, row.drawn, self._slot_tokens)
+        return row
 
     def _child(self, request: Request) -> Row:
         """A row that continues its parent's tokens, with what the parent's cache holds now."""

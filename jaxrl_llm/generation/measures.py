@@ -12,7 +12,7 @@ To add one, write a function from the model's configuration to a `Measure` under
 
 A run whose method needs `rank` measures it, and has `extras["rank"]` i32[P, G, T]; other runs compile nothing for it.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -116,6 +116,15 @@ def of_node(chosen: Sequence[Measure], entries: Sequence[Sequence[Any]]) -> dict
         if values:
             out[:len(values)] = values
         made[one.column.name] = out
+    return made
+
+
+def entries_of(chosen: Sequence[Measure], columns: Mapping[str, np.ndarray]) -> list[list[Any]]:
+    """The columns of a node as `of_node` reads them: for each measure a list of the entries of n steps."""
+    made = []
+    for one in chosen:
+        values = [*columns[one.column.name]]
+        made.append(values if one.of_router is None else values[:1] + values[:-1])  # a step routes the token before its draw
     return made
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxrl_llm.generation.measures import Measure, of_node
+from jaxrl_llm.generation.measures import Measure, entries_of, of_node
 from jaxrl_llm.generation.sampling import Sampling, check
 from jaxrl_llm.generation.stopping import StopSearch
 
@@ -29,6 +29,8 @@ class Request:
         that of its own tokens alone, which with sentencepiece lacks a space at the beginning, as the text that rewards read.
       keep: whether it is held after its end, to be forked or extended, until it is released.
       seed: number from which its random numbers are derived instead of its uid, 0 to 2^63 - 1; None: the uid.
+      drawn: how many tokens the policy wrote in the trajectory before; the limit counts them, and random numbers follow on.
+      written: what the policy has written of its node already, from which the engine continues; None: nothing.
       key: words of the key that replaces uid and run's key in that derivation, see `sampler.row_keys`; None: those two.
     """
 
@@ -44,6 +46,8 @@ class Request:
     stops_in_context: bool = False
     keep: bool = False
     seed: int | None = None
+    drawn: int = 0
+    written: "Node | None" = None
     key: tuple[int, int] | None = None
 
     @property
@@ -158,6 +162,15 @@ class Row:
     def lose_cache(self) -> None:
         """Forgets the cache: the row is read again."""
         self.cached, self.cache, self.source, self.forks, self.pages = 0, None, None, [], []
+
+    def go_on(self, written: Node) -> None:
+        """Continues behind what the policy wrote of the node before."""
+        new = written.tokens.tolist()
+        self.tokens, self.drawn = self.tokens + new, self.drawn + len(new)
+        more = entries_of(self.measures, written.columns)
+        numbers = (x.tolist() for x in (written.logprobs, written.entropies, written.policy_version))
+        self.measured = [*zip(*numbers, *more)]
+        self.search.feed(new)
 
     def node(self, finish: str, since: int = 0) -> Node:
         """What the policy wrote since the last node, without the first `since` tokens."""

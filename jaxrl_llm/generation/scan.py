@@ -94,6 +94,9 @@ class ScanEngine:
             raise KeyError(f"uid {uid} is not queued: it was never submitted, or its batch is sampled")
         self._queue.remove(known[0])
 
+    def written(self, uid: int) -> None:
+        """None: nothing of a completion is known before its part of the batch has ended."""
+
     def step(self) -> bool:
         """Samples the next part; returns whether there was one."""
         if self._flight is None:

@@ -103,7 +103,7 @@ def _model(c: ConfigDict) -> None:
 
     c.prompts = ConfigDict()
     c.prompts.per_step = 8             # P, prompts of a step
-    c.prompts.max_tokens = 0           # S, longest prompt in tokens; 0: that of the task's longest prompt; in environments a bound
+    c.prompts.max_tokens = 0           # S, longest prompt in tokens; 0: of the task's longest prompt; of environments a bound
     c.prompts.overlong = "fail"        # longer prompts: "fail" ends the run, "skip" leaves them out, "truncate" cuts words
 
 

@@ -4,7 +4,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from jaxrl_llm import turn_info
 from jaxrl_llm.columns import Column
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.answers import Answers
-from jaxrl_llm.environments.runner import AllInvalid, Runner
+from jaxrl_llm.environments.runner import AllInvalid, Recording, Runner
 from jaxrl_llm.forest import Forest, grow, plant
 from jaxrl_llm.generation.requests import Node
 from jaxrl_llm.rewards.text import through_stop_string
@@ -27,6 +27,19 @@ from jaxrl_llm.training.trajectory import Trajectory, TurnLimits
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
 _DEMONSTRATED = 1  # the seed of demonstrations before the first step
 _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; nothing is drawn with them
+
+
+class Memory(NamedTuple):
+    """A trajectory in an environment, as plain data.
+
+    lost: whether the environment lost it.  cut: whether its last reward is awaited.  waits: the turn that the environment is to
+    answer, and what it says; None: none.  said: the policy's messages that the environment has answered.
+    """
+
+    lost: bool
+    cut: bool
+    waits: tuple[Node, base.Message] | None
+    said: list[base.Message]
 
 
 @dataclasses.dataclass(eq=False)
@@ -224,6 +237,31 @@ class Dialogue:
             self._cut |= set(uids)
             with timer("wait"):
                 self._answers.ask({self.offset + uid: base.CUT for uid in uids})
+
+    def answers(self, uid: int) -> bool:
+        """Whether the environment is to answer the trajectory's last message."""
+        return uid in self._waiting
+
+    def memory(self, uid: int) -> Memory:
+        """Where the trajectory is, and the messages that its environment has answered."""
+        lost = uid in self._lost or uid not in self._going
+        waits, cut = self._waiting.get(uid), uid in self._cut
+        said = [] if lost else list(self.runner.recording(self.offset + uid).said)
+        return Memory(lost, cut, waits, said[:-1] if cut or waits else said)
+
+    def resume(self, going: Mapping[int, Trajectory], memories: Mapping[int, Memory], problems: Sequence[Problem]) -> set[int]:
+        """Makes the states of the environment again from what the policy said."""
+        self._lost = {uid for uid, known in memories.items() if known.lost}
+        self._going |= {uid: one for uid, one in going.items() if uid not in self._lost}
+        keys = {uid: base.key_of(self.runner.seed, self.offset + uid) for uid in self._going}
+        self.runner.resume({self.offset + uid: Recording(problems[one.prompt], keys[uid], memories[uid].said)
+                            for uid, one in self._going.items()})
+        self._lost |= {uid for uid in self._going if self.offset + uid in self.runner.invalid}
+        self._waiting |= {uid: known.waits for uid, known in memories.items() if known.waits and uid not in self._lost}
+        self._cut |= {uid for uid, known in memories.items() if known.cut and uid not in self._lost}
+        self._answers.ask({self.offset + uid: message for uid, (_, message) in self._waiting.items()} |
+                          {self.offset + uid: base.CUT for uid in self._cut})
+        return set(self._lost)
 
     def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
         """The forest with these trajectories, without those that the environment lost; AllInvalid if it has none."""

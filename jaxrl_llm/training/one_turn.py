@@ -150,6 +150,21 @@ class OneTurn:
             self._scored[uid] = _Scored(node, int(kept[i]), bool(stopped[i]) or node.finish == "stop", texts[i],
                                         scores.total[i], scores.components[i])
 
+    def answers(self, uid: int) -> bool:
+        """Whether the trajectory has ended."""
+        return uid in self._nodes or uid in self._scored
+
+    def memory(self, uid: int) -> tuple[Node | None]:
+        """The node of the trajectory, if it has ended."""
+        return (self._scored[uid].node if uid in self._scored else self._nodes.get(uid),)
+
+    def resume(self, going: Mapping[int, Trajectory], memories: Mapping[int, tuple[Node | None]], problems: Sequence[Problem]
+               ) -> set[int]:
+        """Scores those that have ended again, in the same batches; none is lost."""
+        self.begin(going, problems, PhaseTimer())
+        self.hear({uid: node for uid, (node,) in memories.items() if node is not None}, False, PhaseTimer())
+        return set()
+
     def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
         """The forest with these completions; what an expert wrote of one is a node before the policy's."""
         scored = [self._scored.pop(uid) for uid in begun]

@@ -1,10 +1,11 @@
 """The stream of a run: one engine, the trajectories that grow in it, and the partner that answers and rewards them."""
+import copy
 import dataclasses
 import itertools
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -41,6 +42,21 @@ class Begin(NamedTuple):
     forced: Sequence[Sequence[int]] = ()
 
 
+class Growing(NamedTuple):
+    """A trajectory that `take` has not returned yet, as plain data.
+
+    memory: what the partner keeps of it, see `Partner.memory`; None: it has not begun.
+    written: what the policy has written of the turn that is sampled; None: nothing, or no turn is sampled.
+    sampled: whether a turn is sampled.
+    """
+
+    uid: int
+    trajectory: Trajectory
+    memory: Any = None
+    written: Node | None = None
+    sampled: bool = False
+
+
 class Partner(Protocol):
     """What answers the policy and rewards trajectories: a task scores one turn of each, an environment answers every turn.
     """
@@ -75,6 +91,9 @@ class Partner(Protocol):
     def busy(self) -> bool:
         """Whether trajectories wait for it."""
 
+    def answers(self, uid: int) -> bool:
+        """Whether a trajectory waits for it."""
+
     @property
     def reward(self) -> Any:
         """The reward that scores completions; None: rewards come with turns."""
@@ -107,6 +126,15 @@ class Partner(Protocol):
 
     def hear(self, nodes: Mapping[int, Node], wait: bool, timer: PhaseTimer) -> dict[int, list[int] | None]:
         """What the policy reads next, by uid; None for a trajectory that has ended. `wait`: for one at least."""
+
+    def memory(self, uid: int) -> Any:
+        """What `resume` needs of a trajectory, as plain data."""
+
+    def resume(self, going: Mapping[int, Trajectory], memories: Mapping[int, Any], problems: Sequence[Problem]) -> set[int]:
+        """Takes up trajectories where `memory` left them; returns those that it lost.
+
+        Raises ValueError if it cannot make their state again.
+        """
 
     def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
         """The forest with all trajectories that have ended; `begun`: the prompt of each, by uid, in order."""
@@ -169,7 +197,7 @@ class Stream:
         self._going: dict[int, Trajectory] = {}
         self._held: dict[int, set[int]] = {}  # numbers of the requests that the engine holds
         self._begun: dict[int, int] = {}  # prompts of the trajectories that `take` is to return
-        self._nodes: Iterator[list[Node]] | None = None
+        self._nodes: _Beside | None = None
         self._computed = 0
 
     @property
@@ -246,14 +274,61 @@ class Stream:
             self._start(timer)
         with timer("rollout"):
             ran, nodes = self._sampled()
-        replies = self.partner.hear({node.uid % REQUEST: node for node in nodes}, not ran and not nodes, timer)
+        self._heard(nodes, not ran and not nodes, timer)
+        if not self._held:
+            self._stop()
+        return bool(self._held or self.partner.busy or self._queue)
+
+    def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> None:
+        """Lets the partner hear these turns, and the policy read what it answers."""
+        replies = self.partner.hear({node.uid % REQUEST: node for node in nodes}, wait, timer)
         with timer("rollout"):
             for uid, ids in replies.items():
                 self._go_on(uid, ids)
-        if not self._held and self._nodes is not None:
-            assert not next(self._nodes, []), "the engine samples what nobody holds"  # its thread has ended
-            self._nodes = None
-        return bool(self._held or self.partner.busy or self._queue)
+
+    def pending(self) -> tuple[Growing, ...]:
+        """All trajectories that `take` has not returned, in their order, as they are now; they go on growing here.
+
+        `restore` continues them in this or another process: the same tokens, under the same weights.
+        """
+        assert self._engine is not None
+        nodes = [*self._stop(), *self._engine.finished()]
+        while nodes:  # an answer may let the engine look at what has ended
+            self._heard(nodes, False, PhaseTimer())
+            nodes = self._engine.finished()
+        waiting, found = dict(self._queue), list[Growing]()
+        for uid in self._begun:
+            if uid in waiting:
+                found.append(Growing(uid, copy.deepcopy(waiting[uid])))
+                continue
+            one, number = self._going.get(uid), self._held.get(uid, set())
+            sampled = one is not None and one.request in number and not self.partner.answers(uid)
+            written = self._engine.written(uid + REQUEST * one.request) if sampled and one is not None else None
+            found.append(Growing(uid, copy.deepcopy(one), self.partner.memory(uid), written, sampled))
+        return tuple(found)
+
+    def restore(self, forest: Forest, pending: Sequence[Growing]) -> None:
+        """Continues trajectories at prompts of a forest with the same rows; call it on a stream in which nothing grows.
+
+        Raises ValueError before the first `publish`, if something grows, for a prompt that the forest lacks, and for an
+        environment whose state cannot be made again.
+        """
+        if self._begun or self._engine is None:
+            raise ValueError(f"{len(self._begun)} trajectories grow in this stream; publish weights, and restore before apply"
+                             if self._begun else "there are no weights to sample with; publish weights first")
+        for one in pending:
+            if one.trajectory.prompt >= len(forest.problems) or one.trajectory.prompt_ids != forest.prompt_ids(
+                    one.trajectory.prompt).tolist():
+                raise ValueError(f"trajectory {one.uid} begins with another prompt than row {one.trajectory.prompt} of this "
+                                 "forest; restore it with the forest, the task and the tokenizer that it grew with")
+        self._problems = forest.problems
+        self._begun = {one.uid: one.trajectory.prompt for one in pending}
+        self._queue.extend((one.uid, one.trajectory) for one in pending if one.memory is None)
+        begun = [one for one in pending if one.memory is not None]
+        self._going = {one.uid: one.trajectory for one in begun}
+        lost = self.partner.resume(self._going, {one.uid: one.memory for one in begun}, forest.problems)
+        again = [one for one in begun if one.sampled and one.uid not in lost]
+        self._submit({one.uid: one.trajectory for one in again}, {one.uid: one.written for one in again})
 
     def take(self, forest: Forest) -> Forest:
         """The forest with all trajectories that have ended since the last call; ValueError while some still grow.
@@ -297,32 +372,35 @@ class Stream:
         assert self._engine is not None
         with timer("rollout"):
             self._submit(going)
-            if "beside" in self.kind.can and not self.partner.goes_on:
-                self._nodes = _beside(iter(self._engine.collect, []))
 
-    def _submit(self, going: Mapping[int, Trajectory]) -> None:
-        """Requests the next turn of trajectories from the engine, with all ids of their contexts."""
+    def _submit(self, going: Mapping[int, Trajectory], written: Mapping[int, Node | None] | None = None) -> None:
+        """Requests the next turn of trajectories from the engine, with all ids of their contexts, behind what is `written`."""
         assert self._engine is not None and self._under is not None
         numbers = [uid + REQUEST * one.request for uid, one in going.items()]
         keys = words_of(self._under.key, np.array(numbers, np.int64))
         stops = self.stop_strings if "stop_texts" in self.kind.can else ()
         self._engine.submit(*(Request(
             number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=self._under.sampling,
-            forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, key=key)
-            for number, key, one in zip(numbers, keys, going.values())))
+            forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
+            written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
         for uid, one in going.items():
             self._held.setdefault(uid, set()).add(one.request)
 
     def _sampled(self) -> tuple[bool, list[Node]]:
         """Whether the engine sampled, and the nodes that ended."""
         assert self._engine is not None
-        if self._nodes is None:
+        if self.partner.goes_on or "beside" not in self.kind.can:
             ran = self._engine.step()
             return ran, self._engine.finished()
-        nodes = next(self._nodes, [])
-        if not nodes:
-            self._nodes = None
+        if self._nodes is None:
+            self._nodes = _Beside(self._engine.collect)
+        nodes = self._nodes.get()
         return bool(nodes), nodes
+
+    def _stop(self) -> list[Node]:
+        """Waits for the end of a part that a thread samples; the nodes that nobody has heard yet."""
+        nodes, self._nodes = [] if self._nodes is None else self._nodes.stop(), None
+        return nodes
 
     def _go_on(self, uid: int, ids: list[int] | None) -> None:
         """Lets a trajectory go on with `ids` that the policy reads next; None: it has ended."""
@@ -349,35 +427,44 @@ def words_of(key: jax.Array, uids: np.ndarray) -> list[tuple[int, int]]:
     return [tuple(pair) for pair in words.tolist()]
 
 
-def _beside(parts: Iterator[list[Node]]) -> Iterator[list[Node]]:
-    """The same nodes, sampled in a thread during the use of earlier ones; those that are ready together come as one list.
+class _Beside:
+    """Samples in a thread beside the caller's work: `get` returns nodes that have ended, all that are ready.
 
     A thread that nobody waits for: an interrupt or an error ends a run at once, also while a server is silent.
     """
-    made: queue.SimpleQueue[list[Node] | BaseException | None] = queue.SimpleQueue()
-    stopped = threading.Event()
 
-    def make():
+    def __init__(self, collect: Callable[[], list[Node]]):
+        self._made: queue.SimpleQueue[list[Node] | BaseException] = queue.SimpleQueue()
+        self._collect, self._stopped, self._ended = collect, False, False
+        self._thread = threading.Thread(target=self._make, name="sampling", daemon=True)
+        self._thread.start()
+
+    def _make(self) -> None:
         try:
-            for part in parts:
-                made.put(part)
-                if stopped.is_set():
-                    return
-            made.put(None)
+            nodes: list[Node] = [] if self._stopped else self._collect()
+            while nodes:
+                self._made.put(nodes)
+                nodes = [] if self._stopped else self._collect()
+            self._made.put([])
         except BaseException as error:  # raised where the nodes are used
-            made.put(error)
+            self._made.put(error)
 
-    threading.Thread(target=make, name="sampling", daemon=True).start()
-    ended = False
-    try:
-        while not ended:
-            ready = [made.get()]
-            while not made.empty():
-                ready.append(made.get())
-            if isinstance(ready[-1], BaseException):
-                raise ready[-1]
-            ended = ready[-1] is None
-            if some := [node for part in ready if isinstance(part, list) for node in part]:
-                yield some
-    finally:
-        stopped.set()
+    def get(self) -> list[Node]:
+        """Waits for nodes; an empty list if there will be no more."""
+        ready = [] if self._ended else [self._made.get()]
+        while not self._made.empty():
+            ready.append(self._made.get())
+        for part in ready:
+            if isinstance(part, BaseException):
+                self._ended = True
+                raise part
+            self._ended |= not part
+        return [node for part in ready if isinstance(part, list) for node in part]
+
+    def stop(self) -> list[Node]:
+        """Ends the thread after what it samples now; the nodes that `get` has not returned."""
+        self._stopped, nodes = True, []
+        while not self._ended:
+            nodes += self.get()
+        self._thread.join()
+        return nodes

@@ -1,6 +1,7 @@
 """One stream for a whole run: an engine that lives, one road for tasks, held-out measurements apart, engines from outside."""
 import itertools
 import os
+import pickle
 
 import chatter
 import jax
@@ -167,3 +168,68 @@ def test_what_a_stream_cannot_do_is_said_before_it_samples():
     stream.publish(Snapshot(0, params, None, jax.random.key(0)))
     stream.apply(forest, [])
     assert not stream.advance() and not len(stream.take(forest).ends)
+
+
+def begun(config, at, uid=100, rows=2):
+    """`(run, stream, forest, weights)`: groups at two prompts that have been advanced `at` times."""
+    run, params = setup.build(config)
+    stream, key = run.source.stream, jax.random.key(0)
+    problems = [run.source.task.train[i] for i in range(rows)]
+    ids = stream.partner.encode(problems, stream.tokenizer)
+    stream.publish(Snapshot(3, params, None, key))
+    forest = run.source.planted(list(zip(problems, ids)), 0)
+    stream.apply(forest, [Begin(row, uid + row * stream.group, stream.group) for row in range(rows)])
+    for _ in range(at):
+        assert stream.advance()
+    return run, stream, forest, params
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("environment", ("", "chatter:letters(replayable=True)",
+                                         "chatter:letters(replayable=True, waits=True)", "chatter:alphabet"))
+def test_what_grows_goes_on_in_another_stream(environment):
+    """Cut anywhere: between turns, within one, while an environment answers, with completions that wait for their group."""
+    config = (chatter.get_config(environment=environment, **{"sampling.turn_tokens": 24, "sampling.max_tokens": 96})
+              if environment else tiny(**{"sampling.engine": "slots", "sampling.max_tokens": 40, "sampling.group": 3,
+                                                "prompts.per_step": 2, "sampling.micro_batches": 2}))
+    _, stream, forest, params = begun(config, 0)
+    looks = 0
+    while stream.advance():
+        looks += 1
+    whole = stream.take(forest)
+    assert looks >= 2
+    for at in range(0, looks + 1, max(looks // 3, 1)):
+        _, first, forest, _ = begun(config, at)
+        pending = pickle.loads(pickle.dumps(first.pending()))
+        run, params = setup.build(config)
+        stream = run.source.stream
+        stream.publish(Snapshot(3, params, None, jax.random.key(0)))
+        stream.restore(forest, pending)
+        while stream.advance():
+            pass
+        again = stream.take(forest)
+        for name, column in whole.columns.items():
+            if name in ("logprobs", "entropies", "turn_info"):  # read again in other pieces
+                continue
+            np.testing.assert_array_equal(again.columns[name], column, err_msg=f"{name} {at}")
+        np.testing.assert_allclose(again.logprobs, whole.logprobs, atol=1e-5)
+        while first.advance():  # the first stream goes on too
+            pass
+        np.testing.assert_array_equal(first.take(forest).tokens, whole.tokens)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_restored_is_said():
+    config = tiny(**{"sampling.engine": "slots"})
+    run, stream, forest, params = begun(config, 0)
+    pending = stream.pending()
+    with pytest.raises(ValueError, match="8 trajectories grow in this stream"):
+        stream.restore(forest, pending)
+    other = stream.apart()
+    with pytest.raises(ValueError, match="publish weights first"):
+        other.restore(forest, pending)
+    other.publish(Snapshot(3, params, None, jax.random.key(0)))
+    with pytest.raises(ValueError, match="trajectory 100 begins with another prompt than row 0 of this forest"):
+        other.restore(run.source.planted([(run.source.task.train[0], [1, 2])], 0), pending)
+    with pytest.raises(ValueError, match="trajectory 100 grows already"):
+        stream.apply(forest, [Begin(0, 100, 1)])

@@ -76,10 +76,10 @@ class ExternalEngine:
             if request.parent is not None or len(request.stop_sequences) or len(request.forced):
                 raise ValueError(f"uid {request.uid} forks another, is forced to begin with tokens, or has stop sequences of "
                                  "tokens, which servers do not support; give all tokens as the prompt, and stop texts")
-            if request.limit < 1 or not len(request.tokens):
+            if request.limit <= request.drawn or not len(request.tokens):
                 raise ValueError(f"uid {request.uid} has {len(request.tokens)} tokens and a limit of {request.limit}; give one "
                                  "at least of each")
-            rows[request.uid] = _Row(request, as_ints(request.tokens), request.limit, self._stream(request))
+            rows[request.uid] = _Row(request, as_ints(request.tokens), request.limit, self._stream(request), request.drawn)
         self._rows |= rows
         for row in rows.values():
             self._ask(row)
@@ -111,6 +111,9 @@ class ExternalEngine:
         """Uses other weights for requests from now on. Errors as in `Server.publish`."""
         self._versions[self._server.publish(params, lora)] = version
         self.version = version
+
+    def written(self, uid: int) -> None:
+        """None: a server answers with whole nodes."""
 
     def rest(self) -> None:
         """Does nothing: the server has the weights."""
