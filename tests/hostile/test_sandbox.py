@@ -140,7 +140,7 @@ def test_a_sandbox_ends_with_its_parent(mode):
     processes = 3 if mode in sandbox.NAMESPACES else 1
     program, mark = sleeping(processes)
     code = (f"from jaxrl_llm import sandbox\nsandbox.run({program!r}, mode={mode!r}, "
-            f"limits=sandbox.Limits(seconds=60.0, processes={processes}))")
+            f"limits=sandbox.ResourceLimits(seconds=60.0, processes={processes}))")
     if mode in sandbox.NAMESPACES:
         working(mode)
     parent = subprocess.Popen([sys.executable, "-c", code], env=user_environment())
@@ -158,7 +158,7 @@ def test_a_sandbox_ends_on_a_signal(mode):
     stop, end = os.pipe()
     os.close(end)  # from now on it can be read
     begun = time.monotonic()
-    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.Limits(seconds=60.0), stop=stop)
+    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.ResourceLimits(seconds=60.0), stop=stop)
     os.close(stop)
     assert finished.status == "timeout" and time.monotonic() - begun < 20 and gone(mark)
 
@@ -190,7 +190,7 @@ for name, (number, *arguments) in {REFUSED!r}.items():
 import asyncio
 asyncio.run(asyncio.sleep(0))  # what event loops need is still there
 """
-    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.Limits(seconds=30.0))
+    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.ResourceLimits(seconds=30.0))
     assert (finished.code, finished.stdout, finished.stderr) == (0, b"", b"")
 
 
@@ -200,7 +200,7 @@ def test_data_beside_an_environment_is_not_seen(tmp_path):
     mode = sandbox.require().mode
     program = f"import os\nprint(os.path.exists({str(tmp_path / 'data.jsonl')!r}), sorted(os.listdir({str(tmp_path)!r})))"
     code = (f"from jaxrl_llm import sandbox\nimport sys; sys.prefix == {str(tmp_path)!r} or sys.exit('no environment')\n"
-            f"print(sandbox.run({program!r}, mode={mode!r}, limits=sandbox.Limits(seconds=30.0)).stdout.decode())")
+            f"print(sandbox.run({program!r}, mode={mode!r}, limits=sandbox.ResourceLimits(seconds=30.0)).stdout.decode())")
     ran = subprocess.run([str(tmp_path / "bin/python"), "-c", code], env=user_environment(), capture_output=True, text=True)
     assert ran.stdout.startswith("False ['bin', 'lib"), ran.stdout + ran.stderr
 
@@ -212,7 +212,7 @@ import os
 from jaxrl_llm import sandbox
 kept = os.dup(1)
 os.closerange(0, 3)
-finished = sandbox.run("print(7)", mode={installed(mode)!r}, limits=sandbox.Limits(seconds=30.0))
+finished = sandbox.run("print(7)", mode={installed(mode)!r}, limits=sandbox.ResourceLimits(seconds=30.0))
 os.write(kept, finished.stdout)
 """
     ran = subprocess.run([sys.executable, "-c", code], env=user_environment(), capture_output=True)
@@ -233,7 +233,7 @@ def test_forty_programs_leave_no_descriptor():
     mode = sandbox.require().mode
     sandbox.run("", mode=mode)
     before = len(os.listdir("/proc/self/fd"))
-    limits = sandbox.Limits(seconds=30.0)
+    limits = sandbox.ResourceLimits(seconds=30.0)
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: sandbox.run("print('x' * 10**7)", mode=mode, limits=limits), range(40)))
     assert len(os.listdir("/proc/self/fd")) == before
@@ -241,7 +241,7 @@ def test_forty_programs_leave_no_descriptor():
 
 def test_more_processes_need_a_namespace_that_ends_them():
     with pytest.raises(sandbox.SandboxError, match="processes=2 needs a process namespace"):
-        sandbox.run("", mode="landlock", limits=sandbox.Limits(processes=2))
+        sandbox.run("", mode="landlock", limits=sandbox.ResourceLimits(processes=2))
 
 
 def test_a_program_has_its_packages_threads_and_scratch_folder():
@@ -255,7 +255,7 @@ thread.join()
 open("note", "w").write("kept")
 print(found, open("note").read(), input())
 exit(3)
-""", stdin="given", mode=sandbox.require().mode, limits=sandbox.Limits(seconds=30.0))
+""", stdin="given", mode=sandbox.require().mode, limits=sandbox.ResourceLimits(seconds=30.0))
     assert finished == ("done", 3, b"[10] kept given\n", b"", b"")
 
 
@@ -373,7 +373,7 @@ print(seen_by_a_child())
 
 def test_signals_of_a_killed_program_are_no_success():
     finished = sandbox.run("import os, signal\nprint(7, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)",
-                           mode=sandbox.require().mode, limits=sandbox.Limits(seconds=30.0))
+                           mode=sandbox.require().mode, limits=sandbox.ResourceLimits(seconds=30.0))
     if sandbox.require().mode in sandbox.NAMESPACES:
         assert (finished.status, finished.code) == ("done", 128 + signal.SIGKILL)
 
