@@ -70,8 +70,8 @@ def pack(data: Sequence[Datum], budget: int) -> tuple[list[PackedExamples], list
 
 
 def _filled(data: Sequence[Datum], places: Sequence[ExamplePlace], shape: tuple[int, int]) -> PackedExamples:
-    whole = PackedExamples(*(np.zeros(shape, np.int32) for _ in range(4)),
-                           {name: np.zeros(shape, np.float32) for name in data[0].fields})
+    whole = PackedExamples(np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32),
+                           np.zeros(shape, np.int32), {name: np.zeros(shape, np.float32) for name in data[0].fields})
     for one, (row, start) in zip(data, places, strict=True):
         slots = slice(start, start + len(one.tokens))
         whole.tokens[row, slots], whole.targets[row, slots] = one.tokens, one.targets
