@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.kernels.attention import SAVED
-from jaxrl_llm.kernels.flash import FAR, RowMask
-from jaxrl_llm.kernels.rows import Kernel
+from jaxrl_llm.kernels.flash import FAR, Kernel, RowMask
 
 fused: Any = None
 with contextlib.suppress(ImportError):

@@ -1,5 +1,6 @@
 """Causal attention in long rows of trees: an online softmax over blocks of keys, so that memory is linear in the row."""
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -34,6 +35,19 @@ class RowMask(NamedTuple):
     def query_slots(self, slots):
         """The slots of queries that are numbered from 0."""
         return slots if self.begin is None else self.begin + slots
+
+
+class Kernel(NamedTuple):
+    """Attention without score matrices. Sums are taken over the exponentials of a query's scores; H is the number of heads.
+
+    fits: `(queries, rows) -> bool[]`, whether it can compute these rows.
+    forward: `(softcap, queries, keys, values, rows) -> (out, logarithms of sums f32[R, H, T])`.
+    backward: `(softcap, queries, keys, values, rows, out, logarithms, d_out) -> (d_queries, d_keys, d_values)`.
+    """
+
+    fits: Callable
+    forward: Callable
+    backward: Callable
 
 
 def plain_flash_attention(softcap, queries, keys, values, rows: RowMask):

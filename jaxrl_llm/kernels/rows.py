@@ -1,7 +1,5 @@
 """Attention in rows of trees: by the platform's kernel if it supports the batch, otherwise in blocks by XLA (`flash`)."""
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +9,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_llm.kernels import flash
 from jaxrl_llm.kernels.attention import SAVED
 from jaxrl_llm.kernels.choice import automatic_axes, by_hand, chosen, is_placed
-from jaxrl_llm.kernels.flash import RowMask
-
-
-class Kernel(NamedTuple):
-    """Attention without score matrices. Sums are taken over the exponentials of a query's scores; H is the number of heads.
-
-    fits: `(queries, rows) -> bool[]`, whether it can compute these rows.
-    forward: `(softcap, queries, keys, values, rows) -> (out, logarithms of sums f32[R, H, T])`.
-    backward: `(softcap, queries, keys, values, rows, out, logarithms, d_out) -> (d_queries, d_keys, d_values)`.
-    """
-
-    fits: Callable
-    forward: Callable
-    backward: Callable
+from jaxrl_llm.kernels.flash import Kernel, RowMask
 
 
 def attention(kernels: str, softcap, queries, keys, values, rows: RowMask):

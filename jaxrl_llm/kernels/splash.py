@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
-from jaxrl_llm.kernels.flash import RowMask
-from jaxrl_llm.kernels.rows import Kernel
+from jaxrl_llm.kernels.flash import Kernel, RowMask
 
 BLOCK = 512  # most queries, and keys, of a block
 LANES = 128  # a block is a multiple of this

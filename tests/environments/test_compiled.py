@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base, games
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base, games
 from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Recording, Runner
 from jaxrl_llm.environments.shortest import shortest_way

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from jaxrl_llm import rewards, sandbox
-from jaxrl_llm.rewards import RewardError, attacks, combine
+from jaxrl_llm.audits import program_attacks
+from jaxrl_llm.rewards import RewardError, combine
 from jaxrl_llm.rewards.code import extract_program, same_output, same_value
 from jaxrl_llm.sandbox import barriers, modes, syscalls
 from jaxrl_llm.sandbox import process as one_program
@@ -61,7 +62,7 @@ time.sleep(60)
 
 def gone(mark, seconds=5.0):
     end = time.monotonic() + seconds
-    while attacks.left_behind(mark):
+    while program_attacks.left_behind(mark):
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
@@ -70,7 +71,7 @@ def gone(mark, seconds=5.0):
 
 def appeared(mark, count, seconds=20.0):
     end = time.monotonic() + seconds
-    while len(attacks.left_behind(mark)) < count:
+    while len(program_attacks.left_behind(mark)) < count:
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
@@ -94,17 +95,17 @@ def test_the_probes_intruder_gets_through_where_nothing_stops_it(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", sandbox.MODES[:3])
 def test_every_attack_is_held(mode):
-    results = [attacks.attempt(attack, working(mode)) for attack in attacks.ATTACKS]
+    results = [program_attacks.attempt(attack, working(mode)) for attack in program_attacks.ATTACKS]
     assert [str(result) for result in results if not result.held] == []
 
 
 @as_root
 @pytest.mark.slow
 def test_every_attack_is_held_for_a_user_without_rights():
-    command = [*AS_USER, sys.executable, "-m", "jaxrl_llm.rewards.self_test", "--attacks"]
+    command = [*AS_USER, sys.executable, "-m", "jaxrl_llm.audits.verifiers", "--attacks"]
     ran = subprocess.run(command, env=user_environment(), capture_output=True, text=True)
     assert ran.returncode == 0 and "NOT HELD" not in ran.stdout, ran.stdout + ran.stderr
-    assert len(re.findall(r" held \(", ran.stdout)) >= len(attacks.ATTACKS), ran.stdout
+    assert len(re.findall(r" held \(", ran.stdout)) >= len(program_attacks.ATTACKS), ran.stdout
 
 
 @pytest.mark.slow

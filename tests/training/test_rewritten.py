@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import Environment, Turn, audit, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import Environment, Turn, base
 from jaxrl_llm.environments.purified import merged, purified, similarity
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.rollouts import Role

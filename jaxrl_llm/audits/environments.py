@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.environments.audit NAME`: checks an environment's rewards for trivial policies, and its replays.
+"""`python -m jaxrl_llm.audits.environments NAME`: checks an environment's rewards for trivial policies, and its replays.
 
 Four policies play: one that says nothing, one that says something at random, a perfect one if the environment has an oracle,
 and one that attacks parsers and verifiers. Each check holds, fails, or was not checked, with the reason. The exit code is 1 if
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm import environments, turn_info
+from jaxrl_llm.audits.injections import ATTACKS
 from jaxrl_llm.environments import base
-from jaxrl_llm.environments.attacks import ATTACKS
 from jaxrl_llm.environments.threads import Threads
 from jaxrl_llm.rewards.worker import describe
 from jaxrl_llm.tasks.base import Problem
@@ -348,7 +348,7 @@ def _named(text: str) -> tuple[str, dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table and the checks; returns 1 if a check fails, 2 if the environment cannot be made, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.environments.audit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.audits.environments", description=__doc__)
     parser.add_argument("name", help=f"one of {', '.join(environments.FACTORIES)}, or your own module:function; options may "
                                      "follow in brackets, as in config.environment: \"treasure(size=4)\"")
     parser.add_argument("--options", type=_options, default={}, help='more options, as JSON: {"size": 4}')

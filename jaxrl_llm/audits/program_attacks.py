@@ -1,4 +1,4 @@
-"""Attacks of hostile programs on the code reward, and their outcomes: `python -m jaxrl_llm.rewards.self_test --attacks`.
+"""Attacks of hostile programs on the code reward, and their outcomes: `python -m jaxrl_llm.audits.verifiers --attacks`.
 
 Every attack is a program that passes its test, stops the run or leaves something behind if a barrier is missing. The answer of
 the test is in a file of this machine, in this process's memory and in its environment, and nowhere in the sandbox.
