@@ -11,7 +11,7 @@ from jaxrl_llm import files
 from jaxrl_llm.compare.launch import last_words, used
 from jaxrl_llm.compare.ledger import RunMetrics, read_run
 from jaxrl_llm.compare.plan import UNITS, Budget, Job
-from jaxrl_llm.evaluation import comparison, how_to_autorl
+from jaxrl_llm.evaluation import comparison, hyperparameters
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.rates import pass_at_k
 from jaxrl_llm.training.workdir import config_changes, starts_of, stored_config
@@ -269,18 +269,18 @@ def tuning(grid: Sequence[Mapping[str, Any]], best: int, seeds: Sequence[int], s
     """
     texts = [", ".join(f"{key}={value}" for key, value in choice.items()) or "as configured" for choice in grid]
     table = np.array(scores, np.float64)
-    values = how_to_autorl.by_value([choice for choice in grid if choice],
+    values = hyperparameters.by_value([choice for choice in grid if choice],
                                     table[[bool(choice) for choice in grid]])
     return {"metric": metric, "seeds": list(seeds), "grid": texts, "chosen": texts[best], "drawn": drawn, "runs": table.size,
             "scores": plain(table.tolist()), "means": plain(table.mean(axis=1).tolist()),
-            "sensitivity": {name: _json(x) for name, x in how_to_autorl.sensitivity(table)._asdict().items()},
+            "sensitivity": {name: _json(x) for name, x in hyperparameters.sensitivity(table)._asdict().items()},
             "by_value": {key: {value: _json(x) for value, x in means.items()} for key, means in values.items()}}
 
 
 def protocol(search: Mapping[str, Any], test: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The cost of the choice, from scores `test [settings, testing seeds]` of every setting."""
     tune = np.array([[float(x) for x in row] for row in search["scores"]])
-    outcome = how_to_autorl.protocol(tune, np.array(test, np.float64))
+    outcome = hyperparameters.protocol(tune, np.array(test, np.float64))
     return {"test_scores": plain(test), "regret": _json(outcome.regret), "rank_correlation": _json(outcome.rank_correlation),
             "single_seed_regret": plain(outcome.single_seed_regret.tolist())}
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from test_topologies import asked, follow
 
-from jaxrl_llm.control.adhint_hints import hint_length, hint_ratio
+from jaxrl_llm.control.hint_share import hint_length, hint_ratio
 from jaxrl_llm.topologies import guided, make_guide
 from jaxrl_llm.training.groups import halves
 

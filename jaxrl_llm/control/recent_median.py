@@ -37,7 +37,7 @@ def baseline(history: RecentMeans) -> Array:
 
 
 @controller
-def spear(*, size: int = 10240) -> Controller:
+def recent_median(*, size: int = 10240) -> Controller:
     """`reward_baseline`: the `baseline` of the last `size` means of groups without replayed rollouts. Facts: `rollouts`."""
     return Controller(
         lambda: RecentMeans(jnp.full(size, jnp.nan, jnp.float32), jnp.int32(0)),
