@@ -33,3 +33,8 @@ if not TYPE_CHECKING:
         module = importlib.import_module(place)
         found = globals()[name] = getattr(module, attribute) if attribute else module
         return found
+
+
+def __dir__() -> list[str]:
+    """Its names for a prompt that completes them, those that are not loaded yet included."""
+    return sorted({*globals(), *__all__})

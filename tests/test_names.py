@@ -57,6 +57,7 @@ def test_the_face_is_what_editors_see_and_loads_nothing():
     for name in jaxrl_llm.__all__:
         found = getattr(jaxrl_llm, name)
         assert getattr(found, "__module__", found.__name__).startswith("jaxrl_llm."), name
+    assert {*jaxrl_llm.__all__} <= {*dir(jaxrl_llm)}
     with pytest.raises(AttributeError, match="has no attribute 'Rollout'"):
         jaxrl_llm.Rollout
     loaded = "import sys, jaxrl_llm; print({'jax', 'numpy', 'ml_collections'} & {*sys.modules})"
