@@ -5,7 +5,6 @@ import json
 import chatter
 import numpy as np
 import pytest
-from jaxrl_llm.training.trajectories import complete
 
 from jaxrl_llm import environments
 from jaxrl_llm.audits import environments as audit
@@ -15,6 +14,7 @@ from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import seeded
 from jaxrl_llm.training import setup
+from jaxrl_llm.training.trajectories import complete
 from jaxrl_llm.training.trajectory import Trajectory
 
 CONFIG = {"environment": "purified(environment='chatter:letters', mark='')", "method": "cleaner_saar", "sampling.max_turns": 4}
