@@ -76,7 +76,7 @@ def adapter(report):
     data = history.select(data, ~unseen[data.policy] & ~hidden[data.prompt])
     encoder = fleet.load_encoder(_ENCODER.value)
     states, mask = encoder.encode(data.prompts)
-    model = dataclasses.replace(start, adapter=v0.Adapter(queries=features // size, size=size), states=encoder.size)
+    model = dataclasses.replace(start, adapter=v0.QueryAdapter(queries=features // size, size=size), states=encoder.size)
     params = jax.jit(model.init)(jax.random.key(_SEED.value)) | {"head": params["head"]}
     drawn = history.episodes(data, np.random.default_rng(_SEED.value), context=_CONTEXT.value, queries=_QUERIES.value)
     return model, v0_training.fit_adapter(

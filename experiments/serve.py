@@ -73,15 +73,15 @@ def application(loaded, name: str, token: str, size: int):
     import jax
 
     from jaxrl_llm.generation.engine import Engine
-    from jaxrl_llm.serving.app import Served, make_app
-    from jaxrl_llm.serving.requests import Limits
+    from jaxrl_llm.serving.app import ServedModel, make_app
+    from jaxrl_llm.serving.requests import ClientLimits
     from jaxrl_llm.serving.worker import Worker
     model, params, tokenizer, tag = loaded
     engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
                     paged=_PAGED.value)
-    limits = Limits(_COMPLETIONS.value, _REQUESTS.value)
+    limits = ClientLimits(_COMPLETIONS.value, _REQUESTS.value)
     published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value).expanduser()
-    return make_app(Served(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
+    return make_app(ServedModel(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
 
 
 def tinker_application(loaded, name: str, token: str, size: int):
@@ -89,9 +89,9 @@ def tinker_application(loaded, name: str, token: str, size: int):
     import jax
 
     from jaxrl_llm.generation.engine import Engine
-    from jaxrl_llm.serving.requests import Limits
-    from jaxrl_llm.serving.tinker.app import Served, make_app
-    from jaxrl_llm.serving.tinker.learner import Learner
+    from jaxrl_llm.serving.requests import ClientLimits
+    from jaxrl_llm.serving.tinker.app import ServedTinker, make_app
+    from jaxrl_llm.serving.tinker.learner import AdapterLearner
     from jaxrl_llm.serving.tinker.service import Service
     from jaxrl_llm.serving.tinker.store import Store
     from jaxrl_llm.serving.worker import Worker
@@ -100,13 +100,13 @@ def tinker_application(loaded, name: str, token: str, size: int):
     if token and not token.startswith("tml-"):
         raise ValueError("JAXRL_LLM_TOKEN is to begin with 'tml-': Tinker's client refuses other keys")
     model, params, tokenizer, tag = loaded
-    learner = Learner(model, params, longest=size, budget=_BATCH_TOKENS.value)
+    learner = AdapterLearner(model, params, longest=size, budget=_BATCH_TOKENS.value)
     engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
                     lora=learner.padded(None, _RANK.value), paged=_PAGED.value)
     store = Store(Path(_CHECKPOINTS.value).expanduser())
     service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)
-    limits = Limits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)
-    return make_app(Served(service, tokenizer_folder(tokenizer), tuple(tokenizer.stop_ids), token, limits))
+    limits = ClientLimits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)
+    return make_app(ServedTinker(service, tokenizer_folder(tokenizer), tuple(tokenizer.stop_ids), token, limits))
 
 
 def tokenizer_folder(tokenizer) -> str:

@@ -15,8 +15,8 @@ COMMANDS = {  # command: its module, what it does
     "plan": ("jaxrl_llm.experiments.plan", "memory and ideal time of a step on hardware that need not be there"),
     "methods": ("jaxrl_llm.methods", "the catalogue of methods"),
     "search": ("jaxrl_llm.search", "finds methods, keys, recipes, tasks, rewards and environments by words"),
-    "audit": ("jaxrl_llm.environments.audit", "what an environment pays to policies that deserve nothing"),
-    "replay": ("jaxrl_llm.environments.replay", "plays a trajectory again that the environment of a run lost"),
+    "audit": ("jaxrl_llm.audits.environments", "what an environment pays to policies that deserve nothing"),
+    "replay": ("jaxrl_llm.audits.replay", "plays a trajectory again that the environment of a run lost"),
 }
 
 

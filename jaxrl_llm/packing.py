@@ -27,7 +27,7 @@ class Trees(NamedTuple):
     parent: np.ndarray
 
 
-class Rows(NamedTuple):
+class PackedRows(NamedTuple):
     """The rows that the model computes, `[R, N]` each; nodes of a row are in depth-first order.
 
     tokens, positions: i32, token of each slot, and its position counted from its root; 0 on padding.
@@ -52,12 +52,12 @@ class Rows(NamedTuple):
 class Packed:
     """Rows and the view of trajectories, joined by an index.
 
-    rows: see `Rows`.
+    rows: see `PackedRows`.
     node: i32[R, N], the node of each slot; -1 on padding.
     index: i32[P, G, T], for trained tokens of trajectories the slot that computes them, counted through `[R, N]`; else -1.
     """
 
-    rows: Rows
+    rows: PackedRows
     node: np.ndarray
     index: np.ndarray
 
@@ -280,7 +280,7 @@ def _lay_out(forest: Trees, tree: _Tree, filled: list[np.ndarray], count: int, l
     """`(rows, node, home)`: the contents of each slot, and the first slot, counted through all rows, of each node."""
     def zeros(dtype=np.int32):
         return np.zeros((count, length), dtype)
-    rows = Rows(zeros(), zeros(), zeros(), zeros(), zeros(bool))
+    rows = PackedRows(zeros(), zeros(), zeros(), zeros(), zeros(bool))
     node, home = np.full((count, length), -1, np.int32), np.full(len(tree.node), -1)
     for r, nodes in enumerate(filled):
         sizes = tree.length[nodes]

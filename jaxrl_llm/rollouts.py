@@ -1,4 +1,4 @@
-"""The data that flows through the library: `Prompts` go into the sampler, `Rollouts` come out and go into the learner.
+"""The data that flows through the library: `PromptBatch`es go into the sampler, `Rollouts` come out and go into the learner.
 
 Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` completion tokens, `K` reward parts.
 All shapes are static. Axes of varying length are padded; `mask`, `role` and `valid` say what is real.
@@ -15,7 +15,7 @@ from flax import struct
 from jax import Array
 
 
-class Prompts(struct.PyTreeNode):
+class PromptBatch(struct.PyTreeNode):
     """Tokenised prompts: `tokens` i32[P, S], `mask` bool[P, S] (True on real tokens), `ids` i32[P] (data-set rows)."""
 
     tokens: Array

@@ -12,7 +12,7 @@ from jaxrl_llm import methods
 from jaxrl_llm.registry import nearest
 
 
-class Entry(NamedTuple):
+class SearchEntry(NamedTuple):
     """Something that a run can name: its kind, its name, its form on a command line, and a description."""
 
     kind: str
@@ -21,28 +21,28 @@ class Entry(NamedTuple):
     about: str
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[SearchEntry]:
     """All entries, by kind."""
     from jaxrl_llm import environments, rewards, tasks
     from jaxrl_llm.command_line import recipe_titles
     from jaxrl_llm.training import config_page, optimizers
     for row in methods.METHODS.values():
         paper = f" (arXiv {', '.join(row.arxiv)})" if row.arxiv else ""
-        yield Entry("methods", row.slug, f"--config.method={row.slug}", f"{row.title}{paper}: {row.equation}")
+        yield SearchEntry("methods", row.slug, f"--config.method={row.slug}", f"{row.title}{paper}: {row.equation}")
     for key in config_page.all_keys():
         if key.default is not None:
-            yield Entry("keys", key.name, f"--config.{key.name}={key.default}", key.meaning)
+            yield SearchEntry("keys", key.name, f"--config.{key.name}={key.default}", key.meaning)
     for name, title in recipe_titles().items():
-        yield Entry("recipes", name, f"--config={name}", title)
+        yield SearchEntry("recipes", name, f"--config={name}", title)
     for kind, key, table in (("tasks", "task", tasks.FACTORIES), ("rewards", "rewards", rewards.FACTORIES),
                              ("environments", "environment", environments.FACTORIES)):
         for name, factory in sorted(table.items()):
-            yield Entry(kind, name, f"--config.{key}={name}", (factory.__doc__ or "").strip().partition("\n")[0])
+            yield SearchEntry(kind, name, f"--config.{key}={name}", (factory.__doc__ or "").strip().partition("\n")[0])
     for name in optimizers.TABLE:
-        yield Entry("optimizers", name, f"--config.optimizer.name={name}", "an optimiser of optax")
+        yield SearchEntry("optimizers", name, f"--config.optimizer.name={name}", "an optimiser of optax")
 
 
-def matching(words: list[str]) -> list[Entry]:
+def matching(words: list[str]) -> list[SearchEntry]:
     """The entries in which every word occurs, those with a word in their name first within each kind."""
     words = [word.lower() for word in words]
     matches = [entry for entry in entries() if all(word in " ".join(entry).lower() for word in words)]

@@ -241,11 +241,11 @@ def test_a_method_runs_if_the_registered_parts_provide_what_it_needs(own, monkey
     config.method = "surprised"
     with pytest.raises(NotImplementedError, match="'surprised' needs surprise .from a recorder"):
         setup.build(config)
-    taught = recorders.Kind(own.surprise, ("surprise",), needs=("config.teacher.base",))
+    taught = recorders.RecorderKind(own.surprise, ("surprise",), needs=("config.teacher.base",))
     monkeypatch.setitem(recorders.RECORDERS, "surprise", taught)
     with pytest.raises(NotImplementedError, match="needs surprise .from the recorder `surprise` with config.teacher.base"):
         setup.build(config)
-    monkeypatch.setitem(recorders.RECORDERS, "surprise", recorders.Kind(own.surprise, ("surprise", "dismay")))
+    monkeypatch.setitem(recorders.RECORDERS, "surprise", recorders.RecorderKind(own.surprise, ("surprise", "dismay")))
     monkeypatch.setitem(methods.METHODS, "surprised", dataclasses.replace(row, needs=("dismay",)))
     with pytest.raises(ValueError, match="'surprise' is asked for dismay, and what its factory returned provides surprise"):
         setup.build(config)

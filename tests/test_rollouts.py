@@ -168,10 +168,10 @@ def test_the_record_of_right_answers_wins_over_the_total_reward():
 def test_integer_and_boolean_rewards_are_numbers():
     for dtype in (np.int32, np.uint8, bool):
         rollouts = from_lists([[1, 0, 1]]).replace(rewards=np.array([[1, 0, 1]], dtype))
-        values, _ = advantages.nsr_psr().update(rollouts, ())
+        values, _ = advantages.make("nsr_psr").update(rollouts, ())
         np.testing.assert_allclose(values[..., 0], [[0.1, -1, 0.1]])
         rollouts = rollouts.replace(extras={"flawed": np.array([[True, False, False]])})
-        values, _ = advantages.fapo().update(rollouts, ())
+        values, _ = advantages.make("fapo").update(rollouts, ())
         np.testing.assert_allclose(values[..., 0], [[0, -1, 1]], atol=1e-5)  # rewards 0, -1, 1
 
 

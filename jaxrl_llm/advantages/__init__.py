@@ -1,10 +1,16 @@
-"""Advantage estimators, one file each: `advantages.make("grpo", eps=1e-6)` or `advantages.grpo(eps=1e-6)`."""
+"""Advantage estimators, one file each: `advantages.make("grpo", eps=1e-6)`; the usual ones also `advantages.grpo(eps=1e-6)`."""
 
 from jaxrl_llm import registry
 from jaxrl_llm.advantages.base import ESTIMATORS, Estimator, estimator, stateful, stateless
+from jaxrl_llm.advantages.grpo import grpo
+from jaxrl_llm.advantages.poise import poise
+from jaxrl_llm.advantages.reinforce import reinforce
+from jaxrl_llm.advantages.rloo import rloo
+from jaxrl_llm.advantages.v0_5 import v0_5
+
+__all__ = ["Estimator", "estimator", "grpo", "make", "names", "poise", "reinforce", "rloo", "stateful", "stateless", "v0_5"]
 
 registry.discover(__name__, __path__)
-globals().update(ESTIMATORS)
 
 
 def names() -> list[str]:
@@ -15,6 +21,3 @@ def names() -> list[str]:
 def make(slug: str, **hyper) -> Estimator:
     """The estimator called `slug` with hyper-parameters `hyper`; ValueError with the nearest match if there is none."""
     return registry.make(ESTIMATORS, "estimator", slug, hyper)
-
-
-__all__ = ["Estimator", "estimator", "make", "names", "stateful", "stateless", *sorted(ESTIMATORS)]

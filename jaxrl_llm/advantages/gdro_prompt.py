@@ -8,8 +8,8 @@ from jax import Array
 from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.advantages.grpo import group_z_score
-from jaxrl_llm.control import gdro_bins
-from jaxrl_llm.control.gdro_bins import BINS, Windows
+from jaxrl_llm.control import accuracy_bins
+from jaxrl_llm.control.accuracy_bins import BINS, Windows
 
 MODES = ("code", "paper")
 
@@ -76,7 +76,7 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
     registry.one_of("mode", mode, MODES)
 
     def init():
-        return Adversary(jnp.full(num_prompts, -1, jnp.int32), gdro_bins.unseen(num_prompts, window), jnp.zeros(BINS),
+        return Adversary(jnp.full(num_prompts, -1, jnp.int32), accuracy_bins.unseen(num_prompts, window), jnp.zeros(BINS),
                          jnp.zeros(BINS))
 
     def advantages(rollouts, state):
@@ -88,7 +88,7 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
         known = (ids >= 0) & (state.ids[place] == ids)
         mine = Windows(*(x[place] for x in state.windows))
         previous = jnp.where(known, mine.bins, -1)
-        bins = gdro_bins.bins_of(jnp.where(known, gdro_bins.accuracy(mine), 0), previous, margin=margin)
+        bins = accuracy_bins.bins_of(jnp.where(known, accuracy_bins.accuracy(mine), 0), previous, margin=margin)
         weights = bin_weights(state.moving, bins, real, mode=mode, rate=rate, mix=mix, most=most)
         losses = 1 - rollouts.correct.astype(rewards.dtype)
         moving, seen = followed(state.moving, state.seen, bins, losses, own, decay=decay, per_share=per_share)
@@ -98,7 +98,7 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
         solved = jnp.zeros(size, bool).at[counted].max(jnp.any(own & rollouts.correct, axis=1), mode="drop")
         windows = state.windows._replace(visits=state.windows.visits.at[new].set(0, mode="drop"),
                                          bins=state.windows.bins.at[counted].set(bins, mode="drop"))
-        windows, ids = gdro_bins.visited(windows, visited, solved), state.ids.at[counted].set(ids, mode="drop")
+        windows, ids = accuracy_bins.visited(windows, visited, solved), state.ids.at[counted].set(ids, mode="drop")
         return weights[:, None] * jnp.clip(z, -clip, clip), Adversary(ids, windows, moving, seen)
 
     return stateful(init, advantages, needs=("rewards", "prompt_ids"))

@@ -7,7 +7,7 @@ from jax import Array
 
 from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.advantages.steps import step_totals
+from jaxrl_llm.segments import step_totals
 
 NORMS = ("grpo_std", "grpo", "rloo")
 

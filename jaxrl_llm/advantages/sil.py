@@ -32,7 +32,7 @@ def sil() -> Estimator:
 def spear() -> Estimator:
     """`A_i = r_i - base` for replayed rollouts, base = `extras["reward_baseline"]` f32[P] of today's policy.
 
-    The base is the median of recent group-mean rewards (`control.spear`), so that old successes stop counting once they
+    The base is the median of recent group-mean rewards (`control.recent_median`), so that old successes stop counting once they
     have become ordinary. The objective of the same name decides which rows are used.
     """
     return stateless(lambda rollouts: rollouts.rewards - rollouts.extras["reward_baseline"][:, None],

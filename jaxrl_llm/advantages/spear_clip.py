@@ -11,7 +11,7 @@ def spear_clip() -> Estimator:
     """`A = r - mean` over the fresh rollouts of the prompt; for replayed ones `A = r - reward_baseline`.
 
     `extras["replayed"]` bool[P, G] marks the replayed ones; `extras["reward_baseline"]` f32[P] is the median of recent
-    group means (`jaxrl_llm.control.spear`).
+    group means (`jaxrl_llm.control.recent_median`).
     """
 
     def advantages(rollouts):

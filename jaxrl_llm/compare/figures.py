@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.compare.page import counted
 from jaxrl_llm.compare.plan import UNITS, Budget
-from jaxrl_llm.compare.report import METRIC, Result, curves
+from jaxrl_llm.compare.report import METRIC, RunResult, curves
 from jaxrl_llm.evaluation.comparison import mean_over_runs
 from jaxrl_llm.figures import COLORS, figure_file
 
@@ -15,7 +15,7 @@ _DASHES = ("-", "--", ":")
 _PHASES = ("rollout", "reward", "record", "update")
 
 
-def draw_all(results: Mapping[str, list[Result]], report: Mapping[str, Any], folder: Path) -> list[Path]:
+def draw_all(results: Mapping[str, list[RunResult]], report: Mapping[str, Any], folder: Path) -> list[Path]:
     """Writes curves, axes, final, improvement, diagnostics, tuning and time as PNG files into `folder`."""
     budget, names = Budget(**report["budget"]), names_width(report["order"])
     ordered = {label: results[label] for label in report["shown"]}

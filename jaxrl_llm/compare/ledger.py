@@ -27,7 +27,7 @@ SLOW = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunMetrics:
     """Metrics of a run, one entry `[N]` per line, and what had been spent when that line was written.
 
     `spent["tokens"]`: all sampled completion tokens, those that a filter dropped or that were drawn in further rounds
@@ -122,7 +122,7 @@ def without_compiling(seconds: np.ndarray) -> np.ndarray:
     return np.where(seconds > SLOW * median, median, seconds)
 
 
-def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops", "seconds")) -> Run | None:
+def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops", "seconds")) -> RunMetrics | None:
     """The run in `folder`; None where nothing has been measured yet. Only `units` are counted."""
     if not (folder / "metrics.jsonl").exists() or not (folder / "config.json").exists():
         return None
@@ -159,4 +159,4 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     for unit in units:
         spent[unit] = zeros.copy()
         spent[unit][trained] = np.cumsum(per_step[unit]())
-    return Run(metrics, spent)
+    return RunMetrics(metrics, spent)

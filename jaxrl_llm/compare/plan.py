@@ -22,7 +22,7 @@ UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "se
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Entry:
+class Contestant:
     """One contestant: its label in tables, the whole configuration except seed and steps, and its text in the list.
 
     `settings`: differences from what all share that the label does not say: those of a suite, and of brackets.
@@ -49,7 +49,7 @@ class Budget(NamedTuple):
 class Job(NamedTuple):
     """One run: its contestant, seed, folder and configuration file."""
 
-    entry: Entry
+    entry: Contestant
     seed: int
     folder: Path
     config_file: Path
@@ -59,7 +59,7 @@ class Job(NamedTuple):
         return f"{self.entry.label} seed {self.seed}"
 
 
-def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str, Any]] = {}) -> list[Entry]:
+def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str, Any]] = {}) -> list[Contestant]:
     """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, with differences from `base` in brackets.
 
     `all` means the methods that run by name, GRPO first, which suites compare the others with. A contestant is labelled by its
@@ -74,7 +74,7 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
         method, given = _read_entry(part)
         methods.get(method)
         own = {key: value for key, value in settings.get(method, {}).items() if key not in given}
-        entries.append(Entry(method, changed(base, {"method": method} | own | given), part, own | given))
+        entries.append(Contestant(method, changed(base, {"method": method} | own | given), part, own | given))
         brackets.append(given)
     names = [entry.name for entry in entries]
     twice = sorted({entry.text for entry in entries if names.count(entry.name) > 1})
@@ -89,7 +89,7 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     return _labelled(entries, brackets)
 
 
-def _labelled(entries: Sequence[Entry], brackets: Sequence[Mapping[str, Any]]) -> list[Entry]:
+def _labelled(entries: Sequence[Contestant], brackets: Sequence[Mapping[str, Any]]) -> list[Contestant]:
     """The contestants, labelled by their methods and by those of the settings in their brackets that distinguish them."""
     def labelled(entry, label, own):
         rest = {key: value for key, value in entry.settings.items() if key not in own}
@@ -195,7 +195,7 @@ def read_budget(text: str, config: ConfigDict) -> Budget:
     return Budget(unit, float(size))
 
 
-def check_schedule(entry: Entry, budget: Budget) -> None:
+def check_schedule(entry: Contestant, budget: Budget) -> None:
     """Raises ValueError if the budget does not give what a run needs: a number of steps for its schedules, evaluations."""
     if budget.unit == "steps":
         return
@@ -230,7 +230,7 @@ def changed(base: ConfigDict, changes: dict[str, object]) -> ConfigDict:
     return config
 
 
-def tuned(entry: Entry, choice: dict[str, object]) -> Entry:
+def tuned(entry: Contestant, choice: dict[str, object]) -> Contestant:
     """The contestant with the settings of a grid point, under the same label; ValueError if its brackets set one."""
     if both := sorted(choice.keys() & _read_entry(entry.text)[1].keys()):
         raise ValueError(f"{entry.text}: {', '.join(both)} is in --grid too, which would replace it; leave it out of one of "
@@ -238,7 +238,7 @@ def tuned(entry: Entry, choice: dict[str, object]) -> Entry:
     return dataclasses.replace(entry, config=changed(entry.config, choice))
 
 
-def jobs_of(entries: list[Entry], seeds: list[int], budget: Budget, root: Path) -> list[Job]:
+def jobs_of(entries: list[Contestant], seeds: list[int], budget: Budget, root: Path) -> list[Job]:
     """All runs under `root`, seed by seed, so that the first finished ones already form a comparison."""
     return [Job(entry, seed, root / entry.name / f"seed{seed}", root / entry.name / "config.py")
             for seed in seeds for entry in entries]

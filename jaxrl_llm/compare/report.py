@@ -9,9 +9,9 @@ import numpy as np
 
 from jaxrl_llm import files
 from jaxrl_llm.compare.launch import last_words, used
-from jaxrl_llm.compare.ledger import Run, read_run
+from jaxrl_llm.compare.ledger import RunMetrics, read_run
 from jaxrl_llm.compare.plan import UNITS, Budget, Job
-from jaxrl_llm.evaluation import comparison, how_to_autorl
+from jaxrl_llm.evaluation import comparison, hyperparameters
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.rates import pass_at_k
 from jaxrl_llm.training.workdir import config_changes, starts_of, stored_config
@@ -26,20 +26,20 @@ IDLE = {"replay/share": (0.0, "nothing was replayed"), "filter/kept": (1.0, "its
         "guide/share": (0.0, "no completion was guided"), "pool/groups": (0.0, "no group of another run was used")}
 
 
-class Result(NamedTuple):
+class RunResult(NamedTuple):
     """A finished run: its job and its measurements."""
 
     job: Job
-    run: Run
+    run: RunMetrics
 
 
-def finished_runs(jobs: Sequence[Job], budget: Budget) -> tuple[dict[str, list[Result]], list[str]]:
+def finished_runs(jobs: Sequence[Job], budget: Budget) -> tuple[dict[str, list[RunResult]], list[str]]:
     """The finished runs of each contestant, and a warning for each one that is not."""
     results, warnings = {job.entry.label: [] for job in jobs}, []
     for job in jobs:
         share = used(job.folder, budget)
         if share.done:
-            results[job.entry.label].append(Result(job, read_run(job.folder)))
+            results[job.entry.label].append(RunResult(job, read_run(job.folder)))
         else:
             warnings.append(f"{job.title} is not finished ({share.now:.0%} of the budget) and is left out: "
                             f"{last_words(job.folder)}")
@@ -48,7 +48,7 @@ def finished_runs(jobs: Sequence[Job], budget: Budget) -> tuple[dict[str, list[R
     return {label: runs for label, runs in results.items() if runs}, warnings
 
 
-def curves(runs: Sequence[Result], unit: str, budget: float, metric: str = METRIC) -> tuple[np.ndarray, np.ndarray]:
+def curves(runs: Sequence[RunResult], unit: str, budget: float, metric: str = METRIC) -> tuple[np.ndarray, np.ndarray]:
     """`metric` of each run on a common grid of `unit` from 0 to `budget`: `x [POINTS]`, `y [S, POINTS]`."""
     x = np.linspace(0, budget, POINTS)
     absent = np.full(POINTS, np.nan)
@@ -56,7 +56,7 @@ def curves(runs: Sequence[Result], unit: str, budget: float, metric: str = METRI
                         else absent for r in runs])
 
 
-def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Sequence[str] = ()) -> dict[str, Any]:
+def analyse(results: Mapping[str, list[RunResult]], budget: Budget, warnings: Sequence[str] = ()) -> dict[str, Any]:
     """All numbers of the report as plain JSON values."""
     everyone = [result for runs in results.values() for result in runs]
     common = {unit: min(result.run.evaluated(unit) for result in everyone) for unit in UNITS}
@@ -81,7 +81,7 @@ def analyse(results: Mapping[str, list[Result]], budget: Budget, warnings: Seque
     }
 
 
-def scores_of(runs: Sequence[Result], unit: str, budget: float, metric: str = METRIC) -> dict[str, np.ndarray]:
+def scores_of(runs: Sequence[RunResult], unit: str, budget: float, metric: str = METRIC) -> dict[str, np.ndarray]:
     """Per run `[S]` of a held-out metric: its value at the budget, the highest up to there, and mean of the curve."""
     pairs = [(r.run.spent[unit], r.run.metrics[metric]) for r in runs]
     final = np.array([float(comparison.at_budget(x, y, np.float64(budget))) for x, y in pairs])
@@ -89,7 +89,7 @@ def scores_of(runs: Sequence[Result], unit: str, budget: float, metric: str = ME
             "mean": np.array([comparison.mean_within(x, y, budget) for x, y in pairs])}
 
 
-def method_numbers(runs: Sequence[Result], budget: Budget, common: Mapping[str, float], target: float) -> dict[str, Any]:
+def method_numbers(runs: Sequence[RunResult], budget: Budget, common: Mapping[str, float], target: float) -> dict[str, Any]:
     """One contestant's part of the report."""
     scores = scores_of(runs, *budget)
     numbers = {name: _interval(comparison.mean_over_runs(values)) for name, values in scores.items()}
@@ -121,14 +121,14 @@ def method_numbers(runs: Sequence[Result], budget: Budget, common: Mapping[str, 
     }
 
 
-def bootstrap_share(runs: Sequence[Result]) -> float | None:
+def bootstrap_share(runs: Sequence[RunResult]) -> float | None:
     """Share of the training data of all runs with a simpler method's advantages; None for methods without such a start."""
     values = np.concatenate([r.run.metrics.get("bootstrap", np.zeros(0)) for r in runs])
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else None
 
 
-def without_idle(results: Mapping[str, list[Result]]) -> tuple[dict[str, list[Result]], list[str]]:
+def without_idle(results: Mapping[str, list[RunResult]]) -> tuple[dict[str, list[RunResult]], list[str]]:
     """The runs that left the bootstrap of their method, and a warning for each one that never did."""
     said = [f"{label} seed {result.job.seed} is left out: all its steps were bootstrap steps, in which it is a simpler method; "
             "run more of them" for label, runs in results.items() for result in runs if bootstrap_share([result]) == 1]
@@ -136,21 +136,21 @@ def without_idle(results: Mapping[str, list[Result]]) -> tuple[dict[str, list[Re
     return {label: runs for label, runs in left.items() if runs}, said
 
 
-def idle_parts(run: Run) -> list[str]:
+def idle_parts(run: RunMetrics) -> list[str]:
     """Which parts of a method never acted in a run, by their metrics: filters, replay, guides, a pool."""
     filters = [name for name in run.metrics if name.startswith("filter/") and name.endswith("/dropped")]
     said = [text for name, (value, text) in IDLE.items() if _always(run, name, value)]
     return said + [f"filter {name.split('/')[1]} dropped no completion" for name in filters if _always(run, name, 0.0)]
 
 
-def _always(run: Run, metric: str, value: float) -> bool:
+def _always(run: RunMetrics, metric: str, value: float) -> bool:
     """Whether a metric has this value in all steps that have it; False for a run without it."""
     values = run.metrics.get(metric, np.zeros(0))
     values = values[np.isfinite(values)]
     return len(values) > 0 and bool((values == value).all())
 
 
-def doubts(results: Mapping[str, list[Result]], budget: Budget) -> list[str]:
+def doubts(results: Mapping[str, list[RunResult]], budget: Budget) -> list[str]:
     """What makes single runs no evidence about their method: parts that never acted, no signal, a score that did not move."""
     said = []
     for label, runs in results.items():
@@ -164,7 +164,7 @@ def doubts(results: Mapping[str, list[Result]], budget: Budget) -> list[str]:
     return said
 
 
-def late_mean(runs: Sequence[Result], budget: Budget, metric: str) -> float | None:
+def late_mean(runs: Sequence[RunResult], budget: Budget, metric: str) -> float | None:
     """Mean of a metric over the last tenth of the budget and all runs; None where no run has it."""
     values = []
     for result in runs:
@@ -175,7 +175,7 @@ def late_mean(runs: Sequence[Result], budget: Budget, metric: str) -> float | No
     return float(np.mean(values)) if values else None
 
 
-def own_metrics(runs: Sequence[Result], budget: Budget, shared: set[str]) -> dict[str, float]:
+def own_metrics(runs: Sequence[RunResult], budget: Budget, shared: set[str]) -> dict[str, float]:
     """Late means of the metrics `part/name` specific to this contestant's method, which not all runs write."""
     names = dict.fromkeys(name for result in runs for name in result.run.metrics
                           if "/" in name and name not in shared and not name.startswith(("time/", "eval/", "max/")))
@@ -183,7 +183,7 @@ def own_metrics(runs: Sequence[Result], budget: Budget, shared: set[str]) -> dic
     return {name: mean for name, mean in means.items() if mean is not None}
 
 
-def pass_at(runs: Sequence[Result], budget: Budget) -> dict[str, dict[str, float]] | None:
+def pass_at(runs: Sequence[RunResult], budget: Budget) -> dict[str, dict[str, float]] | None:
     """Mean unbiased pass@k over the runs for k = 1, 2, 4, ... before training and at the evaluation nearest to the budget.
 
     Counted from the completions of held-out evaluations that a run keeps; None where some are missing.
@@ -215,7 +215,7 @@ def held_out_correct(file: Path) -> np.ndarray | None:
     return np.array([*rows.values()], bool) if len({len(own) for own in rows.values()}) == 1 else None
 
 
-def phases(runs: Sequence[Result]) -> dict[str, float]:
+def phases(runs: Sequence[RunResult]) -> dict[str, float]:
     """Median seconds per step of each phase, over the steps of all runs that had no evaluation."""
     names = dict.fromkeys(name for r in runs for name in r.run.metrics if name.startswith("time/") and name != "time/step")
     def training(run):
@@ -227,7 +227,7 @@ def phases(runs: Sequence[Result]) -> dict[str, float]:
     return {name: seconds for name, seconds in shown.items() if seconds > 0}
 
 
-def difference(a: Sequence[Result], b: Sequence[Result], budget: Budget) -> dict[str, Any] | None:
+def difference(a: Sequence[RunResult], b: Sequence[RunResult], budget: Budget) -> dict[str, Any] | None:
     """The final score of `a` minus `b`, paired by the seeds that both have; None without one."""
     def by_seed(runs):
         return dict(zip([r.job.seed for r in runs], scores_of(runs, *budget)["final"]))
@@ -239,7 +239,7 @@ def difference(a: Sequence[Result], b: Sequence[Result], budget: Budget) -> dict
     return test._asdict() | {"seeds": len(shared)}
 
 
-def cautions(results: Mapping[str, list[Result]]) -> list[str]:
+def cautions(results: Mapping[str, list[RunResult]]) -> list[str]:
     """What a reader must know before believing the table."""
     counts = {label: len(runs) for label, runs in results.items()}
     said = []
@@ -269,23 +269,23 @@ def tuning(grid: Sequence[Mapping[str, Any]], best: int, seeds: Sequence[int], s
     """
     texts = [", ".join(f"{key}={value}" for key, value in choice.items()) or "as configured" for choice in grid]
     table = np.array(scores, np.float64)
-    values = how_to_autorl.by_value([choice for choice in grid if choice],
+    values = hyperparameters.by_value([choice for choice in grid if choice],
                                     table[[bool(choice) for choice in grid]])
     return {"metric": metric, "seeds": list(seeds), "grid": texts, "chosen": texts[best], "drawn": drawn, "runs": table.size,
             "scores": plain(table.tolist()), "means": plain(table.mean(axis=1).tolist()),
-            "sensitivity": {name: _json(x) for name, x in how_to_autorl.sensitivity(table)._asdict().items()},
+            "sensitivity": {name: _json(x) for name, x in hyperparameters.sensitivity(table)._asdict().items()},
             "by_value": {key: {value: _json(x) for value, x in means.items()} for key, means in values.items()}}
 
 
 def protocol(search: Mapping[str, Any], test: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The cost of the choice, from scores `test [settings, testing seeds]` of every setting."""
     tune = np.array([[float(x) for x in row] for row in search["scores"]])
-    outcome = how_to_autorl.protocol(tune, np.array(test, np.float64))
+    outcome = hyperparameters.protocol(tune, np.array(test, np.float64))
     return {"test_scores": plain(test), "regret": _json(outcome.regret), "rank_correlation": _json(outcome.rank_correlation),
             "single_seed_regret": plain(outcome.single_seed_regret.tolist())}
 
 
-def facts(results: Mapping[str, list[Result]]) -> str:
+def facts(results: Mapping[str, list[RunResult]]) -> str:
     """One paragraph: task, model, batch, evaluation and software of the first run."""
     run = next(iter(results.values()))[0]
     c = stored_config(run.job.folder)
@@ -298,7 +298,7 @@ def facts(results: Mapping[str, list[Result]]) -> str:
             f"every {c.eval.every} steps. jax {software['packages']['jax']}, {software['platform'].split('-')[0]}.")
 
 
-def settings(results: Mapping[str, list[Result]]) -> dict[str, list[str]]:
+def settings(results: Mapping[str, list[RunResult]]) -> dict[str, list[str]]:
     """Differences between the configuration of each contestant and that of the first one."""
     flat = {label: stored_config(runs[0].job.folder).to_dict() for label, runs in results.items()}
     first = next(iter(flat.values()))

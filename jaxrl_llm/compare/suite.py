@@ -14,7 +14,7 @@ from jaxrl_llm import files
 from jaxrl_llm.compare.figures import names_width, rows_height, save_figure, shortened
 from jaxrl_llm.compare.page import table
 from jaxrl_llm.compare.plan import UNITS, Budget
-from jaxrl_llm.compare.report import Result, scores_of
+from jaxrl_llm.compare.report import RunResult, scores_of
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.power import paired_deviation, smallest_difference
 from jaxrl_llm.figures import COLORS
@@ -107,7 +107,7 @@ def config_of(contest: Contest) -> ConfigDict:
     return importlib.import_module(f"jaxrl_llm.configs.{file}").get_config(variant)
 
 
-def analyse(contest: Contest, results: Mapping[str, list[Result]], report: Mapping[str, Any]) -> dict[str, Any]:
+def analyse(contest: Contest, results: Mapping[str, list[RunResult]], report: Mapping[str, Any]) -> dict[str, Any]:
     """A contest's part of the suite's report, as plain JSON values.
 
     Every method is compared with the first one of `results` at the budget, and at the training seconds that all runs reached.
@@ -145,7 +145,7 @@ def _tuning_scores(report: Mapping[str, Any]) -> np.ndarray | None:
     return np.array(kept) if kept and all(isinstance(x, float) for row in kept for x in row) else None
 
 
-def _by_seed(runs: Sequence[Result], unit: str, size: float, metric: str) -> dict[int, float]:
+def _by_seed(runs: Sequence[RunResult], unit: str, size: float, metric: str) -> dict[int, float]:
     return dict(zip([r.job.seed for r in runs], scores_of(runs, unit, size, metric)["final"].tolist()))
 
 

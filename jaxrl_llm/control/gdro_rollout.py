@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm import masked
-from jaxrl_llm.control import gdro_bins, passes
+from jaxrl_llm.control import accuracy_bins, passes
 from jaxrl_llm.control.base import Controller, controller
 
 
@@ -19,7 +19,7 @@ class Bandits(NamedTuple):
     """
 
     walk: passes.Walk
-    windows: gdro_bins.Windows
+    windows: accuracy_bins.Windows
     gains: Array
     price: Array
     group: Array
@@ -81,7 +81,7 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
                   decay: float = 0.12) -> Controller:
     """`prompt_ids`, `group_sizes`: passes through all problems, whose bins pick numbers of rollouts, `mean` groups on average.
 
-    The bins are the `gdro_bins` from before the step. Their arms are 1, 2, ... groups up to `sampling.max_group`, chosen by
+    The bins are the `accuracy_bins` from before the step. Their arms are 1, 2, ... groups up to `sampling.max_group`, chosen by
     `joint_arms` for a total of exactly `mean` groups per prompt, if some choice has this total. The dual price of a rollout
     rises with the surplus of rollouts, which is zero if the total is met. Facts: `tried`, `right`.
 
@@ -96,15 +96,15 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         raise ValueError(f"mean={mean} groups a prompt; give 1 or more")
 
     def chosen(walk, windows, gains):
-        bins = jnp.where(walk.ids < 0, gdro_bins.BINS, jnp.maximum(windows.bins, 0)[walk.ids])
-        counts = jnp.zeros(gdro_bins.BINS, jnp.int32).at[bins].add(1, mode="drop")
+        bins = jnp.where(walk.ids < 0, accuracy_bins.BINS, jnp.maximum(windows.bins, 0)[walk.ids])
+        counts = jnp.zeros(accuracy_bins.BINS, jnp.int32).at[bins].add(1, mode="drop")
         probabilities = arm_probabilities(gains, rate=rate, mix=mix)
         return joint_arms(counts, probabilities, tuple(range(1, gains.shape[1] + 1)), mean * walk.ids.size)
 
     def observe(state, facts):
         tried, right = facts["tried"], facts["right"]
         seen, groups = tried > 0, jnp.arange(1, state.gains.shape[1] + 1)
-        there = jnp.maximum(state.windows.bins, 0) == jnp.arange(gdro_bins.BINS)[:, None]  # the bins that arms were chosen for
+        there = jnp.maximum(state.windows.bins, 0) == jnp.arange(accuracy_bins.BINS)[:, None]  # as when arms were chosen
         wrong = jnp.where(tried > 0, 1 - right / jnp.maximum(tried, 1), 0)
         loss = masked.mean(jnp.broadcast_to(wrong, there.shape), there & seen, axis=1)
         arms = jnp.where((there & seen).any(1), state.arms, -1)
@@ -112,8 +112,8 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         gains = played(state.gains, arms, loss - usual, state.price, groups * state.group, mean * state.group)
         surplus = masked.mean(tried.astype(jnp.float32), seen) - mean * state.group
         price = jnp.where(seen.any(), state.price + price_rate * surplus, state.price)
-        windows = gdro_bins.visited(state.windows, seen, right > 0)
-        bins = gdro_bins.bins_of(gdro_bins.accuracy(windows), windows.bins)
+        windows = accuracy_bins.visited(state.windows, seen, right > 0)
+        bins = accuracy_bins.bins_of(accuracy_bins.accuracy(windows), windows.bins)
         windows = windows._replace(bins=jnp.where(seen, bins, windows.bins))
         walk = passes.advance(state.walk, tried, jnp.ones(seen.size, bool))
         usual = jnp.where(arms < 0, state.usual, (1 - decay) * usual + decay * loss)
@@ -127,9 +127,9 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         if max_group <= mean * group:
             raise ValueError(f"sampling.max_group={max_group} is no more than the {mean} groups of {group} that prompts get on "
                              "average, so that all would get the same; raise it")
-        walk, windows = passes.start(shares, batch, seed), gdro_bins.unseen(shares.problems, window)
-        gains = jnp.zeros((gdro_bins.BINS, max_group // group))
+        walk, windows = passes.start(shares, batch, seed), accuracy_bins.unseen(shares.problems, window)
+        gains = jnp.zeros((accuracy_bins.BINS, max_group // group))
         return Bandits(walk, windows, gains, jnp.float32(0), jnp.int32(group), chosen(walk, windows, gains),
-                       jnp.full(gdro_bins.BINS, jnp.nan))
+                       jnp.full(accuracy_bins.BINS, jnp.nan))
 
     return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_ids", "group_sizes"))

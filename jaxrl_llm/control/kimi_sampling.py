@@ -7,7 +7,7 @@ from jax import Array
 from jaxrl_llm.control.base import Controller, controller
 
 
-class Record(NamedTuple):
+class LevelRecord(NamedTuple):
     """For each of N problems: rollouts so far and right ones among them, i32[N], and its level i32[N]; `step` i32[]."""
 
     tried: Array
@@ -43,9 +43,9 @@ def kimi_sampling(*, every: int = 20) -> Controller:
         return {"prompt_weights": jnp.where(graded, (record.levels == grade).astype(jnp.float32), failure)}
 
     def observe(record, facts):
-        return Record(record.tried + facts["tried"], record.right + facts["right"], record.levels, record.step + 1)
+        return LevelRecord(record.tried + facts["tried"], record.right + facts["right"], record.levels, record.step + 1)
 
     def init(levels):
-        return Record(*(jnp.zeros(len(levels), jnp.int32),) * 2, jnp.asarray(levels), jnp.int32(0))
+        return LevelRecord(*(jnp.zeros(len(levels), jnp.int32),) * 2, jnp.asarray(levels), jnp.int32(0))
 
     return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_weights",))

@@ -18,7 +18,7 @@ def unsolved(pass_rate_P: Array, *, cut: float = 0.9, at_least: int = 0) -> Arra
     return (rate < cut) | (rank < at_least)
 
 
-class Record(NamedTuple):
+class PassCounts(NamedTuple):
     """For each of N prompts, f32[N]: rollouts so far, and right ones among them."""
 
     tried: Array
@@ -37,7 +37,7 @@ def pass_rate(*, cut: float = 0.9, at_least: int = 0) -> Controller:
         return {"prompt_weights": unsolved(rate, cut=cut, at_least=at_least).astype(jnp.float32)}
 
     def observe(record, facts):
-        return Record(record.tried + facts["tried"], record.solved + facts["right"])
+        return PassCounts(record.tried + facts["tried"], record.solved + facts["right"])
 
-    return Controller(lambda prompts: Record(jnp.zeros(prompts), jnp.zeros(prompts)), propose, observe,
+    return Controller(lambda prompts: PassCounts(jnp.zeros(prompts), jnp.zeros(prompts)), propose, observe,
                       facts=("tried", "right"), knobs=("prompt_weights",))

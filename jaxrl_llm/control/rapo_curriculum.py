@@ -8,7 +8,7 @@ from jaxrl_llm.control import passes
 from jaxrl_llm.control.base import Controller, controller
 
 
-class Pass(NamedTuple):
+class RapoState(NamedTuple):
     """State: the walk, and `kept` bool[N], the remaining problems."""
 
     walk: passes.Walk
@@ -26,10 +26,10 @@ def rapo_curriculum(*, cut: float = 0.9) -> Controller:
     def observe(state, facts):
         tried, right = facts["tried"], facts["right"]
         kept = state.kept & ~((tried > 0) & (right >= cut * tried - 1e-6))
-        return Pass(passes.advance(state.walk, tried, kept), kept)
+        return RapoState(passes.advance(state.walk, tried, kept), kept)
 
     def init(shares, batch, seed):
-        return Pass(passes.start(shares, batch, seed), jnp.ones(shares.problems, bool))
+        return RapoState(passes.start(shares, batch, seed), jnp.ones(shares.problems, bool))
 
     def propose(state):
         return {"prompt_ids": state.walk.ids, "prompt_weights": state.kept.astype(jnp.float32)}

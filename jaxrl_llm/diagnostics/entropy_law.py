@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_llm.compare.ledger import Run
+from jaxrl_llm.compare.ledger import RunMetrics
 from jaxrl_llm.compare.report import METRIC
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.diagnostics.recipes import recipes_of
@@ -34,7 +34,7 @@ def entropy_law(*, early: float = 0.15) -> Diagnostic:
     return Diagnostic(measure, draw)
 
 
-def fit(runs: Sequence[Run], early: float = 0.15) -> Result:
+def fit(runs: Sequence[RunMetrics], early: float = 0.15) -> Result:
     """The law of all evaluations of a recipe, and how well the first ones predict the others; `problem` where there is none."""
     pairs = []
     for run in runs:

@@ -21,7 +21,7 @@ from jaxrl_llm.training.trained import Trained, trained
 from jaxrl_llm.training.workdir import checkpoint_steps
 
 
-class Node(NamedTuple):
+class PrefixNode(NamedTuple):
     """A place in a completion: its `prefix` up to there, and whether the completion was `right`."""
 
     problem: Problem
@@ -62,7 +62,7 @@ def opd_alignment(*, step: int | None = None, problems: int = 32, positions: int
     return Diagnostic(measure, draw, panels=2, width=11)
 
 
-def nodes_of(student: Trained, teacher: Trained, problems: int, positions: int, seed: int) -> list[Node]:
+def nodes_of(student: Trained, teacher: Trained, problems: int, positions: int, seed: int) -> list[PrefixNode]:
     """Places in one right and one wrong completion of each problem, with the distributions of both policies there."""
     forest, rollouts = sampled(student, problems, seed)
     rows = plain(rollouts)
@@ -74,12 +74,12 @@ def nodes_of(student: Trained, teacher: Trained, problems: int, positions: int, 
         for g in sorted({int(np.argmax(solved[p] == kind)) for kind in (True, False) if (solved[p] == kind).any()}):
             line = p * group + g
             for t in np.unique(np.linspace(0, lengths[p, g] - 1, positions).astype(int)).tolist():
-                nodes.append(Node(problem, forest.prompt_ids(p).tolist(), np.asarray(rollouts.tokens)[p, g, :t].tolist(),
-                                  bool(solved[p, g]), pi[line, t], pt[line, t]))
+                nodes.append(PrefixNode(problem, forest.prompt_ids(p).tolist(), np.asarray(rollouts.tokens)[p, g, :t].tolist(),
+                                        bool(solved[p, g]), pi[line, t], pt[line, t]))
     return nodes
 
 
-def success(student: Trained, node: Node, tokens: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def success(student: Trained, node: PrefixNode, tokens: int, samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens `i[J]` that were forced at a place, and which share of the student's `samples` completions after each is right.
 
     A token that ends the completion, or is its last one, needs none.
@@ -119,7 +119,7 @@ def completed(student: Trained, prompt: list[int], heads: Sequence[list[int]], s
     return [[head + ids for ids in whole[n * samples:(n + 1) * samples]] for n, head in enumerate(heads)]
 
 
-def scored(node: Node, forced: np.ndarray, rate: np.ndarray) -> Result:
+def scored(node: PrefixNode, forced: np.ndarray, rate: np.ndarray) -> Result:
     """Cosines of a place by loss, the teacher's advantage, and how much both agree on the next token."""
     visited = np.isin(np.arange(len(node.student)), forced)
     pi, pt = (opd.restrict(p, visited) for p in (node.student, node.teacher))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm import files
-from jaxrl_llm.compare.ledger import Run, read_run
+from jaxrl_llm.compare.ledger import RunMetrics, read_run
 from jaxrl_llm.compare.plan import UNITS
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.evaluation import open_rl_benchmark as benchmark
@@ -17,12 +17,12 @@ from jaxrl_llm.show.runs import flat
 _POINTS = 200  # of a curve
 
 
-class Record(NamedTuple):
+class BenchmarkRun(NamedTuple):
     """A run of the index: its folder, flat settings ("sampling.group" -> 8), measurements and costs."""
 
     folder: Path
     settings: dict[str, Any]
-    run: Run
+    run: RunMetrics
 
 
 @diagnostic
@@ -47,7 +47,7 @@ def open_rl_benchmark(*, metric: str = "eval/score", unit: str = "tokens", by: S
     def measure(folders: Sequence[Path]) -> Result:
         records, notes = index(folders, unit)
         chosen = [record for record in records if all(meets(record.settings, *one) for one in filters)]
-        groups: dict[str, list[Record]] = {}
+        groups: dict[str, list[BenchmarkRun]] = {}
         for record in chosen:
             made = np.isfinite(record.run.metrics.get(metric, np.zeros(0)))
             if made.any() and record.run.spent[unit][made][-1] > 0:
@@ -88,7 +88,7 @@ def meets(settings: dict[str, Any], key: str, values: tuple[str, ...]) -> bool:
     return key in settings and any(same(settings[key], value) for value in values)
 
 
-def index(folders: Sequence[Path], unit: str) -> tuple[list[Record], list[str]]:
+def index(folders: Sequence[Path], unit: str) -> tuple[list[BenchmarkRun], list[str]]:
     """The runs in these folders and below them, by path, and a note on each that cannot be read."""
     places = sorted({file.parent for folder in folders for file in folder.rglob("config.json")})
     records, notes = [], []
@@ -102,11 +102,11 @@ def index(folders: Sequence[Path], unit: str) -> tuple[list[Record], list[str]]:
         except (ValueError, KeyError, TypeError, OSError, ImportError) as error:  # cut short, or of another program
             notes.append(f"{place}: {type(error).__name__}: {error}")
             continue
-        records.append(Record(place, settings, run))
+        records.append(BenchmarkRun(place, settings, run))
     return records, notes
 
 
-def group_of(group: Sequence[Record], metric: str, unit: str, window: int, last: int) -> Result:
+def group_of(group: Sequence[BenchmarkRun], metric: str, unit: str, window: int, last: int) -> Result:
     """Mean curve, band and final number of the runs of a group."""
     curves, ends, runs = [], [], []
     for folder, settings, run in group:

@@ -32,7 +32,7 @@ def sampled(run: Trained, problems: int, seed: int) -> tuple[Forest, Rollouts]:
     return forest, view
 
 
-class Rows(struct.PyTreeNode):
+class CompletionRows(struct.PyTreeNode):
     """Completions as plain rows: the prompt, padded on the left to S tokens, then the completion.
 
     tokens: `i32[B, S + T]`.  mask: `bool[B, S + T]`.  start: S.
@@ -43,7 +43,7 @@ class Rows(struct.PyTreeNode):
     start: int = struct.field(pytree_node=False)
 
 
-def plain(rollouts: Rollouts) -> Rows:
+def plain(rollouts: Rollouts) -> CompletionRows:
     """The `P x G` completions as rows, prompt by prompt."""
     group, S = rollouts.mask.shape[1], rollouts.prompt_mask.shape[1]
     prompts = np.zeros((len(rollouts.mask), S), np.int32)
@@ -53,11 +53,11 @@ def plain(rollouts: Rollouts) -> Rows:
         return np.repeat(x, group, axis=0)
     def flat(x):
         return np.asarray(x).reshape(-1, rollouts.mask.shape[2])
-    return Rows(np.concatenate([each(prompts), flat(rollouts.tokens)], axis=1),
-                np.concatenate([each(there), flat(rollouts.token_mask)], axis=1), S)
+    return CompletionRows(np.concatenate([each(prompts), flat(rollouts.tokens)], axis=1),
+                          np.concatenate([each(there), flat(rollouts.token_mask)], axis=1), S)
 
 
-def logprobs(policy: Policy, params, lora, rows: Rows, perturb: Callable | None = None, pool: Callable | None = None):
+def logprobs(policy: Policy, params, lora, rows: CompletionRows, perturb: Callable | None = None, pool: Callable | None = None):
     """Log-probs `f32[B, T]` of the completion tokens, and what `pool` keeps of each layer, see `Transformer.hidden_states`."""
     states, _, pooled = policy.model.hidden_states(params, rows.tokens, rows.mask, lora=lora, perturb=perturb, pool=pool)
     before, targets = states[:, rows.start - 1:-1], rows.tokens[:, rows.start:]
@@ -69,7 +69,7 @@ def logprobs(policy: Policy, params, lora, rows: Rows, perturb: Callable | None 
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def distributions(policy: Policy, params: Any, lora: Any, rows: Rows) -> jax.Array:
+def distributions(policy: Policy, params: Any, lora: Any, rows: CompletionRows) -> jax.Array:
     """Probabilities `f32[B, T, V]` of every token at each place of the completions, at the policy's temperature."""
     states, _, _ = policy.model.hidden_states(params, rows.tokens, rows.mask, lora=lora)
     return jax.nn.softmax(policy.model.logits(params, states[:, rows.start - 1:-1]) / policy.temperature, axis=-1)

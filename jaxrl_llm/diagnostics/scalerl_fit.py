@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxrl_llm.compare.ledger import Run
+from jaxrl_llm.compare.ledger import RunMetrics
 from jaxrl_llm.compare.plan import UNITS
 from jaxrl_llm.compare.report import METRIC
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
@@ -45,13 +45,13 @@ def scalerl_fit(*, unit: str = "flops", resamples: int = 100, skip: float = 0.0)
     return Diagnostic(measure, draw)
 
 
-def points(run: Run, unit: str, skip: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def points(run: RunMetrics, unit: str, skip: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     """Spending and held-out score of a run's evaluations after the first `skip` of its compute, without the first."""
     made = np.isfinite(run.metrics[METRIC]) & (run.spent[unit] > 0) & (run.spent[unit] >= skip * run.spent[unit].max())
     return run.spent[unit][made], run.metrics[METRIC][made]
 
 
-def fit(runs: Sequence[Run], unit: str, resamples: int = 100, skip: float = 0.0) -> Result:
+def fit(runs: Sequence[RunMetrics], unit: str, resamples: int = 100, skip: float = 0.0) -> Result:
     """The fit of one recipe, or a `problem` instead if there is none."""
     curves = [points(run, unit, skip) for run in runs]
     start = float(np.mean([run.metrics[METRIC][0] for run in runs]))

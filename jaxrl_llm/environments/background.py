@@ -28,7 +28,7 @@ def wait(coroutine: Coroutine, seconds: float, what: str) -> Any:
         raise Late(f"{what}: nothing came back within {seconds:g} s") from None
 
 
-class Opened:
+class OpenContext:
     """An open context: `value` is the result of `async with context`.
 
     The context is left when this object is gone, in the task that entered it. Raises the errors of entering, and Late if that

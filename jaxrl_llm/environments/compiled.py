@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxrl_llm.environments import games
 from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, checked, digest
-from jaxrl_llm.environments.games import Game, Shown, Table
-from jaxrl_llm.environments.worker import Call
+from jaxrl_llm.environments.games import Game, GameBatch, Shown
+from jaxrl_llm.environments.worker import StepRequest
 from jaxrl_llm.rewards.process import Outcome
 from jaxrl_llm.tasks.base import Problem, Task
 
@@ -87,7 +87,7 @@ def turn_of(game: Game, shown: Shown, before: str, action: int) -> tuple[Turn, s
     return Turn(_said(game, shown, games.answer_text(game, shown, position)), float(shown.reward), False, info), position
 
 
-class Place(NamedTuple):
+class TrajectoryPlace(NamedTuple):
     """The place of a trajectory: its row of the table, its position as text, its messages, and its turns' fingerprint."""
 
     row: int
@@ -108,13 +108,13 @@ class Compiled:
             raise ValueError(f"environment {environment.name!r} is no game of arrays, which can be compiled; use "
                              "kind='processes' or 'threads'")
         self._environment, self._opening, self._game = environment, opening, opening.game
-        self._table: Table | None = None
-        self._places: dict[tuple[int, int], Place] = {}
+        self._table: GameBatch | None = None
+        self._places: dict[tuple[int, int], TrajectoryPlace] = {}
 
     def map(self, calls: Sequence[tuple]) -> list[Outcome]:
-        """The outcome of each `worker.Call`, in order: its next turn, and the seconds that the whole batch took."""
+        """The outcome of each `worker.StepRequest`, in order: its next turn, and the seconds that the whole batch took."""
         start = time.perf_counter()
-        named = {_name(call): call for call in (Call(*call) for call in calls)}
+        named = {_name(call): call for call in (StepRequest(*call) for call in calls)}
         gone = {name: call for name, call in named.items() if not self._here(name, call)}
         turns = self._open(gone)
         for count in range(max((len(call.said) for call in gone.values()), default=0) - 1):
@@ -137,11 +137,11 @@ class Compiled:
         """Drops all states; continued trajectories are replayed."""
         self._table, self._places = None, {}
 
-    def _here(self, name: tuple[int, int], call: Call) -> bool:
+    def _here(self, name: tuple[int, int], call: StepRequest) -> bool:
         place = self._places.get(name)
         return place is not None and (place.said, place.seen) == (len(call.said) - 1, call.seen)
 
-    def _open(self, calls: Mapping[tuple[int, int], Call]) -> dict[tuple[int, int], Turn | str]:
+    def _open(self, calls: Mapping[tuple[int, int], StepRequest]) -> dict[tuple[int, int], Turn | str]:
         if not calls:
             return {}
         for name in calls:
@@ -157,7 +157,7 @@ class Compiled:
         for name, row, one in zip(calls, rows, _rows(shown, rows)):
             position = self._game.text(one.seen)
             turn = Turn(_opening(self._game, one, position))
-            self._places[name] = Place(row, position, 0, digest([turn]))
+            self._places[name] = TrajectoryPlace(row, position, 0, digest([turn]))
             turns[name] = turn
         return turns
 
@@ -197,7 +197,7 @@ class Compiled:
         return [next(free) for _ in range(count)]
 
 
-def _name(call: Call) -> tuple[int, int]:
+def _name(call: StepRequest) -> tuple[int, int]:
     return call.key, call.problem.id
 
 

@@ -59,7 +59,7 @@ class Game:
     reader: Callable[[Any], int] | None = None
 
 
-class Table(NamedTuple):
+class GameBatch(NamedTuple):
     """C games side by side: their states, u32[C, 2] chance of each trajectory, i32[C] messages so far."""
 
     states: Any
@@ -89,8 +89,8 @@ def words64(numbers: Sequence[int]) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def opened(game: Game, table: Table, new: jax.Array, seeds: jax.Array, chance: jax.Array, heldout: jax.Array
-           ) -> tuple[Table, Shown]:
+def opened(game: Game, table: GameBatch, new: jax.Array, seeds: jax.Array, chance: jax.Array, heldout: jax.Array
+           ) -> tuple[GameBatch, Shown]:
     """Begins the games `new` bool[C] of a table, from u32[C, 2] seeds of problems and chances of trajectories."""
     chex.assert_equal_shape([seeds, chance])
     chex.assert_equal_shape([new, heldout, table.count])
@@ -98,7 +98,7 @@ def opened(game: Game, table: Table, new: jax.Array, seeds: jax.Array, chance: j
     def begin(seed: jax.Array, apart: jax.Array) -> Any:
         return game.reset(_key(seed), apart)
 
-    begun = Table(like(table.states, jax.vmap(begin)(seeds, heldout)), chance, jnp.zeros_like(table.count))
+    begun = GameBatch(like(table.states, jax.vmap(begin)(seeds, heldout)), chance, jnp.zeros_like(table.count))
     table = chosen(new, begun, table)
     no = jnp.zeros(new.shape, bool)
     return table, Shown(jax.vmap(game.seen)(table.states), jax.vmap(game.legal)(table.states), jnp.zeros(new.shape), no, no, no,
@@ -106,7 +106,7 @@ def opened(game: Game, table: Table, new: jax.Array, seeds: jax.Array, chance: j
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def stepped(game: Game, table: Table, going: jax.Array, actions: jax.Array) -> tuple[Table, Shown]:
+def stepped(game: Game, table: GameBatch, going: jax.Array, actions: jax.Array) -> tuple[GameBatch, Shown]:
     """Plays one message in the games `going` bool[C]; `actions` i32[C], -1 where a message named none."""
     chex.assert_shape([going, actions], table.count.shape)
 
@@ -123,13 +123,13 @@ def stepped(game: Game, table: Table, going: jax.Array, actions: jax.Array) -> t
     late = (count >= game.turns) & ~made.done
     shown = Shown(jax.vmap(game.seen)(states), jax.vmap(game.legal)(states), made.reward.astype(jnp.float32), made.done | late,
                   late, invalid, made.info)
-    return Table(states, table.chance, count), shown
+    return GameBatch(states, table.chance, count), shown
 
 
-def empty(game: Game, capacity: int) -> Table:
+def empty(game: Game, capacity: int) -> GameBatch:
     """A table of `capacity` rows without running games."""
-    return Table(jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), _shapes(game)),
-                 jnp.zeros((capacity, 2), jnp.uint32), jnp.zeros(capacity, jnp.int32))
+    return GameBatch(jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), _shapes(game)),
+                     jnp.zeros((capacity, 2), jnp.uint32), jnp.zeros(capacity, jnp.int32))
 
 
 def action_of(game: Game, message: Message) -> int:

@@ -10,7 +10,7 @@ _NUMBER = re.compile(f"{BEFORE_DIGITS}[0-9]{{1,9}}{AFTER_DIGITS}")
 
 
 @dataclasses.dataclass
-class Game:
+class GuessNumberState:
     """The hidden number, the range `[low, high]` left for it, and the guesses left."""
 
     hidden: int
@@ -37,8 +37,8 @@ def guess_number(*, highest: int = 100, heldout_fraction: float = 0.2) -> Enviro
     def build(hidden: int, number: int) -> Problem:
         return Problem(({"role": "user", "content": rules},), str(hidden), number)
 
-    def reset(problem: Problem, key: int) -> tuple[Game, list[Message]]:
-        return Game(int(problem.answer), 1, highest, guesses), [{"role": "user", "content": rules}]
+    def reset(problem: Problem, key: int) -> tuple[GuessNumberState, list[Message]]:
+        return GuessNumberState(int(problem.answer), 1, highest, guesses), [{"role": "user", "content": rules}]
 
     task = disjoint_task(f"guess_number/{highest}", *sides, build, reward="environment")
     return Environment(name="guess_number", task=task, reset=reset, step=_step,
@@ -46,7 +46,7 @@ def guess_number(*, highest: int = 100, heldout_fraction: float = 0.2) -> Enviro
                        choices=lambda game: [str(number) for number in range(1, highest + 1)])
 
 
-def _step(game: Game, message: Message) -> Turn:
+def _step(game: GuessNumberState, message: Message) -> Turn:
     numbers = _NUMBER.findall(message["content"])
     guess = int(numbers[-1]) if numbers else None
     info = {"state": [game.low, game.high, game.left], "action": "" if guess is None else guess}

@@ -15,7 +15,7 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m([^\x1b]*)\x1b\[0m")
 
 
 @dataclasses.dataclass
-class Played:
+class GymnasiumEpisode:
     """An environment of gymnasium, how many messages the policy may still send, and its last observation."""
 
     inside: Any
@@ -40,18 +40,18 @@ def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, act
     words = _words(gymnasium, probe.action_space, actions, env_id)
     asked = f"{rules} Answer with one of: {', '.join(words)}.".strip() if words else rules
 
-    def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
+    def reset(problem: Problem, key: int) -> tuple[GymnasiumEpisode, list[Message]]:
         inside = make()
         seen, _ = inside.reset(seed=problem.extra["seed"])
         inside.unwrapped.np_random = np.random.default_rng(key)
-        return Played(inside, turns, seen), [{"role": "user", "content": f"{asked}\n\n{_text(inside, seen)}".strip()}]
+        return GymnasiumEpisode(inside, turns, seen), [{"role": "user", "content": f"{asked}\n\n{_text(inside, seen)}".strip()}]
 
     return Environment(
         name=env_id, task=seeded(f"gymnasium/{env_id}", asked or env_id, problems, heldout), reset=reset,
         step=functools.partial(_step, words=words), returns=returns, choices=(lambda state: words) if words else None)
 
 
-def _step(state: Played, message: Message, *, words: Sequence[str]) -> Turn:
+def _step(state: GymnasiumEpisode, message: Message, *, words: Sequence[str]) -> Turn:
     state.left -= 1
     action: Any = message["content"]
     info: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from jaxrl_llm import registry, tasks
-from jaxrl_llm.environments.background import Opened, wait
+from jaxrl_llm.environments.background import OpenContext, wait
 from jaxrl_llm.environments.base import Died, Environment, Late
 from jaxrl_llm.environments.parsers import BY_NAME, named_parser
 from jaxrl_llm.environments.tool_use import of_tools
@@ -62,7 +62,7 @@ class Connections:
         self.servers: dict[str, Server] = json.loads(servers)
         self._again = again
         self._lock = threading.Lock()
-        self._open: dict[str, Opened] = {}
+        self._open: dict[str, OpenContext] = {}
 
     def __getitem__(self, name: str) -> "_Connection":
         """The connection to the server of this name. Raises Late, Died."""
@@ -78,10 +78,10 @@ class Connections:
 _shared = functools.cache(Connections)
 
 
-def _opened(name: str, server: Server) -> Opened:
+def _opened(name: str, server: Server) -> OpenContext:
     what = f"MCP server {name!r}, {server if isinstance(server, str) else ' '.join(server)}"
     try:
-        return Opened(_client(server, what), START_LIMIT, what)
+        return OpenContext(_client(server, what), START_LIMIT, what)
     except (Late, Died):
         raise
     except Exception as error:  # errors of the package or the system, or groups of them

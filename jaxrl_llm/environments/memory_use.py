@@ -20,7 +20,7 @@ _MEMORY = re.compile(r"<memory>((?:(?!<memory>).)*)</memory>", re.DOTALL)
 
 
 @dataclasses.dataclass
-class Dialogue:
+class MemoryDialogue:
     """A problem, the memory, contexts so far, and the tools' answers that the policy must still memorise ("": none)."""
 
     problem: Problem
@@ -49,20 +49,20 @@ def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = 
     schemas = tuple(tool.schema for tool in made)
     return Environment(
         name="+".join([problems.name, *(tool.name for tool in made), "memory"]), task=problems,
-        reset=lambda problem, key: (Dialogue(problem), list(opening(problem))), step=step,
+        reset=lambda problem, key: (MemoryDialogue(problem), list(opening(problem))), step=step,
         tools=schemas, calls=described(schemas, parser), contexts=contexts, **tool_room.pace(made),
         oracle=lambda state: _ideal(name, state, parser),
         choices=lambda state: [f"<memory>{state.said}</memory>", "7", "nothing"])
 
 
-def _ideal(reward: str, state: Dialogue, parser: str) -> str:
+def _ideal(reward: str, state: MemoryDialogue, parser: str) -> str:
     """A call, its result as the memory, then the answer; without anything to call, the answer at once."""
     if state.said:
         return f"<memory>{state.said}</memory>"
     return (call_of(state.problem, parser) if not state.memory else None) or ideal(reward, state.problem)
 
 
-def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],
+def _step(state: MemoryDialogue, message: Message, *, parse: Callable[[str], list[Call]], tools: Sequence[Tool],
           score: Callable[[str, Problem], float], read: Callable[[str], Hashable | None], limit: int) -> Turn:
     text = message["content"]
     if state.said:

@@ -21,7 +21,7 @@ from jaxrl_llm.tasks.base import Problem, Task
 
 
 @dataclasses.dataclass
-class Played:
+class ObjectEpisode:
     """An object of the class, and how many messages the policy has sent."""
 
     instance: Any
@@ -62,15 +62,15 @@ def of_methods(factory: Callable[[], Any], task: Task, *, reward: Callable[[Any]
         raise ValueError(f"class {name} has no method get_reward(); write one, or give reward=function of an object")
     listed = _tools(probe)
 
-    def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
+    def reset(problem: Problem, key: int) -> tuple[ObjectEpisode, list[Message]]:
         instance = factory()
         said = _called(instance.reset, deadline, _row(instance.reset, problem))
-        return Played(instance), _with_text(opening(problem), said, name)
+        return ObjectEpisode(instance), _with_text(opening(problem), said, name)
 
-    def value(state: Played) -> float:
+    def value(state: ObjectEpisode) -> float:
         return _called(state.instance.get_reward, deadline, {}) if reward is None else reward(state.instance)
 
-    def step(state: Played, message: Message) -> Turn:
+    def step(state: ObjectEpisode, message: Message) -> Turn:
         state.turns += 1
         calls = parse(message["content"])
         own = [_forgiving(tool, getattr(state.instance, tool.name), deadline) for tool in listed]

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl_llm.environments.background import Opened, wait
+from jaxrl_llm.environments.background import OpenContext, wait
 from jaxrl_llm.environments.base import Died, Environment, Late, Message, Turn
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 from jaxrl_llm.tasks.jsonl import MAX_DEPTH, depth
@@ -17,7 +17,7 @@ _OURS = ("done", "reward", "metadata")  # fields of an observation that the poli
 class Session:
     """A connection to the server, which holds the environment's state, and the messages that the policy may still send."""
 
-    client: Opened
+    client: OpenContext
     left: int
 
 
@@ -40,13 +40,13 @@ def openenv_server(*, url: str, action: str = "", observation: str = "", rules: 
 
     what = f"OpenEnv server {url}"
 
-    def ask(client: Opened, method: str, *arguments, **named) -> Any:
+    def ask(client: OpenContext, method: str, *arguments, **named) -> Any:
         return wait(_ask(client.value, method, arguments, named, what), deadline, what)
 
-    def connect() -> Opened:
+    def connect() -> OpenContext:
         try:
-            return Opened(GenericEnvClient(base_url=url, connect_timeout_s=deadline, message_timeout_s=deadline + 10),
-                          deadline, what)
+            return OpenContext(GenericEnvClient(base_url=url, connect_timeout_s=deadline, message_timeout_s=deadline + 10),
+                               deadline, what)
         except ConnectionError as error:
             raise Died(f"{what}: {error}") from error
 
@@ -69,7 +69,7 @@ def _step(state: Session, message: Message, *, ask: Callable, action: str, obser
     state.left -= 1
     try:
         result = ask(state.client, "step", {action: message["content"]} if action else object_of(message["content"]))
-    except Refused as error:
+    except ActionError as error:
         return Turn([{"role": "user", "content": f"error: {error}"}], done=state.left <= 0, info={"refused": True})
     done = bool(result.done)
     said = _text(result.observation, observation) or "(nothing)"
@@ -77,12 +77,12 @@ def _step(state: Session, message: Message, *, ask: Callable, action: str, obser
                 {"refused": False, "truncated": not done and state.left <= 0})
 
 
-class Refused(ValueError):
+class ActionError(ValueError):
     """An action that the server refuses."""
 
 
 async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, Any], what: str) -> Any:
-    """The result of a method of the client. Raises Refused, Died."""
+    """The result of a method of the client. Raises ActionError, Died."""
     from websockets.exceptions import ConnectionClosed
     from websockets.protocol import State
 
@@ -94,20 +94,20 @@ async def _ask(client: Any, method: str, arguments: tuple, named: Mapping[str, A
         raise Died(f"{what} has ended the session: {error}") from error
     except RuntimeError as error:  # the server's error message, by its code
         if "(code: VALIDATION_ERROR)" in str(error):
-            raise Refused(str(error)) from error
+            raise ActionError(str(error)) from error
         raise
 
 
 def object_of(text: str) -> dict[str, Any]:
-    """The JSON object in a message, from the first to the last brace. Raises Refused."""
+    """The JSON object in a message, from the first to the last brace. Raises ActionError."""
     try:
         value = json.loads(text[text.find("{"):text.rfind("}") + 1] or "null")
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the action is not valid JSON ({str(error)[:100]})") from error
+        raise ActionError(f"the action is not valid JSON ({str(error)[:100]})") from error
     if not isinstance(value, dict):
-        raise Refused("say the action as a JSON object")
+        raise ActionError("say the action as a JSON object")
     if depth(value) > MAX_DEPTH:  # the client, which sends it, walks through it by recursion
-        raise Refused(f"the action is nested deeper than {MAX_DEPTH} levels")
+        raise ActionError(f"the action is nested deeper than {MAX_DEPTH} levels")
     return value
 
 

@@ -38,7 +38,7 @@ class Board(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class BoardText:
     """The text form of a board for two players: words of the actions, rules, and the drawing with its labels.
 
     `hidden`: players see different things, and `drawn` takes what the one that moves observes instead of squares. `most` is the
@@ -71,17 +71,17 @@ def _hand(observation: Any) -> str:
 
 
 SHAPES = {
-    "tic_tac_toe": Shape(
+    "tic_tac_toe": BoardText(
         tuple(str(i + 1) for i in range(9)), "This is tic-tac-toe. Free squares have a number. Answer with the number of the "
         "square that you take. Three in a row win; a square that is not free loses.", _numbered),
-    "connect_four": Shape(
+    "connect_four": BoardText(
         tuple(str(i + 1) for i in range(7)), "This is connect four. Answer with the number of the column that you drop a stone "
         "into. Four in a row win; a column that is full loses.", _columns),
-    "othello": Shape(
+    "othello": BoardText(
         tuple(f"{column}{row}" for row in range(1, 9) for column in "abcdefgh") + ("pass",),
         "This is Othello. Answer with the square that you take, a letter and a number, or with pass where you cannot take one. "
         "More stones at the end win; a move that turns none loses.", _lettered),
-    "kuhn_poker": Shape(
+    "kuhn_poker": BoardText(
         ("bet", "pass"), "This is Kuhn poker. Each player has paid a chip and has one of the cards J, Q and K, which the other "
         "one does not see. Answer with bet or pass. To bet pays a chip more, or as much as the other player; to pass after a "
         "bet of the other player gives up. If no one gives up, the higher card wins.", _hand, hidden=True, most=2.0),

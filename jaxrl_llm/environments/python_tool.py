@@ -11,7 +11,7 @@ def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False)
     Raises SandboxError if a barrier of `jaxrl_llm.sandbox` does not hold on this machine, unless `unsafe`.
     """
     mode = sandbox.require(unsafe).mode
-    limits = sandbox.Limits(seconds=deadline, memory_mb=memory_mb)
+    limits = sandbox.ResourceLimits(seconds=deadline, memory_mb=memory_mb)
 
     def python(code: str) -> Result:
         """Runs a Python program and returns what it prints. Nothing is kept from one call to the next.
@@ -28,7 +28,7 @@ def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False)
     return dataclasses.replace(of_function(python), program=True)
 
 
-def _said(finished: sandbox.Finished, limits: sandbox.Limits) -> str:
+def _said(finished: sandbox.ProgramResult, limits: sandbox.ResourceLimits) -> str:
     """The output of a program, and its error if it failed."""
     printed, complaint = (text.decode(errors="replace").strip() for text in (finished.stdout, finished.stderr))
     if finished.status == "compile":

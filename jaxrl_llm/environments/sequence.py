@@ -10,7 +10,7 @@ from jaxrl_llm.tasks.base import Problem, disjoint_task
 
 
 @dataclasses.dataclass
-class Asked:
+class SequenceState:
     """The problems of a trajectory, and the number of answered ones."""
 
     problems: Sequence[Problem]
@@ -35,10 +35,10 @@ def sequence(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
         return Problem(tuple(dict(message) for message in opening(items[0])), "", number, items[0].level,
                        {"problems": tuple(items)})
 
-    def reset(problem: Problem, key: int) -> tuple[Asked, list[Message]]:
-        return Asked(problem.extra["problems"]), list(opening(problem))
+    def reset(problem: Problem, key: int) -> tuple[SequenceState, list[Message]]:
+        return SequenceState(problem.extra["problems"]), list(opening(problem))
 
-    def step(state: Asked, message: Message) -> Turn:
+    def step(state: SequenceState, message: Message) -> Turn:
         problem = state.problems[state.answered]
         state.answered += 1
         earned = score(message["content"], problem)

@@ -17,7 +17,7 @@ _VERDICT = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 
 
 @dataclasses.dataclass
-class Dialogue:
+class SolverDialogue:
     """A problem, the score of the last answer, answers so far, and the next speaker."""
 
     problem: Problem
@@ -40,13 +40,14 @@ def solver_verifier(*, task: str = "arithmetic", options: Mapping[str, Any] | No
     name = reward or problems.reward
     score = scorer(name, problems.train, problems.heldout)
     return Environment(
-        name=f"{problems.name}+verifier", task=problems, reset=lambda problem, key: (Dialogue(problem), list(opening(problem))),
+        name=f"{problems.name}+verifier", task=problems,
+        reset=lambda problem, key: (SolverDialogue(problem), list(opening(problem))),
         step=functools.partial(_step, score=score, loops=loops), facts={"agent": "turn", "functional_group": "turn"},
         oracle=lambda state: ideal(name, state.problem) if state.agent == SOLVER else "yes" if state.score > 0 else "no",
         choices=lambda state: ["yes", "no"] if state.agent == VERIFIER else ["0", "1"])
 
 
-def _step(state: Dialogue, message: Message, *, score: Callable[[str, Problem], float], loops: int) -> Turn:
+def _step(state: SolverDialogue, message: Message, *, score: Callable[[str, Problem], float], loops: int) -> Turn:
     info = {"agent": state.agent, "functional_group": state.agent}
     if state.agent == SOLVER:
         state.score, state.answers = score(message["content"], state.problem), state.answers + 1

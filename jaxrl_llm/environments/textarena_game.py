@@ -22,7 +22,7 @@ _BEGUN, _PLAYED, _MOVED = 4, 2, 8  # games that are begun, and played for some m
 
 
 @dataclasses.dataclass
-class Played:
+class TextArenaEpisode:
     """A game, the number of messages that the policy may still send, and the state of its random numbers.
 
     `seat`: the policy's player; None: all players. `opponent`: chance of the other player's moves. `apart`: whether each player
@@ -58,17 +58,17 @@ def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems
     unknown game, for one that needs more players, and for `apart` in a game for one player or together with `show_private`.
     """
     textarena = optional("textarena", "environments")
-    with _chance_of(Played(None, 0, None, random.Random())):
+    with _chance_of(TextArenaEpisode(None, 0, None, random.Random())):
         players = len(opened(textarena, game, 0).state.observations)
         if apart and (show_private or players == 1):
             raise ValueError(f"{game} with apart=True, show_private={show_private} and players={players}: conversations are "
                              "apart in games for two, and then nothing private is shown; leave out one of the options")
         apart = apart or players > 1 and not show_private and bool(private(textarena, game))
 
-    def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
+    def reset(problem: Problem, key: int) -> tuple[TextArenaEpisode, list[Message]]:
         seed = problem.extra["seed"]
         seat = 0 if players == 1 else seed % 2 if seed >= problems else None
-        state = Played(None, turns, seat, random.Random(seed), apart, {player: [] for player in range(players)})
+        state = TextArenaEpisode(None, turns, seat, random.Random(seed), apart, {player: [] for player in range(players)})
         with _chance_of(state):
             _seed(seed)
             state.inside = opened(textarena, game, seed)
@@ -141,7 +141,7 @@ def _hides(inside: Any, player: int) -> bool:
     return not other or (heard_own and not heard_other)
 
 
-def _step(state: Played, message: Message, *, show_private: bool) -> Turn:
+def _step(state: TextArenaEpisode, message: Message, *, show_private: bool) -> Turn:
     state.left -= 1
     agent, before = state.player, position(state.inside)
     with _chance_of(state):
@@ -194,7 +194,7 @@ def _plain(value: Any) -> Any:
     return [type(value).__name__, _plain(vars(value))] if hasattr(value, "__dict__") else value
 
 
-def _others_move(state: Played) -> bool:
+def _others_move(state: TextArenaEpisode) -> bool:
     """Lets the other player move until it is the policy's turn; returns whether the game is over."""
     done = False
     while state.seat is not None and state.player != state.seat and not done:
@@ -209,7 +209,7 @@ def _any_move(read: list[str], chance: random.Random) -> str:
     return chance.choice(next((moves for text in reversed(read) if (moves := _MOVES.findall(text))), ["[pass]"]))
 
 
-def _messages(state: Played) -> list[Message]:
+def _messages(state: TextArenaEpisode) -> list[Message]:
     """Texts that the next player has not read. If players have one conversation, the other player reads them too."""
     _read(state)
     player = state.player
@@ -219,7 +219,7 @@ def _messages(state: Played) -> list[Message]:
     return [{"role": "user", "content": "\n".join(said) or "(nothing)", **({"reader": player} if state.apart else {})}]
 
 
-def _read(state: Played) -> None:
+def _read(state: TextArenaEpisode) -> None:
     """Collects the game's messages to its players; the policy's own messages are already in the conversation."""
     inside = state.inside.state
     player, seen = state.inside.get_observation()
@@ -237,7 +237,7 @@ def _seed(number: int) -> None:
 
 
 @contextlib.contextmanager
-def _chance_of(state: Played) -> Iterator[None]:
+def _chance_of(state: TextArenaEpisode) -> Iterator[None]:
     """Sets the shared random generators to this game's state, and restores them afterwards."""
     with _CHANCE:
         outside = random.getstate(), np.random.get_state()

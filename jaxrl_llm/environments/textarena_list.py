@@ -16,7 +16,7 @@ from jaxrl_llm.environments.textarena_game import opened, private
 from jaxrl_llm.tasks.base import optional
 
 
-class Game(NamedTuple):
+class ListedGame(NamedTuple):
     """A game by its id; `private`: what it hides from a player; `players` is 0 if it does not begin, `why` is the reason."""
 
     name: str
@@ -25,16 +25,16 @@ class Game(NamedTuple):
     why: str = ""
 
 
-def look(textarena: Any, name: str) -> Game:
+def look(textarena: Any, name: str) -> ListedGame:
     """The entry of a game, started without downloads."""
     try:
         players = len(opened(textarena, name, 0).state.observations)
     except Exception as error:
-        return Game(name, 0, why=f"{type(error).__name__}: {str(error).replace(name, 'it')}".splitlines()[0][:100])
-    return Game(name, players, private(textarena, name) if players > 1 else "")
+        return ListedGame(name, 0, why=f"{type(error).__name__}: {str(error).replace(name, 'it')}".splitlines()[0][:100])
+    return ListedGame(name, players, private(textarena, name) if players > 1 else "")
 
 
-def games() -> list[Game]:
+def games() -> list[ListedGame]:
     """All games, started with connections refused and nothing printed. Raises ValueError without textarena."""
     textarena = optional("textarena", "environments")
     names = [name for name in textarena.envs.registration.ENV_REGISTRY if not name.endswith(("-raw", "-train"))]

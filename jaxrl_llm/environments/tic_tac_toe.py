@@ -16,7 +16,7 @@ _MOVE = re.compile(f"{BEFORE_DIGITS}[1-9]{AFTER_DIGITS}")
 
 
 @dataclasses.dataclass
-class Game:
+class TicTacToeState:
     """The board, nine squares of "X", "O" or "."; the random moves of an opponent, None if the policy plays both sides."""
 
     board: str
@@ -44,8 +44,8 @@ def tic_tac_toe(*, brief: bool = False, heldout_fraction: float = 0.2) -> Enviro
         board, alone = item
         return Problem(({"role": "user", "content": shown(board, brief)},), "", number, extra={"board": board, "alone": alone})
 
-    def reset(problem: Problem, key: int) -> tuple[Game, list[Message]]:
-        game = Game(problem.extra["board"], random.Random(key) if problem.extra["alone"] else None)
+    def reset(problem: Problem, key: int) -> tuple[TicTacToeState, list[Message]]:
+        game = TicTacToeState(problem.extra["board"], random.Random(key) if problem.extra["alone"] else None)
         return game, [{"role": "user", "content": shown(game.board, brief)}]
 
     return Environment(
@@ -97,7 +97,7 @@ def _begun() -> list[str]:
     return [*one, *(played(board, square) for board in one for square in free(board))]
 
 
-def _step(game: Game, message: Message, *, brief: bool) -> Turn:
+def _step(game: TicTacToeState, message: Message, *, brief: bool) -> Turn:
     mine, moves = game.side, _MOVE.findall(message["content"])
     info = {"agent": mine, "functional_group": mine, "game": 0, "state": game.board, "action": moves[-1] if moves else ""}
     square = int(moves[-1]) - 1 if moves else None
@@ -112,7 +112,7 @@ def _step(game: Game, message: Message, *, brief: bool) -> Turn:
     return Turn([{"role": "user", "content": shown(game.board, brief)}], info=info)
 
 
-def _ended(game: Game, info: dict, won: int | None, mine: int, more: dict) -> Turn:
+def _ended(game: TicTacToeState, info: dict, won: int | None, mine: int, more: dict) -> Turn:
     """The last turn with the returns of both sides; if the policy played one side, `mine`, the reward is that side's."""
     returns = [0, 0] if won is None else [1 if side == won else -1 for side in (0, 1)]
     return Turn(reward=0 if game.opponent is None else returns[mine], done=True, info={**info, **more, "returns": returns})

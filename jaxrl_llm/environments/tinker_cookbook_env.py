@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm import registry
-from jaxrl_llm.environments.background import Opened, wait
+from jaxrl_llm.environments.background import OpenContext, wait
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.tasks.base import Problem, disjoint_task, optional
 
 
 @dataclasses.dataclass
-class Played:
+class CookbookEpisode:
     """The environments that a builder made, all observed and sampled tokens, and the transitions so far."""
 
-    group: Opened
+    group: OpenContext
     builder: Any
     ids: list[int]
     transitions: list[Any]
@@ -53,12 +53,12 @@ def tinker_cookbook_env(*, dataset: str, options: Mapping[str, Any] | None = Non
     train = train if test is not None else train[:len(train) - heldout]
     sides = {"train": training, "test": test}
 
-    def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
+    def reset(problem: Problem, key: int) -> tuple[CookbookEpisode, list[Message]]:
         side, batch, row = problem.extra["builder"]
         builder = copy.deepcopy(sides[side].get_batch(batch)[row])
-        group = Opened(_group(builder), deadline, dataset)
+        group = OpenContext(_group(builder), deadline, dataset)
         ids = _tokens(wait(_began(group.value[0]), deadline, dataset))
-        return Played(group, builder, list(ids), []), [{"role": "user", "content": "", "ids": ids}]
+        return CookbookEpisode(group, builder, list(ids), []), [{"role": "user", "content": "", "ids": ids}]
 
     return Environment(
         name=dataset.partition(":")[2], task=disjoint_task(dataset, train, held, _problem, reward="environment"), reset=reset,
@@ -103,7 +103,7 @@ def _tokens(observed: Any) -> list[int]:
     return observed.to_ints()
 
 
-def _step(state: Played, message: Message, *, deadline: float, what: str) -> Turn:
+def _step(state: CookbookEpisode, message: Message, *, deadline: float, what: str) -> Turn:
     """The environment's turn. A message without tokens, as in an audit, is read as its bytes."""
     said = list(message.get("ids", message["content"].encode()))
     result = wait(state.inside.step(said), deadline, what)
@@ -129,7 +129,7 @@ def _transition(ids: Sequence[int], said: list[int], result: Any) -> Any:
                       result.episode_done, result.metrics, result.logs)
 
 
-def _group_reward(state: Played, result: Any, deadline: float, what: str) -> float:
+def _group_reward(state: CookbookEpisode, result: Any, deadline: float, what: str) -> float:
     """The group reward of the trajectory as a group of one."""
     from tinker_cookbook.rl.types import Trajectory
 

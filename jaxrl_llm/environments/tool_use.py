@@ -30,7 +30,7 @@ FENCED = "Programs that you write in a ```python block are run, and you read wha
 
 
 @dataclasses.dataclass
-class Dialogue:
+class ToolDialogue:
     """A problem, the tools of the trajectory, the number of the policy's messages, and resources that the tools keep open."""
 
     problem: Problem
@@ -102,10 +102,10 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
     step = functools.partial(_step, parse=named_parser(parser), read=reader(verifier), limit=turns,
                              score=scorer(verifier, problems.train, problems.heldout), role="user" if fenced else "tool")
 
-    def reset(problem: Problem, key: int) -> tuple[Dialogue, list[Message]]:
+    def reset(problem: Problem, key: int) -> tuple[ToolDialogue, list[Message]]:
         rules = [{"role": "system", "content": FENCED}] if fenced else []
         own, kept = (tools, None) if opened is None else opened()
-        return Dialogue(problem, own, kept=kept), [*rules, *preface, *opening(problem)]
+        return ToolDialogue(problem, own, kept=kept), [*rules, *preface, *opening(problem)]
 
     schemas = () if fenced else tuple(tool.schema for tool in tools)
     calculates = turns > 1 and any(tool.name == "calculator" for tool in tools)
@@ -118,7 +118,7 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
                                '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])
 
 
-def _ideal(reward: str, state: Dialogue, parser: str) -> str:
+def _ideal(reward: str, state: ToolDialogue, parser: str) -> str:
     """The answer; before it a call of the calculator, if a parser is given and the problem contains an expression."""
     return (None if state.turns else call_of(state.problem, parser)) or ideal(reward, state.problem)
 
@@ -130,7 +130,7 @@ def call_of(problem: Problem, parser: str) -> str | None:
     return None if match is None or write is None else write("calculator", {"expression": match[0]})
 
 
-def _step(state: Dialogue, message: Message, *, parse: Callable[[str], list[Call]], score: Callable[[str, Problem], float],
+def _step(state: ToolDialogue, message: Message, *, parse: Callable[[str], list[Call]], score: Callable[[str, Problem], float],
           read: Callable[[str], Hashable | None], limit: int, role: str) -> Turn:
     state.turns += 1
     text, calls = message["content"], parse(message["content"])

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm import registry
 from jaxrl_llm.environments import tools as tool_room
-from jaxrl_llm.environments.background import Opened, wait
+from jaxrl_llm.environments.background import OpenContext, wait
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.environments.described import described
 from jaxrl_llm.environments.mcp_tools import text_of
@@ -26,10 +26,10 @@ Parse = Callable[[str], list[tool_room.Call]]
 
 
 @dataclasses.dataclass
-class Played:
+class VerifiersEpisode:
     """A run of the package that waits for the policy, and the seat whose turn it is."""
 
-    run: Opened
+    run: OpenContext
     seat: int = 0
 
 
@@ -70,12 +70,12 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
     schemas = _schemas(loaded)
     seats = sorted(_seats(loaded))
 
-    def reset(problem: Problem, key: int) -> tuple[Played, list[Message]]:
-        run = Opened(_run(loaded, tasks[problem.extra["row"]], seats, parse), deadline, taskset)
+    def reset(problem: Problem, key: int) -> tuple[VerifiersEpisode, list[Message]]:
+        run = OpenContext(_run(loaded, tasks[problem.extra["row"]], seats, parse), deadline, taskset)
         asked = wait(run.value(None), deadline, taskset)
         if not isinstance(asked, _Asked):
             raise ValueError(f"the episode of task {problem.id} ended before any agent was asked for a turn")
-        return Played(run, asked.seat), asked.messages
+        return VerifiersEpisode(run, asked.seat), asked.messages
 
     def problem_of(row: int, number: int) -> Problem:
         data = tasks[row].data
@@ -93,7 +93,7 @@ def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | No
         facts={"agent": "turn", "functional_group": "turn"} if several else {})
 
 
-def _step(state: Played, message: Message, *, deadline: float, what: str, several: bool) -> Turn:
+def _step(state: VerifiersEpisode, message: Message, *, deadline: float, what: str, several: bool) -> Turn:
     info: dict[str, Any] = {"agent": state.seat, "functional_group": state.seat} if several else {}
     asked = wait(state.run.value(message["content"]), deadline, what)
     if isinstance(asked, _Asked):
@@ -110,7 +110,7 @@ def _earned(traces: Mapping[str, Sequence[Any]]) -> list[float]:
     return [sum(one.reward for one in of_seat) for of_seat in traces.values()]
 
 
-def _cut(state: Played, *, deadline: float, what: str) -> float:
+def _cut(state: VerifiersEpisode, *, deadline: float, what: str) -> float:
     """The mean reward of the agents where a limit of the run ends the episode: none of them speaks again."""
     asked = wait(state.run.value(None, True), deadline, what)
     while isinstance(asked, _Asked):

@@ -13,7 +13,7 @@ from jaxrl_llm.environments import base
 from jaxrl_llm.tasks.base import Problem
 
 
-class Call(NamedTuple):
+class StepRequest(NamedTuple):
     """The trajectory to continue and its messages so far. `seen` is the fingerprint of its turns, "" for none."""
 
     target: str
@@ -38,11 +38,11 @@ class Worker:
         self._steps: dict[tuple, object] = {}  # the running step of each trajectory
 
     def __call__(self, *call) -> Mapping[str, Any]:
-        """The next turn of `Call(*call)` as `{"turn": ...}`, or `{"failed": (kind, why)}` for an error of `base.KINDS`.
+        """The next turn of `StepRequest(*call)` as `{"turn": ...}`, or `{"failed": (kind, why)}` for an error of `base.KINDS`.
 
         Either also has the `seconds` of the environment's `reset` or `step`, without those of a replay before it.
         """
-        given = Call(*call)
+        given = StepRequest(*call)
         given = given._replace(said=list(given.said))  # in threads this is the runner's list, which keeps growing
         trajectory, step, after = (given.target, given.options, given.key, given.problem.id), object(), None
         with self._lock:
@@ -90,7 +90,8 @@ class Worker:
                 while self._capacity is not None and len(self._kept) > self._capacity:
                     self._kept.popitem(last=False)
 
-    def _state(self, environment: base.Environment, call: Call, kept: tuple[Sequence[base.Message], str, Any] | None) -> Any:
+    def _state(self, environment: base.Environment, call: StepRequest,
+               kept: tuple[Sequence[base.Message], str, Any] | None) -> Any:
         """The state before the last message: the kept one, or one rebuilt by replay."""
         if kept is not None and kept[:2] == (call.said[:-1], call.seen):
             return kept[2]

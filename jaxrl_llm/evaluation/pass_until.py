@@ -4,7 +4,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from jaxrl_llm.evaluation.intervals import Rate, clopper_pearson
+from jaxrl_llm.evaluation.intervals import Proportion, clopper_pearson
 
 
 def pass_until(tries: int, successes: int, wanted: int = 2, *, unbiased: bool = False) -> float:
@@ -25,7 +25,7 @@ def pass_until(tries: int, successes: int, wanted: int = 2, *, unbiased: bool = 
     return (wanted - 1) / (tries - 1)
 
 
-def pass_until_interval(tries: int, successes: int, wanted: int = 2, level: float = 0.95) -> Rate:
+def pass_until_interval(tries: int, successes: int, wanted: int = 2, level: float = 0.95) -> Proportion:
     """The exact interval of an inverse binomial sample; of a plain binomial one if the problem was given up.
 
     With a = (1 - level) / 2 the bounds solve `Pr[Bin(K, p) >= r] = a` and `Pr[Bin(K - 1, p) < r] = a`.
@@ -36,7 +36,7 @@ def pass_until_interval(tries: int, successes: int, wanted: int = 2, level: floa
     tail = (1 - level) / 2
     low = stats.beta.ppf(tail, wanted, tries - wanted + 1)
     high = stats.beta.ppf(1 - tail, wanted, tries - wanted) if tries > wanted else 1.0
-    return Rate(rate, float(low), float(high))
+    return Proportion(rate, float(low), float(high))
 
 
 class TaskLaw(NamedTuple):

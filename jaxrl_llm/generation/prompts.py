@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_llm.rollouts import Prompts
+from jaxrl_llm.rollouts import PromptBatch
 from jaxrl_llm.tasks.base import Messages, Problem
 from jaxrl_llm.tokenizers.messages import ending
 
@@ -92,11 +92,11 @@ def bound(problems: Sequence[Problem], tokenizer, multiple: int = 8, encode=enco
     return -(-(2 * max(lengths) - min(lengths)) // multiple) * multiple
 
 
-def pad(rows: Sequence[list[int]], ids: Sequence[int], length: int) -> Prompts:
-    """Rows of token ids as a right-padded `Prompts` batch on the host: `tokens i32[P, length]`, `mask bool[P, length]`."""
+def pad(rows: Sequence[list[int]], ids: Sequence[int], length: int) -> PromptBatch:
+    """Rows of token ids as a right-padded `PromptBatch` on the host: `tokens i32[P, length]`, `mask bool[P, length]`."""
     tokens = np.zeros((len(rows), length), np.int32)
     mask = np.zeros((len(rows), length), bool)
     for i, row in enumerate(rows):
         tokens[i, :len(row)] = row
         mask[i, :len(row)] = True
-    return Prompts(tokens, mask, np.asarray(ids, np.int32))
+    return PromptBatch(tokens, mask, np.asarray(ids, np.int32))

@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.kernels.attention import SAVED
-from jaxrl_llm.kernels.flash import FAR, Rows
-from jaxrl_llm.kernels.rows import Kernel
+from jaxrl_llm.kernels.flash import FAR, Kernel, RowMask
 
 fused: Any = None
 with contextlib.suppress(ImportError):
@@ -148,7 +147,7 @@ def kernel(implementation: str = "cudnn") -> Kernel:
     return Kernel(one_path, run, slopes)
 
 
-def one_path(queries, rows: Rows):
+def one_path(queries, rows: RowMask):
     """Whether every row is one path with its padding behind it, `bool[]`."""
     length = (rows.end > 0).sum(-1, keepdims=True)
     wanted = jnp.where(jnp.arange(rows.end.shape[1]) < length, length, 0)

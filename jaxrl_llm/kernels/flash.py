@@ -1,5 +1,6 @@
 """Causal attention in long rows of trees: an online softmax over blocks of keys, so that memory is linear in the row."""
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import chex
@@ -13,7 +14,7 @@ BLOCK = 512  # queries, and keys, whose scores exist at a time
 FAR = 1 << 30  # a reach beyond all positions
 
 
-class Rows(NamedTuple):
+class RowMask(NamedTuple):
     """Which keys the queries of a row see.
 
     end: `i32[R, N]`; the query in slot q sees the key in slot k if `k <= q < end[k]`; 0 on padding.
@@ -36,7 +37,20 @@ class Rows(NamedTuple):
         return slots if self.begin is None else self.begin + slots
 
 
-def plain_flash_attention(softcap, queries, keys, values, rows: Rows):
+class Kernel(NamedTuple):
+    """Attention without score matrices. Sums are taken over the exponentials of a query's scores; H is the number of heads.
+
+    fits: `(queries, rows) -> bool[]`, whether it can compute these rows.
+    forward: `(softcap, queries, keys, values, rows) -> (out, logarithms of sums f32[R, H, T])`.
+    backward: `(softcap, queries, keys, values, rows, out, logarithms, d_out) -> (d_queries, d_keys, d_values)`.
+    """
+
+    fits: Callable
+    forward: Callable
+    backward: Callable
+
+
+def plain_flash_attention(softcap, queries, keys, values, rows: RowMask):
     """The reference of `flash_attention`: one softmax over all keys, whose scores exist at once."""
     scores = jnp.einsum("rkhqd,rksd->rkhqs", queries, keys, preferred_element_type=jnp.float32)
     T = queries.shape[-2]
@@ -49,7 +63,7 @@ def plain_flash_attention(softcap, queries, keys, values, rows: Rows):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def flash_attention(softcap, queries, keys, values, rows: Rows):
+def flash_attention(softcap, queries, keys, values, rows: RowMask):
     """Attention of scaled `queries [R, K, H/K, T, d]` over `keys, values [R, K, N, d]`, in the shape of the queries.
 
     T is N, or fewer if `rows.begin` gives the slot of the first query. The result is 0 where a query sees nothing.
@@ -136,7 +150,7 @@ def backward(softcap, saved, d_out):
 flash_attention.defvjp(_forward, backward)
 
 
-def _padded(arrays, rows: Rows, T: int, size: int):
+def _padded(arrays, rows: RowMask, T: int, size: int):
     """Arrays with slots on axis -2, their rows, and the queries' positions, up to multiples of the block.
 
     Padding is seen by no query.
@@ -151,7 +165,7 @@ def _padded(arrays, rows: Rows, T: int, size: int):
     return arrays, padded, jnp.pad(positions, ((0, 0), (0, -T % size)), constant_values=jnp.iinfo(jnp.int32).max)
 
 
-def visits(rows: Rows, size: int, positions=None):
+def visits(rows: RowMask, size: int, positions=None):
     """Blocks of keys that each block of queries has to visit: `(order i32[n, m], counts i32[n])`, the first `counts` of a row.
 
     It skips blocks after the queries, blocks whose subtrees have all ended before them, and blocks outside every window. All
@@ -175,7 +189,7 @@ def visits(rows: Rows, size: int, positions=None):
     return jnp.argsort(~visible, axis=-1, stable=True), visible.sum(-1)
 
 
-def _block_scores(softcap, queries, keys, rows: Rows, positions, i, j, size):
+def _block_scores(softcap, queries, keys, rows: RowMask, positions, i, j, size):
     """Scores of block i of queries with block j of keys, `f32[R, K, H/K, size, size]`, and which of them count."""
     slots = jnp.arange(size)
     ends, key_positions, positions = (jax.lax.dynamic_slice_in_dim(x, at * size, size, axis=1) for x, at in
@@ -184,7 +198,7 @@ def _block_scores(softcap, queries, keys, rows: Rows, positions, i, j, size):
     return capped(score_products(queries, _part(keys, j, size)), softcap), seen
 
 
-def seen_by(rows: Rows, slots, keys, key_slots, positions):
+def seen_by(rows: RowMask, slots, keys, key_slots, positions):
     """Whether queries see keys: `bool[R, 1, 1, t, u]`."""
     ends, key_positions = keys
     tree = (key_slots <= slots[:, None]) & (slots[:, None] < ends[:, None])

@@ -1,7 +1,5 @@
 """Attention in rows of trees: by the platform's kernel if it supports the batch, otherwise in blocks by XLA (`flash`)."""
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +9,10 @@ from jax.sharding import PartitionSpec
 from jaxrl_llm.kernels import flash
 from jaxrl_llm.kernels.attention import SAVED
 from jaxrl_llm.kernels.choice import automatic_axes, by_hand, chosen, is_placed
-from jaxrl_llm.kernels.flash import Rows
+from jaxrl_llm.kernels.flash import Kernel, RowMask
 
 
-class Kernel(NamedTuple):
-    """Attention without score matrices. Sums are taken over the exponentials of a query's scores; H is the number of heads.
-
-    fits: `(queries, rows) -> bool[]`, whether it can compute these rows.
-    forward: `(softcap, queries, keys, values, rows) -> (out, logarithms of sums f32[R, H, T])`.
-    backward: `(softcap, queries, keys, values, rows, out, logarithms, d_out) -> (d_queries, d_keys, d_values)`.
-    """
-
-    fits: Callable
-    forward: Callable
-    backward: Callable
-
-
-def attention(kernels: str, softcap, queries, keys, values, rows: Rows):
+def attention(kernels: str, softcap, queries, keys, values, rows: RowMask):
     """As `flash.flash_attention`, by the set of `kernels`, see `kernels.choice`."""
     kernel = _kernel_of(chosen(kernels), softcap, queries, rows)
     if kernel is None:
@@ -35,7 +20,7 @@ def attention(kernels: str, softcap, queries, keys, values, rows: Rows):
     return by_kernel(kernel, softcap, queries, keys, values, rows)
 
 
-def _kernel_of(kernels: str, softcap, queries, rows: Rows) -> Kernel | None:
+def _kernel_of(kernels: str, softcap, queries, rows: RowMask) -> Kernel | None:
     """Imported where they are used: programs for CPUs need none of them."""
     if kernels == "tpu" and is_placed():
         from jaxrl_llm.kernels import splash
@@ -47,7 +32,7 @@ def _kernel_of(kernels: str, softcap, queries, rows: Rows) -> Kernel | None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def by_kernel(kernel: Kernel, softcap, queries, keys, values, rows: Rows):
+def by_kernel(kernel: Kernel, softcap, queries, keys, values, rows: RowMask):
     """As `flash.flash_attention`, by `kernel` if it fits the rows, which the program checks at run time."""
     return _forward(kernel, softcap, queries, keys, values, rows)[0]
 
@@ -85,7 +70,7 @@ def _backward(kernel, softcap, saved, d_out):
 by_kernel.defvjp(_forward, _backward)
 
 
-def _by_hand(f, rows: Rows, queries, keys, values, *others):
+def _by_hand(f, rows: RowMask, queries, keys, values, *others):
     """`f(queries, keys, values, rows, *others)` under `shard_map` along axes that the compiler would otherwise partition.
 
     Each device along `tensor` has its own heads, on axis 1 of every array, if `tensor` divides the number of key heads.
@@ -97,6 +82,6 @@ def _by_hand(f, rows: Rows, queries, keys, values, *others):
     return by_hand(of_shard, (rows, *arrays), (PartitionSpec(), *(heads for _ in arrays)), heads)
 
 
-def _real(queries, rows: Rows):
+def _real(queries, rows: RowMask):
     """`bool[R, 1, 1, T, 1]`, queries that are not padding: each of them sees itself."""
     return (rows.of_queries(rows.end, queries.shape[-2]) > 0)[:, None, None, :, None]

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
-from jaxrl_llm.kernels.flash import Rows
-from jaxrl_llm.kernels.rows import Kernel
+from jaxrl_llm.kernels.flash import Kernel, RowMask
 
 BLOCK = 512  # most queries, and keys, of a block
 LANES = 128  # a block is a multiple of this
@@ -30,13 +29,13 @@ def serves(queries) -> bool:
     return queries.shape[-1] in (64, 128, 256)
 
 
-def forward(interpret, softcap, queries, keys, values, rows: Rows):
+def forward(interpret, softcap, queries, keys, values, rows: RowMask):
     """Outputs like the queries, of padding too, and logarithms of the sums `f32[R, H, T]`."""
     out, sums = jax.lax.map(lambda row: _of_row(softcap, interpret, *row), _laid(rows, queries, keys, values))
     return _unlaid(out, queries), sums[:, :, :queries.shape[-2]]
 
 
-def backward(interpret, softcap, queries, keys, values, rows: Rows, out, sums, d_out):
+def backward(interpret, softcap, queries, keys, values, rows: RowMask, out, sums, d_out):
     """Gradients in queries, keys and values; `d_out` is 0 on padding."""
     T, N = queries.shape[-2], keys.shape[-2]
     sums = jnp.pad(sums, ((0, 0), (0, 0), (0, -T % _size(T))))
@@ -60,7 +59,7 @@ def _unlaid(x, queries):
     return x[..., :queries.shape[-2], :].reshape(queries.shape)
 
 
-def _laid(rows: Rows, queries, keys, values):
+def _laid(rows: RowMask, queries, keys, values):
     """The arguments of `_of_row`: queries, keys, values, ends and positions of keys, slots and positions of queries."""
     T = queries.shape[-2]
     size = _size(T)
@@ -70,7 +69,7 @@ def _laid(rows: Rows, queries, keys, values):
     return _flat(queries), keys, values, (end, positions, slots, own, reach)
 
 
-def _padded(rows: Rows, T: int, size: int):
+def _padded(rows: RowMask, T: int, size: int):
     """Ends and positions of the keys, slots and positions of the queries, up to multiples of the block."""
     def pad(x, value=0):
         return jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)), constant_values=value)
@@ -98,7 +97,7 @@ def _most(slots: int, size: int) -> int:
     return ROOM * (slots // size) + ROOM
 
 
-def fits(queries, rows: Rows):
+def fits(queries, rows: RowMask):
     """Whether there is room for the masks of every row, `bool[]`."""
     T = queries.shape[-2]
     size = _size(T)
@@ -107,7 +106,7 @@ def fits(queries, rows: Rows):
     return counts.max() <= _most(len(slots), size)
 
 
-def cost(queries, keys, rows: Rows) -> dict[str, tuple[float, float]]:
+def cost(queries, keys, rows: RowMask) -> dict[str, tuple[float, float]]:
     """Of the kernels' calls for one row, by name: operations of their products, and bytes read again and again.
 
     Shapes are those of `forward`, with `rows` of one row whose values are known. The forward pass computes 2 products for each

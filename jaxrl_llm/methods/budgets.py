@@ -145,7 +145,7 @@ ROWS = (
         estimator=("reinforce", {"variant": "rfpp_baseline"}),
         objective=("tis_mis", {"clip_high": 0.4, "kl_coef": 1e-4}),
         filters=("dynamic_sampling",),
-        controllers=("prorl", "brorl"),
+        controllers=("reference_reset", "brorl"),
         defaults={"prompts": 128, "group_size": 512, "temperature": 1.2},
     ),
 )

@@ -192,7 +192,7 @@ ROWS = (
         estimator=("spear", {}),
         objective=("spear", {}),
         needs=("old_logprobs", "behavior_logprobs", "reward_baseline", "age"),
-        controllers=("spear", "tool_bonus"),
+        controllers=("recent_median", "tool_bonus"),
         replay=("self_imitation", {}),
         omits="a loss on fresh rollouts of its own: those that reach the baseline are imitated too",
     ),

@@ -10,7 +10,7 @@ from jax.tree_util import Partial
 from jaxrl_llm.kernels import rows as kernels_of_rows
 from jaxrl_llm.kernels.attention import BLOCK, MASKED, attention
 from jaxrl_llm.kernels.choice import chosen
-from jaxrl_llm.kernels.flash import FAR, Rows
+from jaxrl_llm.kernels.flash import FAR, RowMask
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 
 
@@ -137,7 +137,7 @@ def tree_attention(queries, keys, values, end, positions, window, local, *, scal
     R, T, H, d = queries.shape
     K, reach = keys.shape[1], FAR if window is None else jnp.where(local, window, FAR)
     grouped = (queries * scale).reshape(R, T, K, H // K, d).transpose(0, 2, 3, 1, 4)  # [R, K, H/K, T, d]
-    rows = Rows(end, positions, jnp.asarray(reach, jnp.int32), begin)
+    rows = RowMask(end, positions, jnp.asarray(reach, jnp.int32), begin)
     out = kernels_of_rows.attention(kernels, softcap, grouped, keys, values, rows)
     return out.transpose(0, 3, 1, 2, 4).reshape(R, T, H, d)
 

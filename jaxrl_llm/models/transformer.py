@@ -432,7 +432,7 @@ class Transformer:
 
     def tree_states(self, params, tokens, positions, end, *, lora=None, whole=lambda layer: layer, return_loads: bool = False,
                     axis: str | None = None, experts=None):
-        """States of rows that hold trees of tokens in depth-first order, see `packing.Rows`.
+        """States of rows that hold trees of tokens in depth-first order, see `packing.PackedRows`.
 
         A token sees itself and its ancestors. Values and gradients equal those of one plain row for each path.
 

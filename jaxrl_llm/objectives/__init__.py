@@ -2,9 +2,11 @@
 
 from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import OBJECTIVES, Objective, objective, token_objective
+from jaxrl_llm.objectives.ppo_clip import ppo_clip
+
+__all__ = ["Objective", "make", "names", "objective", "ppo_clip", "token_objective"]
 
 registry.discover(__name__, __path__)
-globals().update(OBJECTIVES)
 
 
 def names() -> list[str]:
@@ -15,6 +17,3 @@ def names() -> list[str]:
 def make(slug: str, **hyper) -> Objective:
     """The objective called `slug` with hyper-parameters `hyper`; ValueError with the nearest match if there is none."""
     return registry.make(OBJECTIVES, "objective", slug, hyper)
-
-
-__all__ = ["Objective", "make", "names", "objective", "token_objective", *sorted(OBJECTIVES)]

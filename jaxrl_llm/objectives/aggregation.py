@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm import masked, registry
-from jaxrl_llm.advantages.steps import step_totals
 from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.segments import step_totals
 
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "step_mean_token_mean", "prompt_mean",
                 "fixed_length")

@@ -17,7 +17,7 @@ def prorl(
     """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, KL to `ref_logprobs`.
 
     The clip range is the paper's, the coefficient that of the follow-up report (arXiv 2507.12507), whose own recipe has
-    `clip_high=0.27` and `kl_estimator="k2"`. `jaxrl_llm.control.prorl` decides when the policy replaces the reference.
+    `clip_high=0.27` and `kl_estimator="k2"`. `jaxrl_llm.control.reference_reset` says when the reference is replaced.
     """
     return ppo_clip(clip_low=clip_low, clip_high=clip_high, kl_coef=kl_coef, kl_estimator=kl_estimator,
                     aggregation=aggregation, max_len=max_len)

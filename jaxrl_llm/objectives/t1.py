@@ -17,7 +17,7 @@ def t1(
     """`l_t = max(-A rho, -A clip(rho)) + kl_coef * k3_t - entropy_coef * H_t`, `ref_logprobs` from the moving anchor.
 
     The terms are those of `oneshot_entropy`. Reconstructed: the paper's coefficients are not known, the defaults are our
-    choice. `jaxrl_llm.control.t1` moves the anchor.
+    choice. `jaxrl_llm.control.moving_reference` moves the anchor.
     """
     return oneshot_entropy(kl_coef=kl_coef, entropy_coef=entropy_coef, clip_low=clip_low, clip_high=clip_high,
                            aggregation=aggregation, max_len=max_len)

@@ -74,7 +74,7 @@ class Context(NamedTuple):
     as_sampled: bool = False
 
 
-class Kind(NamedTuple):
+class RecorderKind(NamedTuple):
     """A recorder that runs make by name, by `make(context)`, if their method needs one of the fields that it `provides`.
 
     `needs`: fields of rollouts, or parts of a run such as `config.teacher.path` and `estimator.value_targets`, without which it
@@ -89,20 +89,20 @@ class Kind(NamedTuple):
     copies: bool = False
 
 
-RECORDERS: dict[str, Kind] = {}
+RECORDERS: dict[str, RecorderKind] = {}
 
 
 def recorder(name: str, *, provides: tuple[str, ...], needs: tuple[str, ...] = (), passes: int = 0, copies: bool = False
              ) -> Callable[[Callable[[Context], Recorder]], Callable[[Context], Recorder]]:
-    """Enters a factory into the table under the name of its recorders, see `Kind`."""
+    """Enters a factory into the table under the name of its recorders, see `RecorderKind`."""
     def entered(make):
-        registry.enter(RECORDERS, "recorder", name, Kind(make, provides, needs, passes, copies))
+        registry.enter(RECORDERS, "recorder", name, RecorderKind(make, provides, needs, passes, copies))
         return make
 
     return entered
 
 
-def _able(there: Iterable[str]) -> dict[str, Kind]:
+def _able(there: Iterable[str]) -> dict[str, RecorderKind]:
     """The recorders that can be made in a run with the fields and parts that are `there`."""
     return {name: kind for name, kind in RECORDERS.items() if {*kind.needs} <= {*there}}
 

@@ -29,7 +29,7 @@ _SLOW = sys.maxsize
 _LEAST = 0.1  # share of the deadline that a test gets before it is put off
 
 
-def run_test(program: str, test: dict, limits: sandbox.Limits, mode: str, *, until: float = math.inf,
+def run_test(program: str, test: dict, limits: sandbox.ResourceLimits, mode: str, *, until: float = math.inf,
              stop: int | None = None) -> int:
     """Outcome of one test: 1 pass, 0 wrong, -2 the program failed, -3 too late, -4 no Python, -5 not before `until`.
 
@@ -92,7 +92,7 @@ class Code:
             raise ValueError(f"workers={workers}, deadline={deadline}, partial_credit={partial_credit}; need at least "
                              "one worker, a positive deadline and a partial credit in [0, 1)")
         self.workers, self.partial_credit, self.unsafe = workers, partial_credit, unsafe
-        self.limits = sandbox.Limits(seconds=deadline, memory_mb=memory_mb)
+        self.limits = sandbox.ResourceLimits(seconds=deadline, memory_mb=memory_mb)
 
     def prepare(self) -> str:
         """The sandbox of programs on this machine. Raises RewardError if a barrier is missing and `unsafe` is not set."""

@@ -48,14 +48,14 @@ _NO_NAME = re.compile(r"[<>!]$|\\(?:not|neq?|leq?|geq?|in|pm|mp|lor|land|vee|wed
                       r"equiv|(?:[Ll]ong)?(?:[Ll]eft|[Rr]ight|[Ll]eftright)arrow)(?![a-z])")
 
 
-class Value(NamedTuple):
+class EvaluatedNumber(NamedTuple):
     """`number`, of percent where a percent sign follows."""
 
     number: Fraction
     percent: bool
 
 
-def read(text: str) -> Value | None:
+def read(text: str) -> EvaluatedNumber | None:
     """The text as one number that has been worked out, or None. Parentheses around a comma are those of a pair."""
     if len(text) > MAX_CHARACTERS:
         return None
@@ -70,10 +70,10 @@ def read(text: str) -> Value | None:
     if not suffix or _changes(suffix.group()) or suffix.group().startswith(("K", r"\text{k}")):  # thousands
         return None
     number = _number(match.group().partition("_")[0])
-    return None if number is None else Value(number, bool(suffix["percent"]))
+    return None if number is None else EvaluatedNumber(number, bool(suffix["percent"]))
 
 
-def same(left: Value, right: Value) -> bool:
+def same(left: EvaluatedNumber, right: EvaluatedNumber) -> bool:
     """Equal numbers; 50% is 0.5, and it is 50 where percent are asked for."""
     if left.percent == right.percent:
         return left.number == right.number

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from jaxrl_llm.rewards.base import RewardError
-from jaxrl_llm.rewards.process import Outcome, Process, Template
+from jaxrl_llm.rewards.process import Outcome, Process, WorkerTemplate
 
 START_LIMIT = 120.0  # seconds for a worker to import its function on a busy machine
 _LATE = Outcome("late", message="the batch ended before there was a result")
@@ -38,7 +38,7 @@ class WorkerPool:
             raise ValueError(f"workers={workers}, deadline={deadline}; need at least one worker, a positive deadline")
         self._settings = (str(memory_mb), "restricted" if restricted else "free", "scores" if scores else "values")
         self._lock = threading.Lock()
-        self._template: Template | None = None
+        self._template: WorkerTemplate | None = None
         self._starting: list[Process] = []
         self._ready: list[Process] = []
         self._running: dict[Process, int] = {}  # and the row that it computes
@@ -107,7 +107,7 @@ class WorkerPool:
         for _ in range(wanted - len(self._starting) - len(self._ready) - len(self._running)):
             try:
                 if self._template is None or not self._template.alive:
-                    self._template = Template(self._target, self._settings)
+                    self._template = WorkerTemplate(self._target, self._settings)
                 self._starting.append(Process(self._template, START_LIMIT))
             except OSError as error:
                 raise RewardError(f"no worker process for {self._target!r} could be started: {error}. Lower the workers of the "

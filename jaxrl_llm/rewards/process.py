@@ -21,7 +21,7 @@ class Outcome(NamedTuple):
     message: str = ""
 
 
-class Template:
+class WorkerTemplate:
     """The process that workers of one function are copied from, see `jaxrl_llm.rewards.template`."""
 
     def __init__(self, target: str, settings: tuple[str, ...]):
@@ -56,7 +56,7 @@ class Process:
     sends malformed replies is killed, with everything that it started, and `alive` is False from then on.
     """
 
-    def __init__(self, template: Template, limit: float):
+    def __init__(self, template: WorkerTemplate, limit: float):
         requests, self._requests = _pipe(writing=True)
         replies, self._replies = _pipe(writing=False)
         self._control, control = socket.socketpair()

@@ -9,7 +9,7 @@ import tempfile
 from typing import NamedTuple
 
 from jaxrl_llm.sandbox import modes, process
-from jaxrl_llm.sandbox.modes import Limits
+from jaxrl_llm.sandbox.modes import ResourceLimits
 
 BARRIERS = {
     "files": "reads no file but the system's, the interpreter's and its packages'",
@@ -64,7 +64,7 @@ print(json.dumps([reached, user]))
 """
 
 
-class Probe(NamedTuple):
+class BarrierReport(NamedTuple):
     """The barriers of one mode: `holds` are names of `BARRIERS`; `problem` says why the mode does not work at all, else ""."""
 
     mode: str
@@ -82,12 +82,12 @@ class Probe(NamedTuple):
 
 
 @functools.cache
-def probe(mode: str) -> Probe:
+def probe(mode: str) -> BarrierReport:
     """Tests one mode on this machine; takes about a tenth of a second, once per process."""
     if not sys.platform.startswith("linux"):
-        return Probe(mode, frozenset(), "programs run on Linux only")
+        return BarrierReport(mode, frozenset(), "programs run on Linux only")
     if not modes.available(mode):
-        return Probe(mode, frozenset(), "not installed")
+        return BarrierReport(mode, frozenset(), "not installed")
     with (tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server,
           socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams):
         os.chmod(folder, 0o777)
@@ -99,23 +99,24 @@ def probe(mode: str) -> Probe:
         known = {"FOLDER": folder, "PORT": server.getsockname()[1], "PARENT": os.getpid(), "PREFIX": sys.prefix}
         program = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + INTRUDER
         try:
-            finished = process.run(program, limits=Limits(seconds=20.0, memory_mb=512), mode=mode)
+            finished = process.run(program, limits=ResourceLimits(seconds=20.0, memory_mb=512), mode=mode)
             reached, user = json.loads(finished.stdout)
         except process.SandboxError as error:
-            return Probe(mode, frozenset(), str(error))
+            return BarrierReport(mode, frozenset(), str(error))
         except ValueError:
-            return Probe(mode, frozenset(), f"a program cannot run: {finished.stderr[-300:].decode(errors='replace').strip()}")
+            why = finished.stderr[-300:].decode(errors="replace").strip()
+            return BarrierReport(mode, frozenset(), f"a program cannot run: {why}")
     reached["user"] = os.geteuid() == 0 and user == 0
-    return Probe(mode, frozenset(BARRIERS) - {barrier for barrier, through in reached.items() if through})
+    return BarrierReport(mode, frozenset(BARRIERS) - {barrier for barrier, through in reached.items() if through})
 
 
-def probes() -> list[Probe]:
+def probes() -> list[BarrierReport]:
     """The probes of all modes, the strongest first."""
     return [probe(mode) for mode in modes.MODES]
 
 
 @functools.cache
-def best() -> Probe:
+def best() -> BarrierReport:
     """The first mode in which every barrier holds, else the one in which most do."""
     tried = []
     for mode in modes.MODES:
@@ -125,7 +126,7 @@ def best() -> Probe:
     return max(tried, key=lambda one: len(one.holds))
 
 
-def require(unsafe: bool = False) -> Probe:
+def require(unsafe: bool = False) -> BarrierReport:
     """The mode to run programs in. Raises SandboxError if a barrier is missing, unless `unsafe`."""
     chosen = best()
     if chosen.problem or (chosen.missing and not unsafe):

@@ -22,7 +22,7 @@ _SOURCE = pathlib.Path(inside.__file__).read_text()
 _numbers = itertools.cycle(range(_USERS))
 
 
-class Limits(NamedTuple):
+class ResourceLimits(NamedTuple):
     """The resource limits of one program.
 
     `seconds` of wall clock from its start; `memory_mb` of address space a process; `output_bytes` of each stream;
@@ -88,7 +88,7 @@ def _covered() -> str:
                 if os.path.isdir(path) and not any(other.startswith(path + "/") for other in visible()))
 
 
-def settings(mode: str, limits: Limits) -> dict:
+def settings(mode: str, limits: ResourceLimits) -> dict:
     """The part of a job that tells `inside` how to confine itself."""
     namespaces = mode in NAMESPACES
     own_user = os.geteuid() == 0 and _first_user() is not None and (namespaces or _read_by_others(interpreter()))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from jaxrl_llm.sandbox import inside, modes, syscalls
 from jaxrl_llm.sandbox.children import children
-from jaxrl_llm.sandbox.modes import Limits
+from jaxrl_llm.sandbox.modes import ResourceLimits
 
 _START_LIMIT = 30.0  # seconds until the program starts, on a busy machine
 _END_LIMIT = 30.0  # seconds until a namespace of many busy processes is gone
@@ -27,7 +27,7 @@ class SandboxError(RuntimeError):
     """The sandbox could not be set up; nothing of the program has run."""
 
 
-class Finished(NamedTuple):
+class ProgramResult(NamedTuple):
     """How a program ended.
 
     `status`: "done" (it ended by itself, with exit `code`; above 128: by signal `code - 128`), "timeout", "output" (it wrote
@@ -42,8 +42,9 @@ class Finished(NamedTuple):
     value: bytes
 
 
-def run(program: str, *, stdin: str = "", function: str | None = None, args: Sequence | str = (), limits: Limits = Limits(),
-        mode: str, ends_at: float = math.inf, stop: int | None = None, harness: bool = False) -> Finished:
+def run(program: str, *, stdin: str = "", function: str | None = None, args: Sequence | str = (),
+        limits: ResourceLimits = ResourceLimits(), mode: str, ends_at: float = math.inf, stop: int | None = None,
+        harness: bool = False) -> ProgramResult:
     """Runs Python text in a sandbox of that `mode`; with a `function`, calls it with the `args`.
 
     These are JSON values, or the text of a list of Python literals. Where the program has no such function, it is a method of
@@ -135,13 +136,13 @@ class _Streams(NamedTuple):
     def started(self) -> bool:
         return bytes(list(self.read.values())[-1][:len(_READY)]) == _READY
 
-    def finished(self, status: str, code: int) -> Finished:
+    def finished(self, status: str, code: int) -> ProgramResult:
         stdout, stderr, report = (bytes(text[:self.limit]) for text in self.read.values())
-        return Finished(status, code, stdout, stderr, report.removeprefix(_READY))
+        return ProgramResult(status, code, stdout, stderr, report.removeprefix(_READY))
 
 
-def _collect(process: subprocess.Popen, ended: int, report: int, limits: Limits, ends_at: float, stop: int | None,
-             begin: Callable[[], None]) -> Finished:
+def _collect(process: subprocess.Popen, ended: int, report: int, limits: ResourceLimits, ends_at: float, stop: int | None,
+             begin: Callable[[], None]) -> ProgramResult:
     """Reads what the program writes until it ends; bounded in bytes and in time, whatever it does to its streams.
 
     `begin` lets the program start, once its sandbox is ready.

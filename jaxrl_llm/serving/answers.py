@@ -8,21 +8,21 @@ import numpy as np
 
 from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.generation.stopping import REST, context
-from jaxrl_llm.serving.requests import Asked
+from jaxrl_llm.serving.requests import CompletionRequest
 from jaxrl_llm.serving.spelling import Spelling, TokenSpelling
 from jaxrl_llm.tokenizers import Tokenizer
 
 _FINISH = {"stop": "stop", "stop_string": "stop", "limit": "length", "running": None}
 
 
-class Completion:
+class PartialCompletion:
     """One completion while it is being sampled.
 
     Attributes:
       tokens: number of tokens so far.  finish: why it ended, in OpenAI's words; None: it continues.
     """
 
-    def __init__(self, index: int, asked: Asked, tokenizer: Tokenizer, tags: Mapping[int, str]):
+    def __init__(self, index: int, asked: CompletionRequest, tokenizer: Tokenizer, tags: Mapping[int, str]):
         self.index, self.tokens = index, 0
         self.finish: str | None = None
         self._asked, self._tokenizer, self._tags = asked, tokenizer, tags
@@ -80,8 +80,8 @@ class Answer:
       completions: in the order of their indices.
     """
 
-    def __init__(self, asked: Asked, tokenizer: Tokenizer, name: str, tags: Mapping[int, str]):
-        self.completions = [Completion(i, asked, tokenizer, tags) for i in range(len(asked.prompts) * asked.n)]
+    def __init__(self, asked: CompletionRequest, tokenizer: Tokenizer, name: str, tags: Mapping[int, str]):
+        self.completions = [PartialCompletion(i, asked, tokenizer, tags) for i in range(len(asked.prompts) * asked.n)]
         self._asked, self._name, self._created = asked, name, int(time.time())
         self._id = ("chatcmpl-" if asked.chat else "cmpl-") + secrets.token_hex(12)
 

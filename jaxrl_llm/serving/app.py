@@ -20,7 +20,7 @@ from jaxrl_llm.generation.engine import Node
 from jaxrl_llm.models import ModelConfig, weights
 from jaxrl_llm.serving.answers import Answer
 from jaxrl_llm.serving.http import admit, error_body, handlers, in_thread, read_json, within
-from jaxrl_llm.serving.requests import Asked, Limits, Refused, read, unserved
+from jaxrl_llm.serving.requests import ClientLimits, CompletionRequest, RequestError, read, unserved
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
 from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.tokenizers.messages import shown
@@ -28,13 +28,13 @@ from jaxrl_llm.tokenizers.messages import shown
 _ARRIVED = tuple[int, Node | Failure]  # index of the completion, and what arrived for it
 
 
-class Served(NamedTuple):
+class ServedModel(NamedTuple):
     """The model and the settings of the server.
 
     Attributes:
       name: name of the model.  config, tokenizer: its architecture and tokenizer.  worker: runs it.
       token: token that clients must send; empty: none.
-      limits: see `Limits`.
+      limits: see `ClientLimits`.
       weights_from: the folder from which published weights may be read; None: none may be published.
     """
 
@@ -43,11 +43,11 @@ class Served(NamedTuple):
     tokenizer: Tokenizer
     worker: Worker
     token: str = ""
-    limits: Limits = Limits()
+    limits: ClientLimits = ClientLimits()
     weights_from: Path | None = None
 
 
-def make_app(served: Served) -> Starlette:
+def make_app(served: ServedModel) -> Starlette:
     """The application; it closes the worker when it ends."""
     server = _Server(served)
 
@@ -67,7 +67,7 @@ def make_app(served: Served) -> Starlette:
 class _Server:
     """The answers to requests."""
 
-    def __init__(self, served: Served):
+    def __init__(self, served: ServedModel):
         self.served, self.worker = served, served.worker
         self.open = 0  # requests that are being answered
         self.loading = asyncio.Lock()
@@ -106,8 +106,8 @@ class _Server:
         known = {"model_path", "weight_version"}
         if not isinstance(body, dict) or body.keys() != known or not all(
                 isinstance(x, str) and x.isprintable() for x in body.values()):
-            raise Refused(f"the body is {shown(body)}; give {{'model_path': DIRECTORY, 'weight_version': NAME}}, both of "
-                          "printable characters")
+            raise RequestError(f"the body is {shown(body)}; give {{'model_path': DIRECTORY, 'weight_version': NAME}}, both of "
+                               "printable characters")
         directory = self.allowed(body["model_path"])
         with self.place():
             async with self.loading:  # one at a time: each holds one more copy of all weights
@@ -118,7 +118,7 @@ class _Server:
                     await within(self.served.limits.stalled,
                                   asyncio.wrap_future(self.worker.publish(body["weight_version"], params)))
                 except (OSError, ValueError) as error:
-                    raise Refused(str(error), "model_path") from error
+                    raise RequestError(str(error), "model_path") from error
         return JSONResponse({"success": True, "message": f"serving {body['weight_version']}",
                              "weight_version": body["weight_version"]})
 
@@ -126,24 +126,24 @@ class _Server:
         """The directory, if weights may be read from there."""
         folder = self.served.weights_from
         if folder is None:
-            raise Refused("this server takes no other weights; start it with --weights_from=FOLDER", status=403)
+            raise RequestError("this server takes no other weights; start it with --weights_from=FOLDER", status=403)
         try:
             directory = expanded(path).resolve()
         except (OSError, RuntimeError, ValueError) as error:  # an unknown user, links in a circle
-            raise Refused(f"model_path={shown(path)}: {error}", "model_path") from None
+            raise RequestError(f"model_path={shown(path)}: {error}", "model_path") from None
         if not directory.is_relative_to(folder.resolve()):
-            raise Refused(f"model_path={shown(path)} does not lie in {folder}, from where this server takes weights",
-                          "model_path", 403)
+            raise RequestError(f"model_path={shown(path)} does not lie in {folder}, from where this server takes weights",
+                               "model_path", 403)
         return directory
 
     # --- a request for completions ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """One of the requests that are answered at a time. Raises `Refused` if there is no room."""
+        """One of the requests that are answered at a time. Raises `RequestError` if there is no room."""
         if self.open >= self.served.limits.requests:
-            raise Refused(f"{self.open} requests are being answered, the most that this server allows; try again later",
-                          status=429, code="rate_limit_exceeded")
+            raise RequestError(f"{self.open} requests are being answered, the most that this server allows; try again later",
+                               status=429, code="rate_limit_exceeded")
         self.open += 1
         try:
             yield
@@ -164,7 +164,7 @@ class _Server:
             nodes = await _unless_gone(request.receive, rows.whole())
             return JSONResponse(answer.whole(nodes, self.worker.tag))
 
-    async def understood(self, body: Any, chat: bool) -> tuple[Asked, Answer, "_Rows"]:
+    async def understood(self, body: Any, chat: bool) -> tuple[CompletionRequest, Answer, "_Rows"]:
         """What a body asks for, and the frame of its answer; costly texts are read in a thread."""
         served = self.served
         asked = await in_thread(read, body, chat, served.tokenizer, self.worker.vocab_size, self.worker.slot_tokens,
@@ -172,7 +172,7 @@ class _Server:
         answer = Answer(asked, served.tokenizer, served.name, self.worker.tags)
         return asked, answer, _Rows(self.worker, asked, served.limits.stalled)
 
-    async def streamed(self, asked: Asked, answer: Answer, rows: "_Rows") -> AsyncIterator[str]:
+    async def streamed(self, asked: CompletionRequest, answer: Answer, rows: "_Rows") -> AsyncIterator[str]:
         """Sends events as tokens arrive. An error is an event too, since the status has already been sent."""
         try:
             left = len(answer.completions)
@@ -213,13 +213,13 @@ class _Events(StreamingResponse):
 class _Rows:
     """The rows of one request, whose tokens come from the engine's thread into a queue of this event loop."""
 
-    def __init__(self, worker: Worker, asked: Asked, stalled: float):
+    def __init__(self, worker: Worker, asked: CompletionRequest, stalled: float):
         self._worker, self._asked, self._stalled, self._loop = worker, asked, stalled, asyncio.get_running_loop()
         self._queue: asyncio.Queue[_ARRIVED] = asyncio.Queue()
         self._uids: list[int] = []
 
     async def start(self) -> None:
-        """Queues the rows. Raises `Refused` for rows that the engine refuses."""
+        """Queues the rows. Raises `RequestError` for rows that the engine refuses."""
         requests = self._asked.requests
 
         def listener(index):
@@ -232,7 +232,7 @@ class _Rows:
         try:
             self._uids = await asyncio.shield(asyncio.wrap_future(future))
         except ValueError as error:
-            raise Refused(str(error)) from None
+            raise RequestError(str(error)) from None
         except asyncio.CancelledError:
             future.add_done_callback(lambda done: self._worker.release(done.result()) if not done.exception() else None)
             raise

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from jaxrl_llm.serving.requests import Limits, Refused
+from jaxrl_llm.serving.requests import ClientLimits, RequestError
 from jaxrl_llm.serving.worker import Closed, Failure
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error", 500: "server_error",
@@ -29,20 +29,20 @@ def is_loopback(name: str) -> bool:
 
 
 def admit(request: Request, header: str, token: str, form: str = "TOKEN") -> None:
-    """Raises `Refused` for a wrong token in `header`, compared in constant time, whose right value has the `form`.
+    """Raises `RequestError` for a wrong token in `header`, compared in constant time, whose right value has the `form`.
 
     The token "" needs none. Then the host must be a loopback name: a page of a browser may ask under the name that it was
     loaded from, and may have that name point to this machine meanwhile.
     """
     if token:
         if not hmac.compare_digest(request.headers.get(header, "").encode(), form.replace("TOKEN", token).encode()):
-            raise Refused(f"no or wrong token; give the header '{header}: {form}'", status=401, code="invalid_api_key")
+            raise RequestError(f"no or wrong token; give the header '{header}: {form}'", status=401, code="invalid_api_key")
         return
     for host in request.headers.getlist("host"):
         parts = re.fullmatch(r"(?:\[([^]]*)\]|([^:[]*?)\.?)(?::[0-9]*)?", host)
         if parts is None or not is_loopback((parts[1] or parts[2] or "").lower()):
-            raise Refused(f"the host {host!r}; without a token this server answers under localhost and loopback addresses "
-                          "alone: use one of them, or start it with JAXRL_LLM_TOKEN", status=403)
+            raise RequestError(f"the host {host!r}; without a token this server answers under localhost and loopback addresses "
+                               "alone: use one of them, or start it with JAXRL_LLM_TOKEN", status=403)
 
 
 async def in_thread(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -57,41 +57,41 @@ async def in_thread(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwa
 
 
 async def within(seconds: float, work: Awaitable[_R]) -> _R:
-    """The result of `work`; `Refused` if it takes longer."""
+    """The result of `work`; `RequestError` if it takes longer."""
     try:
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError:
-        raise Refused(f"the server was not done with this request within {seconds:g} seconds", status=503) from None
+        raise RequestError(f"the server was not done with this request within {seconds:g} seconds", status=503) from None
 
 
-async def read(request: Request, kind: str, limits: Limits) -> bytes:
-    """The body. Raises `Refused` for another content type than `kind`, for too many bytes, and for a body that does not arrive.
+async def read(request: Request, kind: str, limits: ClientLimits) -> bytes:
+    """The body. Raises `RequestError` for another content type than `kind`, too many bytes, and a body that does not arrive.
 
     Pages of a browser cannot send a type such as application/json to another host without being asked.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
         name = "JSON" if kind == "application/json" else kind
-        raise Refused(f"the body must be {name}, with the header 'Content-Type: {kind}'", status=415)
+        raise RequestError(f"the body must be {name}, with the header 'Content-Type: {kind}'", status=415)
     body = bytearray()
     try:
         async with asyncio.timeout(limits.arrival):
             async for part in request.stream():
                 body += part
                 if len(body) > limits.body:
-                    raise Refused(f"the body has more than {limits.body} bytes; send fewer or shorter prompts", status=413)
+                    raise RequestError(f"the body has more than {limits.body} bytes; send fewer or shorter prompts", status=413)
     except TimeoutError:
-        raise Refused(f"the body did not arrive within {limits.arrival:g} seconds", status=408) from None
+        raise RequestError(f"the body did not arrive within {limits.arrival:g} seconds", status=408) from None
     return bytes(body)
 
 
-async def read_json(request: Request, limits: Limits) -> Any:
-    """The JSON of the body. Raises `Refused` as `read` does, and for a body that is not JSON."""
+async def read_json(request: Request, limits: ClientLimits) -> Any:
+    """The JSON of the body. Raises `RequestError` as `read` does, and for a body that is not JSON."""
     body = await read(request, "application/json", limits)
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"the body is not JSON: {error}") from None
+        raise RequestError(f"the body is not JSON: {error}") from None
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -111,11 +111,11 @@ def handlers(see: str) -> dict[Any, Any]:
         message = f"{request.method} {request.url.path}: {error.detail}; see {see}"
         return JSONResponse(error_body(message, error.status_code), error.status_code, error.headers)
 
-    return {Refused: _refused, HTTPException: http_error, Failure: _failed, Closed: _closed, ClientDisconnect: _gone,
+    return {RequestError: _refused, HTTPException: http_error, Failure: _failed, Closed: _closed, ClientDisconnect: _gone,
             Exception: _failed}
 
 
-async def _refused(request: Request, error: Refused) -> Response:
+async def _refused(request: Request, error: RequestError) -> Response:
     more = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}} | dict.fromkeys((408, 413), {"Connection": "close"})
     headers = more.get(error.status)  # the rest of a body that is refused is not waited for
     return JSONResponse(error_body(str(error), error.status, error.param, error.code), error.status, headers)

@@ -10,7 +10,7 @@ from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.training.start import DTYPES
 
 
-class Loaded(NamedTuple):
+class LoadedPolicy(NamedTuple):
     """A model with its weights, its tokenizer and a name for the weights."""
 
     model: Transformer
@@ -19,22 +19,23 @@ class Loaded(NamedTuple):
     tag: str
 
 
-def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32", *, int8_cache: bool = False) -> Loaded:
+def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32", *, int8_cache: bool = False) -> LoadedPolicy:
     """A Hugging Face directory, a PEFT directory or a GGUF file; errors as in `weights.load` and `tokenizers.load`.
 
     `tokenizer`: used instead of the one beside the weights.  `int8_cache`: see `Transformer.int8_cache`.
     """
     config, params = weights.load(path)
     model = Transformer(config, dtype=DTYPES[one_of("dtype", dtype, DTYPES)], int8_cache=int8_cache)
-    return Loaded(model, params, tokenizers.load(tokenizer or path).limited_to(config.vocab_size), Path(path).name)
+    return LoadedPolicy(model, params, tokenizers.load(tokenizer or path).limited_to(config.vocab_size), Path(path).name)
 
 
-def of_run(workdir: Path, step: int | None = None) -> Loaded:
+def of_run(workdir: Path, step: int | None = None) -> LoadedPolicy:
     """A checkpoint of a run, the newest one or that of `step`, adapters merged in. Errors as in `trained.trained`."""
     from jaxrl_llm.training.trained import trained
     restored = trained(workdir, step)
     params = restored.params if restored.lora is None else merge(restored.params, restored.lora)
-    return Loaded(restored.policy.model, params, restored.source.stream.tokenizer, f"{workdir.name}-step-{restored.step}")
+    return LoadedPolicy(restored.policy.model, params, restored.source.stream.tokenizer,
+                        f"{workdir.name}-step-{restored.step}")
 
 
 def slot_tokens_of(model: Transformer, wanted: int) -> int:

@@ -28,7 +28,7 @@ _OWN = {False: ("prompt",), True: ("messages", "tools", "max_completion_tokens",
                                    "continue_final_message", "add_generation_prompt")}
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """A request that is not answered: the HTTP `status`, and the `param` and `code` of OpenAI's errors."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
@@ -36,7 +36,7 @@ class Refused(Exception):
         self.param, self.status, self.code = param, status, code
 
 
-class Limits(NamedTuple):
+class ClientLimits(NamedTuple):
     """Limits of one client.
 
     Attributes:
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
     stalled: float = 1800.0
 
 
-class Asked(NamedTuple):
+class CompletionRequest(NamedTuple):
     """What a body asks for.
 
     Attributes:
@@ -85,12 +85,12 @@ class Asked(NamedTuple):
 class Reader:
     """The fields of one body.
 
-    A null value counts as absent. Raises `Refused` for a wrong value, stating what was given and what is allowed.
+    A null value counts as absent. Raises `RequestError` for a wrong value, stating what was given and what is allowed.
     """
 
     def __init__(self, body: Any):
         if not isinstance(body, dict):
-            raise Refused(f"the body is {shown(body)}; give a JSON object")
+            raise RequestError(f"the body is {shown(body)}; give a JSON object")
         self._body = {name: value for name, value in body.items() if value is not None}
 
     def __contains__(self, name: str) -> bool:
@@ -105,12 +105,12 @@ class Reader:
         for name, value in self._body.items():
             if name in _NEUTRAL:
                 if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL[name]):
-                    raise Refused(f"{name}={shown(value)} is not supported; leave it out, or give "
-                                  f"{' or '.join(map(repr, _NEUTRAL[name]))}", name)
+                    raise RequestError(f"{name}={shown(value)} is not supported; leave it out, or give "
+                                       f"{' or '.join(map(repr, _NEUTRAL[name]))}", name)
             elif name not in allowed + _UNREAD:
                 near = nearest(name, allowed, 1)
-                raise Refused(f"unknown field {shown(name)}" + (f"; did you mean {near[0]!r}?" if near else "")
-                              + f" Allowed: {', '.join(sorted(allowed))}", name[:80])
+                raise RequestError(f"unknown field {shown(name)}" + (f"; did you mean {near[0]!r}?" if near else "")
+                                   + f" Allowed: {', '.join(sorted(allowed))}", name[:80])
 
     def number(self, name: str, kind: type, low: float, high: float, default: Any) -> Any:
         """A number of at least `low` and at most `high`; in JSON Schema 5.0 is an integer, too."""
@@ -122,14 +122,14 @@ class Reader:
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not (whole or kind is float and isinstance(value, float)) or not low <= value <= high:
             kinds, form = ("a whole number", "d") if kind is int else ("a number", "g")
-            raise Refused(f"{name}={shown(value)}; give {kinds} from {low:{form}} to {high:{form}}", name)
+            raise RequestError(f"{name}={shown(value)}; give {kinds} from {low:{form}} to {high:{form}}", name)
         return value
 
     def flag(self, name: str) -> bool:
         """True or false; false where it is absent."""
         value = self._body.get(name, False)
         if not isinstance(value, bool):
-            raise Refused(f"{name}={shown(value)}; give true or false", name)
+            raise RequestError(f"{name}={shown(value)}; give true or false", name)
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -137,9 +137,9 @@ class Reader:
         value = self._body.get(name, [])
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts) or len(texts) > STOPS:
-            raise Refused(f"{name}={shown(value)}; give a text that is not empty, or a list of up to {STOPS}", name)
+            raise RequestError(f"{name}={shown(value)}; give a text that is not empty, or a list of up to {STOPS}", name)
         if (longest := max(map(len, texts), default=0)) > STOP_LETTERS:
-            raise Refused(f"{name} has a text of {longest} letters; give texts of up to {STOP_LETTERS}", name)
+            raise RequestError(f"{name} has a text of {longest} letters; give texts of up to {STOP_LETTERS}", name)
         return texts
 
     def ids(self, name: str, value: Any, vocab_size: int, most: int) -> list[int]:
@@ -147,11 +147,12 @@ class Reader:
         right = isinstance(value, list) and all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < vocab_size
                                                 for i in value)
         if not right or len(value) > most:
-            raise Refused(f"{name}={shown(value)}; give a list of up to {most} token ids, 0 to {vocab_size - 1}", name)
+            raise RequestError(f"{name}={shown(value)}; give a list of up to {most} token ids, 0 to {vocab_size - 1}", name)
         return value
 
 
-def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_tokens: int, name: str, limits: Limits) -> Asked:
+def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_tokens: int, name: str,
+         limits: ClientLimits) -> CompletionRequest:
     """What a body of `/v1/chat/completions` (`chat`) or of `/v1/completions` asks for.
 
     Args:
@@ -159,7 +160,7 @@ def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_toke
       slot_tokens: maximum number of tokens of a prompt and its completion.
       name: name of the served model.
     Raises:
-      Refused: for fields that are unknown or wrong, and for what exceeds a limit.
+      RequestError: for fields that are unknown or wrong, and for what exceeds a limit.
     """
     fields = Reader(body)
     fields.known(_SAMPLED + _OWN[chat])
@@ -169,20 +170,20 @@ def read(body: Any, chat: bool, tokenizer: Tokenizer, vocab_size: int, slot_toke
                else _prompts(fields, tokenizer, vocab_size, slot_tokens, limits))
     n = fields.number("n", int, 1, limits.completions, 1)
     if n * len(prompts) > limits.completions:
-        raise Refused(f"{len(prompts)} prompts with n={n} make {n * len(prompts)} completions; this server allows "
-                      f"{limits.completions} in a request", "n")
+        raise RequestError(f"{len(prompts)} prompts with n={n} make {n * len(prompts)} completions; this server allows "
+                           f"{limits.completions} in a request", "n")
     stops = fields.ids("stop_token_ids", fields.get("stop_token_ids", []), vocab_size, STOPS)
     options = fields.get("stream_options", {})
     if not isinstance(options, dict) or not set(options) <= {"include_usage", "include_obfuscation"}:
-        raise Refused(f"stream_options={shown(options)}; give {{'include_usage': true}}", "stream_options")
+        raise RequestError(f"stream_options={shown(options)}; give {{'include_usage': true}}", "stream_options")
     request = Request(
         uid=0, limit=_limit(fields, chat, max(map(len, prompts)), slot_tokens), sampling=_sampling(fields, vocab_size),
         stop_tokens=tuple(dict.fromkeys([*tokenizer.stop_ids, *stops])), stop_texts=tuple(fields.texts("stop")),
         stops_in_context=True)
     seed = fields.number("seed", int, -2**63, 2**63 - 1, None)
-    return Asked(prompts, n, request, secrets.randbits(62) if seed is None else seed, fields.flag("stream"),
-                 fields.flag("stream") and options.get("include_usage", False) is True, _logprobs(fields, chat),
-                 fields.flag("return_token_ids"), chat)
+    return CompletionRequest(prompts, n, request, secrets.randbits(62) if seed is None else seed, fields.flag("stream"),
+                             fields.flag("stream") and options.get("include_usage", False) is True, _logprobs(fields, chat),
+                             fields.flag("return_token_ids"), chat)
 
 
 def _limit(fields: Reader, chat: bool, longest: int, slot_tokens: int) -> int:
@@ -192,9 +193,9 @@ def _limit(fields: Reader, chat: bool, longest: int, slot_tokens: int) -> int:
     limit = fields.number(name, int, 1, 2**31 - 1, None)
     wanted = limit or (1 if chat else _COMPLETION_TOKENS)
     if wanted > room:
-        raise Refused(f"a prompt of {longest} tokens and {name}={wanted} make {longest + wanted}; this server holds "
-                      f"{slot_tokens} in all: shorten the prompt"
-                      + (f", or give {name}={room} or less" if room > 0 else ""), name, code="context_length_exceeded")
+        raise RequestError(f"a prompt of {longest} tokens and {name}={wanted} make {longest + wanted}; this server holds "
+                           f"{slot_tokens} in all: shorten the prompt"
+                           + (f", or give {name}={room} or less" if room > 0 else ""), name, code="context_length_exceeded")
     return limit or (room if chat else _COMPLETION_TOKENS)
 
 
@@ -202,10 +203,10 @@ def _sampling(fields: Reader, vocab_size: int) -> Sampling:
     """The distribution; OpenAI's and vLLM's ways to say "off" count as such."""
     top_k, top_p = fields.number("top_k", int, -1, 2**31 - 1, -1), fields.number("top_p", float, 0.0, 1.0, 1.0)
     if top_p == 0:
-        raise Refused("top_p=0; give a number above 0, or temperature=0 for the most likely token", "top_p")
+        raise RequestError("top_p=0; give a number above 0, or temperature=0 for the most likely token", "top_p")
     min_p = fields.number("min_p", float, 0.0, 1.0, 0.0)
     if min_p == 1:
-        raise Refused("min_p=1; give a number below 1, or temperature=0 for the most likely token", "min_p")
+        raise RequestError("min_p=1; give a number below 1, or temperature=0 for the most likely token", "min_p")
     return Sampling(fields.number("temperature", float, 0.0, 2.0, 1.0), top_k if 0 < top_k < vocab_size else None,
                     top_p if top_p < 1 else None, min_p or None)
 
@@ -216,12 +217,12 @@ def _logprobs(fields: Reader, chat: bool) -> bool:
     if chat or isinstance(value, bool):
         return fields.flag("logprobs")
     if value != 0 or isinstance(value, float):
-        raise Refused(f"logprobs={shown(value)}; give 0: the log-prob of the sampled token alone is kept", "logprobs")
+        raise RequestError(f"logprobs={shown(value)}; give 0: the log-prob of the sampled token alone is kept", "logprobs")
     return True
 
 
 def check_fits(value: Any, spellings: Iterable[str], slot_tokens: int) -> None:
-    """Raises `Refused` for what cannot fit into a slot, before anything is rendered or encoded, which takes far longer.
+    """Raises `RequestError` for what cannot fit into a slot, before anything is rendered or encoded, which takes far longer.
 
     Counted are characters of texts, entries of lists and objects, and `spellings` of control tokens, each a token at least.
     """
@@ -234,23 +235,23 @@ def check_fits(value: Any, spellings: Iterable[str], slot_tokens: int) -> None:
         for left, most, what in ((entries, ENTRIES * slot_tokens, "lists and objects with more than {} entries"),
                                  (characters, CHARACTERS * slot_tokens, "texts of more than {} characters")):
             if left < 0:
-                raise Refused(f"the prompt has {what.format(most)}; this server holds {slot_tokens} tokens in all: shorten it",
-                              code="context_length_exceeded")
+                raise RequestError(f"the prompt has {what.format(most)}; this server holds {slot_tokens} tokens in "
+                                   "all: shorten it", code="context_length_exceeded")
         spelled -= sum(text.count(name) for name in spellings for text in texts)
     if spelled < 0:
-        raise Refused(f"the prompt spells more than {slot_tokens} control tokens; this server holds {slot_tokens} tokens in "
-                      "all: shorten it", code="context_length_exceeded")
+        raise RequestError(f"the prompt spells more than {slot_tokens} control tokens; this server holds {slot_tokens} tokens "
+                           "in all: shorten it", code="context_length_exceeded")
 
 
-def _prompts(fields: Reader, tokenizer: Tokenizer, vocab_size: int, slot_tokens: int, limits: Limits) -> list[list[int]]:
+def _prompts(fields: Reader, tokenizer: Tokenizer, vocab_size: int, slot_tokens: int, limits: ClientLimits) -> list[list[int]]:
     """Token ids of `prompt`: a text, token ids, or a list of either."""
     if "prompt" not in fields:
-        raise Refused("the body has no prompt; give a text, a list of token ids, or a list of either", "prompt")
+        raise RequestError("the body has no prompt; give a text, a list of token ids, or a list of either", "prompt")
     given = fields.get("prompt")
     several = isinstance(given, list) and bool(given) and all(isinstance(one, (str, list)) for one in given)
     prompts = given if several else [given]
     if len(prompts) > limits.completions:
-        raise Refused(f"prompt has {len(prompts)} prompts; this server allows {limits.completions} in a request", "prompt")
+        raise RequestError(f"prompt has {len(prompts)} prompts; this server allows {limits.completions} in a request", "prompt")
     for text in prompts:
         if isinstance(text, str):
             check_fits(text, (), slot_tokens)
@@ -260,7 +261,7 @@ def _prompts(fields: Reader, tokenizer: Tokenizer, vocab_size: int, slot_tokens:
         if len(encoded[-1]) > slot_tokens:  # which is refused, so the others need not be read
             break
     if not all(encoded):
-        raise Refused("an empty prompt; give one token at least", "prompt")
+        raise RequestError("an empty prompt; give one token at least", "prompt")
     return encoded
 
 
@@ -269,18 +270,18 @@ def _encoded(text: str, tokenizer: Tokenizer) -> list[int]:
     try:
         return tokenizer.encode(text, add_bos=tokenizer.adds_bos)
     except ValueError as error:
-        raise Refused(str(error), "prompt") from None
+        raise RequestError(str(error), "prompt") from None
 
 
 def _conversation(fields: Reader, tokenizer: Tokenizer, slot_tokens: int) -> list[int]:
     """Token ids of `messages` by the chat template, which gets `tools` and `chat_template_kwargs`."""
     given, tools, others = fields.get("messages"), fields.get("tools", []), fields.get("chat_template_kwargs", {})
     if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
-        raise Refused(f"messages={shown(given)}; give a list of {{'role': ..., 'content': ...}}", "messages")
+        raise RequestError(f"messages={shown(given)}; give a list of {{'role': ..., 'content': ...}}", "messages")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Refused(f"tools={shown(tools)}; give a list of {{'type': 'function', 'function': ...}}", "tools")
+        raise RequestError(f"tools={shown(tools)}; give a list of {{'type': 'function', 'function': ...}}", "tools")
     if not isinstance(others, dict):
-        raise Refused(f"chat_template_kwargs={shown(others)}; give an object", "chat_template_kwargs")
+        raise RequestError(f"chat_template_kwargs={shown(others)}; give an object", "chat_template_kwargs")
     check_fits([given, tools, others], tokenizer.control_tokens, slot_tokens)
     variables = others | _ending(fields) | ({"tools": tools} if tools and fields.get("tool_choice", "auto") != "none" else {})
     try:
@@ -288,12 +289,12 @@ def _conversation(fields: Reader, tokenizer: Tokenizer, slot_tokens: int) -> lis
         ids = conversation.start(tokenizer, said, **variables)
         hidden = conversation.hidden(tokenizer, said, **variables)
     except (ValueError, TypeError, RecursionError) as error:
-        raise Refused(str(error), "messages") from None
+        raise RequestError(str(error), "messages") from None
     if hidden:
-        raise Refused(f"the chat template of this model leaves out {hidden}; describe it in the text of a message, or take a "
-                      "model whose template shows tools", "tools" if hidden.startswith("the tool") else "messages")
+        raise RequestError(f"the chat template of this model leaves out {hidden}; describe it in the text of a message, or "
+                           "take a model whose template shows tools", "tools" if hidden.startswith("the tool") else "messages")
     if not ids:
-        raise Refused("the chat template writes nothing for these messages", "messages")
+        raise RequestError("the chat template writes nothing for these messages", "messages")
     return ids
 
 
@@ -306,6 +307,7 @@ def _ending(fields: Reader) -> dict[str, bool]:
     return given
 
 
-def unserved(given: Any, name: str) -> Refused:
+def unserved(given: Any, name: str) -> RequestError:
     """The refusal of another model than the one with this `name`."""
-    return Refused(f"model={shown(given)} is not served here; give {name!r}, or leave it out", "model", 404, "model_not_found")
+    return RequestError(f"model={shown(given)} is not served here; give {name!r}, or leave it out", "model", 404,
+                        "model_not_found")

@@ -3,7 +3,7 @@
 from jaxrl_llm import registry
 from jaxrl_llm.tasks.arithmetic import arithmetic
 from jaxrl_llm.tasks.attempts import attempts
-from jaxrl_llm.tasks.base import Part, Problem, Source, Task, text_of
+from jaxrl_llm.tasks.base import Part, Problem, ProblemSource, Task, text_of
 from jaxrl_llm.tasks.dataset import dataset, jsonl
 from jaxrl_llm.tasks.edits import edits
 from jaxrl_llm.tasks.grounding import grounding
@@ -12,7 +12,7 @@ from jaxrl_llm.tasks.reasoning_gym_task import reasoning_gym
 from jaxrl_llm.tasks.styles import styles
 from jaxrl_llm.tasks.word_problems import word_problems
 
-__all__ = ["FACTORIES", "Part", "Problem", "Source", "Task", "make", "mixture", "text_of"]
+__all__ = ["FACTORIES", "Part", "Problem", "ProblemSource", "Task", "make", "mixture", "text_of"]
 
 FACTORIES: dict[str, registry.Factory] = {}
 for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym, grounding, edits, styles, word_problems):

@@ -30,7 +30,7 @@ class Problem:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source(Sequence):
+class ProblemSource(Sequence):
     """Random-access problems: `source[i] == build(items[i], first_id + i)`, made when asked for."""
 
     items: Sequence
@@ -127,7 +127,7 @@ def disjoint_task(name: str, train: list, heldout: list, build: Callable[[Any, i
         if not items:
             raise ValueError(f"task {name!r} has no {side} problems ({len(train)} training, {len(heldout)} held-out); "
                              "use more problems or another held-out share")
-    return Task(name, Source(train, build), Source(heldout, build, len(train)), reward)
+    return Task(name, ProblemSource(train, build), ProblemSource(heldout, build, len(train)), reward)
 
 
 def seeded(name: str, words: str, train: int, heldout: int) -> Task:

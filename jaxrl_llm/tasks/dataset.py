@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks import columns, tables
-from jaxrl_llm.tasks.base import Problem, Source, Task, disjoint_task, front_of, question_of, split_position, text_of
+from jaxrl_llm.tasks.base import Problem, ProblemSource, Task, disjoint_task, front_of, question_of, split_position, text_of
 from jaxrl_llm.tokenizers.messages import present
 
 HELD_OUT = 0.2  # held-out share of the problems if neither a split nor a file is held out
@@ -129,7 +129,7 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
         return dataclasses.replace(item[0], prompt=_in_front(item[0].prompt, system, shown), id=number)
 
     name, reward = f"dataset/{os.path.basename(path.rstrip('/'))}", "code" if tests else "boxed"
-    return disjoint_task(name, train, rest, build, reward) if split else Task(name, (), Source(rest, build), reward)
+    return disjoint_task(name, train, rest, build, reward) if split else Task(name, (), ProblemSource(rest, build), reward)
 
 
 def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float = HELD_OUT) -> Task:

@@ -12,7 +12,7 @@ PROMPT = "{question} Explain step by step, then give the answer as a number."
 BIG, SMALL = (11, 60), (2, 9)
 
 
-class Template(NamedTuple):
+class Question(NamedTuple):
     """A question with gaps, the ranges of its numbers a, b, c, and its steps: `"a + b"`, then of the result r `"r - c"`."""
 
     text: str
@@ -21,36 +21,36 @@ class Template(NamedTuple):
 
 
 ONE = (
-    Template("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
+    Question("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
              (BIG, BIG), ("a + b",)),
-    Template("{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} have left?",
+    Question("{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} have left?",
              (BIG, BIG), ("a - b",)),
-    Template("There are {a} boxes with {b} {things} in each. How many {things} are there in all?", (SMALL, SMALL), ("a * b",)),
-    Template("{name} shares {a} {things} equally among {b} friends. How many {things} does each friend get?",
+    Question("There are {a} boxes with {b} {things} in each. How many {things} are there in all?", (SMALL, SMALL), ("a * b",)),
+    Question("{name} shares {a} {things} equally among {b} friends. How many {things} does each friend get?",
              (BIG, SMALL), ("a / b",)),
-    Template("{name} collected {a} {things} and {other} collected {b}. How many {things} did they collect together?",
+    Question("{name} collected {a} {things} and {other} collected {b}. How many {things} did they collect together?",
              (BIG, BIG), ("a + b",)),
-    Template("{name} needs {a} {things} and has {b} already. How many more {things} does {name} need?", (BIG, BIG), ("a - b",)),
-    Template("A train has {a} cars and each car has {b} seats. How many seats does the train have?",
+    Question("{name} needs {a} {things} and has {b} already. How many more {things} does {name} need?", (BIG, BIG), ("a - b",)),
+    Question("A train has {a} cars and each car has {b} seats. How many seats does the train have?",
              (SMALL, SMALL), ("a * b",)),
-    Template("{name} packs {a} {things} into bags of {b}. How many bags does {name} need?", (BIG, SMALL), ("a / b",)),
+    Question("{name} packs {a} {things} into bags of {b}. How many bags does {name} need?", (BIG, SMALL), ("a / b",)),
 )
 TWO = (
-    Template("{name} has {a} {things}, buys {b} more and then loses {c}. How many {things} does {name} have now?",
+    Question("{name} has {a} {things}, buys {b} more and then loses {c}. How many {things} does {name} have now?",
              (BIG, BIG, SMALL), ("a + b", "r - c")),
-    Template("{name} buys {a} packs with {b} {things} in each and already had {c} {things}. "
+    Question("{name} buys {a} packs with {b} {things} in each and already had {c} {things}. "
              "How many {things} does {name} have now?", (SMALL, SMALL, BIG), ("a * b", "r + c")),
-    Template("A notebook costs {a} dollars and a pen costs {b} dollars. How many dollars do {c} notebooks and one pen cost?",
+    Question("A notebook costs {a} dollars and a pen costs {b} dollars. How many dollars do {c} notebooks and one pen cost?",
              (SMALL, SMALL, SMALL), ("a * c", "r + b")),
-    Template("{name} has {a} {things} and {other} has {b} more than {name}. How many {things} do they have together?",
+    Question("{name} has {a} {things} and {other} has {b} more than {name}. How many {things} do they have together?",
              (BIG, SMALL), ("a + b", "r + a")),
-    Template("{name} reads {a} pages every day for {b} days. The book has {c} pages. How many pages are left?",
+    Question("{name} reads {a} pages every day for {b} days. The book has {c} pages. How many pages are left?",
              (SMALL, SMALL, BIG), ("a * b", "c - r")),
-    Template("{name} had {a} {things}, gave away {b} and then shared the rest equally among {c} friends. "
+    Question("{name} had {a} {things}, gave away {b} and then shared the rest equally among {c} friends. "
              "How many {things} did each friend get?", (BIG, SMALL, SMALL), ("a - b", "r / c")),
-    Template("A farmer has {a} rows of {b} trees. {c} trees fall in a storm. How many trees are still standing?",
+    Question("A farmer has {a} rows of {b} trees. {c} trees fall in a storm. How many trees are still standing?",
              (SMALL, SMALL, SMALL), ("a * b", "r - c")),
-    Template("{name} earns {a} dollars an hour and works {b} hours. Then {name} spends {c} dollars. "
+    Question("{name} earns {a} dollars an hour and works {b} hours. Then {name} spends {c} dollars. "
              "How many dollars are left?", (SMALL, SMALL, SMALL), ("a * b", "r - c")),
 )
 LEVELS = {"one": ONE, "two": TWO}
@@ -123,7 +123,7 @@ def explained(left: int, sign: str, right: int) -> tuple[int, str] | None:
     return left // right, f"{right} times {left // right} is {left}, so {left} / {right} = {left // right}."
 
 
-def _filled(level: str, template: Template, most: int, chance: random.Random) -> Made | None:
+def _filled(level: str, template: Question, most: int, chance: random.Random) -> Made | None:
     """The template with numbers, names and things by chance; None where its steps leave the whole numbers above 0."""
     ranges = ((low if 2 * low <= most else SMALL[0], min(high, most)) for low, high in template.ranges)
     numbers = dict(zip("abc", (chance.randint(*limits) for limits in ranges)))
@@ -140,7 +140,7 @@ def _filled(level: str, template: Template, most: int, chance: random.Random) ->
     return Made(question, numbers["r"], " ".join([*texts, f"The answer is {numbers['r']}."]), level)
 
 
-def _problems(templates: Sequence[tuple[str, Template]], wanted: int, most: int, chance: random.Random) -> list[Made]:
+def _problems(templates: Sequence[tuple[str, Question]], wanted: int, most: int, chance: random.Random) -> list[Made]:
     """`wanted` different problems, of all templates equally many."""
     made: dict[str, Made] = {}
     for _ in range(20 * (wanted + 100)):

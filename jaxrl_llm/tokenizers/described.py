@@ -30,7 +30,7 @@ class Added(NamedTuple):
     normalized: bool | None = None
 
 
-class Description(NamedTuple):
+class TokenizerFacts(NamedTuple):
     """What a folder says about its vocabulary.
 
     Attributes:
@@ -66,7 +66,7 @@ class Description(NamedTuple):
         return self.stops or [i for i in self.model_stops if 0 <= i < vocab_size]
 
 
-def read(folder: Path) -> Description:
+def read(folder: Path) -> TokenizerFacts:
     """The description of a folder, of as many of the files as it has. Raises ValueError with file and key for a wrong type."""
     config, named = (files.read_object(folder, name) or {} for name in (CONFIG, MAP))
     sources = ((named, folder / MAP), (config, folder / CONFIG))
@@ -77,9 +77,11 @@ def read(folder: Path) -> Description:
                                       for key in ("add_bos_token", "legacy", "add_prefix_space"))
     model = files.read_object(folder, "config.json") or {}
     text = files.typed(model, "text_config", dict, folder / "config.json", "an object") or {}
-    return Description(folder, names, [*dict.fromkeys(special)], _added(folder, config, special),
-                       adds_bos, legacy, prefix_space, _ids(files.read_object(folder, GENERATION) or {}, folder / GENERATION),
-                       _ids(model, folder / "config.json") or _ids(text, folder / "config.json"), read_chat_templates(folder))
+    return TokenizerFacts(folder, names, [*dict.fromkeys(special)], _added(folder, config, special),
+                          adds_bos, legacy, prefix_space,
+                          _ids(files.read_object(folder, GENERATION) or {}, folder / GENERATION),
+                          _ids(model, folder / "config.json") or _ids(text, folder / "config.json"),
+                          read_chat_templates(folder))
 
 
 def _ids(config: Mapping[str, Any], file: Path) -> list[int]:

@@ -75,7 +75,7 @@ class Topology(NamedTuple):
     metrics: Callable[[Forest], dict[str, float]] = lambda forest: {}
 
 
-class Kind(NamedTuple):
+class TopologyKind(NamedTuple):
     """A topology that runs make by name, by `make(...)`, a function of entries of `KNOWN` and of its own numbers.
 
     `needs`: parts of a run such as `method.guidance`, without which it cannot be made; a method with these parts has it without
@@ -87,27 +87,27 @@ class Kind(NamedTuple):
     provides: tuple[str, ...] = ()
 
 
-TOPOLOGIES: dict[str, Kind] = {}
+TOPOLOGIES: dict[str, TopologyKind] = {}
 
 
 def topology(*, needs: tuple[str, ...] = (), provides: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
-    """Enters a factory into the table under its own name, see `Kind`."""
+    """Enters a factory into the table under its own name, see `TopologyKind`."""
     def entered(make):
-        registry.enter(TOPOLOGIES, "topology", make.__name__, Kind(make, needs, provides))
+        registry.enter(TOPOLOGIES, "topology", make.__name__, TopologyKind(make, needs, provides))
         return make
 
     return entered
 
 
-def named(name: str) -> Kind:
+def named(name: str) -> TopologyKind:
     """The topology of that name, or your own "module:function"; ValueError if there is none."""
     if ":" not in name:
         return TOPOLOGIES[registry.one_of("topology", name, TOPOLOGIES)]
     make = registry.function_of("topology", name)
-    return next((kind for kind in TOPOLOGIES.values() if kind.make is make), Kind(make))
+    return next((kind for kind in TOPOLOGIES.values() if kind.make is make), TopologyKind(make))
 
 
-def implied(there: Iterable[str]) -> dict[str, Kind]:
+def implied(there: Iterable[str]) -> dict[str, TopologyKind]:
     """The topologies by whose needs a run with the parts that are `there` has them without naming them."""
     return {name: kind for name, kind in TOPOLOGIES.items() if kind.needs and {*kind.needs} <= {*there}}
 

@@ -27,7 +27,7 @@ from jaxrl_llm.training.state import TrainState, with_trained
 from jaxrl_llm.training.step import add_pulled_back, advance, losses
 
 
-class Parts(NamedTuple):
+class UpdateParts(NamedTuple):
     """The jitted parts of an update, see `make_parts`. `rows` are the rows of a micro-batch, whose first slot is `start`.
 
     policy: the policy that is updated.
@@ -60,8 +60,8 @@ def make_logprobs(policy: Policy) -> Callable:
 
 @remembered(8)
 def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0,
-               balance: float = 0.0) -> Parts:
-    """The `Parts` of an update equivalent to `training.step.make_update`, with the same arguments."""
+               balance: float = 0.0) -> UpdateParts:
+    """The `UpdateParts` equivalent to `training.step.make_update`, with the same arguments."""
 
     def loss(outputs, entropies, rollouts, advantages, objective_state):
         rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
@@ -96,10 +96,10 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
 
     def donating(function):
         return jax.jit(function, donate_argnums=0)
-    return Parts(policy, make_logprobs(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
+    return UpdateParts(policy, make_logprobs(policy), jax.jit(differentiate), *map(donating, (accumulate, apply, whole)))
 
 
-def update(parts: Parts, size: int, state: TrainState, packed: Packed, rollouts: Rollouts, advantages,
+def update(parts: UpdateParts, size: int, state: TrainState, packed: Packed, rollouts: Rollouts, advantages,
            rate: np.float32 | None = None):
     """One optimiser step on a mini-batch of packed rows, `size` of them at a time: `(state, metrics)`.
 

@@ -13,7 +13,7 @@ from jaxrl_llm.generation.paged_caches import pages_of
 from jaxrl_llm.generation.pages import PAGE
 from jaxrl_llm.generation.sampling import Sampling
 from jaxrl_llm.kernels import choice
-from jaxrl_llm.kernels.flash import FAR, Rows
+from jaxrl_llm.kernels.flash import FAR, RowMask
 from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
@@ -56,7 +56,7 @@ def lower_accumulate(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     view = w.prompts // w.minibatches, w.group, w.completion_tokens
     index, cotangents = (array(dtype, spread, *view) for dtype in (np.int32, np.float32))
     parts = accumulate.make_parts(policy, objective, w.optimizer)
-    rows = packing.Rows(*slots)
+    rows = packing.PackedRows(*slots)
     add = cast(jax.stages.Wrapped, parts.accumulate)
     return add.lower(state.params, state.params, None, rows, index, np.int32(0), (cotangents, None))
 
@@ -162,7 +162,7 @@ def attention_cost(c: ModelConfig, w: Work) -> dict[str, tuple[float, float]]:
         return jax.ShapeDtypeStruct((1, c.num_kv_heads, *count, S + G * T, c.head_dim), w.dtype)
     end = np.concatenate([np.full(S, S + G * T), np.repeat(S + T * np.arange(1, G + 1), T)])
     positions = np.concatenate([np.arange(S), np.tile(S + np.arange(T), G)])
-    rows = Rows(jax.numpy.asarray(end)[None], jax.numpy.asarray(positions)[None], jax.numpy.int32(FAR))
+    rows = RowMask(jax.numpy.asarray(end)[None], jax.numpy.asarray(positions)[None], jax.numpy.int32(FAR))
     return splash.cost(heads((c.num_heads // c.num_kv_heads,)), heads(()), rows)
 
 

@@ -23,7 +23,7 @@ A config file (`configs/arithmetic.py`) starts from `default_config()` and sets 
 """
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """A key of the configuration, e.g. `sampling.group`; `default` is its text in Python, None for a group of keys."""
 
     name: str
@@ -31,7 +31,7 @@ class Key(NamedTuple):
     meaning: str
 
 
-def rooms(source: str) -> Iterator[tuple[str, list[Key]]]:
+def rooms(source: str) -> Iterator[tuple[str, list[ConfigKey]]]:
     """`(docstring, keys)` of each function of `config.py` that sets keys: `c.KEY = DEFAULT  # MEANING`, one per line.
 
     It only parses the text and imports nothing, so that `--help` is quick.
@@ -45,8 +45,8 @@ def rooms(source: str) -> Iterator[tuple[str, list[Key]]]:
         for line in function.body:
             if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]).startswith("c."):
                 value = ast.unparse(line.value)
-                keys.append(Key(ast.unparse(line.targets[0]).removeprefix("c."), None if value == "ConfigDict()" else value,
-                                comments.get(line.lineno, "")))
+                default = None if value == "ConfigDict()" else value
+                keys.append(ConfigKey(ast.unparse(line.targets[0]).removeprefix("c."), default, comments.get(line.lineno, "")))
         if keys:
             yield ast.get_docstring(function), keys
 
@@ -55,7 +55,7 @@ def _source() -> str:
     return Path(__file__).with_name("config.py").read_text(encoding="utf-8")
 
 
-def all_keys() -> list[Key]:
+def all_keys() -> list[ConfigKey]:
     """Every key, in the order of `config.py`."""
     return [key for _, keys in rooms(_source()) for key in keys]
 

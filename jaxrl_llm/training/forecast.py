@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import methods
 from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.presets import DEVICES, Device
-from jaxrl_llm.recorders.base import RECORDERS, Kind, asked
+from jaxrl_llm.recorders.base import RECORDERS, RecorderKind, asked
 from jaxrl_llm.replay.buffer import stored_bytes
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts
@@ -36,7 +36,7 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
                      int8_cache=c.model.int8_cache)
 
 
-def recorders_of(config: ConfigDict, needs: Set[str]) -> list[Kind]:
+def recorders_of(config: ConfigDict, needs: Set[str]) -> list[RecorderKind]:
     """The recorders, without those of critics, that a resolved configuration makes for these fields."""
     there = methods.provision.SAMPLED | parts.keys_of(config)
     return [RECORDERS[name] for name in asked(parts.recorded_needs(config, needs), there)]

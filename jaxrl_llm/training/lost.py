@@ -45,7 +45,7 @@ class LostWriter:
     def _where(self, uid: int) -> str:
         if not self._runner.environment.replayable:
             return f"{self.path} has what the policy said; the environment is not replayable, so it cannot be played again"
-        command = f"python -m jaxrl_llm.environments.replay {shlex.quote(str(self.path.parent))} {uid}"
+        command = f"python -m jaxrl_llm.audits.replay {shlex.quote(str(self.path.parent))} {uid}"
         return f"{self.path} has it, and `{command}` plays it again alone"
 
     def _write(self, lost: Lost) -> None:

@@ -21,7 +21,7 @@ _COUNTS = {"ScaleByScheduleState": "count", "WeightDecaySchedule": "count", "Wra
            "Counted": "updates"}
 
 
-class Kind(NamedTuple):
+class OptimizerKind(NamedTuple):
     """A constructor `(schedule, **settings) -> optax.GradientTransformation`, and its settings with their defaults."""
 
     make: Callable[..., optax.GradientTransformation]
@@ -75,13 +75,13 @@ def sgd(schedule: optax.Schedule, *, momentum: float) -> optax.GradientTransform
 
 
 TABLE = {
-    "adamw": Kind(optax.adamw, {"b1": 0.9, "b2": 0.999, "weight_decay": 0.0, "eps": 1e-8}),
-    "adam": Kind(optax.adam, {"b1": 0.9, "b2": 0.999, "eps": 1e-8}),
-    "lion": Kind(optax.lion, {"b1": 0.9, "b2": 0.99, "weight_decay": 0.0}),
-    "muon": Kind(muon, {"b1": 0.9, "b2": 0.999, "weight_decay": 0.0}),
-    "adafactor": Kind(adafactor, {"weight_decay": 0.0}),
-    "rmsprop": Kind(rmsprop, {"b2": 0.9, "eps": 1e-8, "momentum": 0.0}),
-    "sgd": Kind(sgd, {"momentum": 0.0}),
+    "adamw": OptimizerKind(optax.adamw, {"b1": 0.9, "b2": 0.999, "weight_decay": 0.0, "eps": 1e-8}),
+    "adam": OptimizerKind(optax.adam, {"b1": 0.9, "b2": 0.999, "eps": 1e-8}),
+    "lion": OptimizerKind(optax.lion, {"b1": 0.9, "b2": 0.99, "weight_decay": 0.0}),
+    "muon": OptimizerKind(muon, {"b1": 0.9, "b2": 0.999, "weight_decay": 0.0}),
+    "adafactor": OptimizerKind(adafactor, {"weight_decay": 0.0}),
+    "rmsprop": OptimizerKind(rmsprop, {"b2": 0.9, "eps": 1e-8, "momentum": 0.0}),
+    "sgd": OptimizerKind(sgd, {"momentum": 0.0}),
 }
 
 

@@ -9,7 +9,7 @@ from jaxrl_llm.models.logprobs import most_likely, token_logprobs
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.unpadding import moved, unpadding
-from jaxrl_llm.packing import Rows
+from jaxrl_llm.packing import PackedRows
 from jaxrl_llm.parallel import over_rows
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.values import features
@@ -160,7 +160,7 @@ class Policy:
         return token_logprobs(states, self.model.unembedding(params), tokens, temperature=temperature,
                               divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk, wanted=wanted)
 
-    def packed_logprobs(self, params, lora, rows: Rows, index) -> tuple[jax.Array, jax.Array, Loads | None]:
+    def packed_logprobs(self, params, lora, rows: PackedRows, index) -> tuple[jax.Array, jax.Array, Loads | None]:
         """As `logprobs` and the loads of `logprobs_and_loads`, from rows that compute each node of a tree once.
 
         Args:

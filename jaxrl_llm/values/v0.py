@@ -24,7 +24,7 @@ from jaxrl_llm.values.buffer import Buffer, append, empty
 from jaxrl_llm.values.in_context import standardise
 
 
-class Adapter(nn.Module):
+class QueryAdapter(nn.Module):
     """Token states to K queries of size E that depend on the prompt; flattened, not pooled.
 
         Q = static[K, E] + MLP(state of the last token),   u = Linear(states)
@@ -118,7 +118,7 @@ class V0:
     """
 
     head: Head
-    adapter: Adapter | None = None
+    adapter: QueryAdapter | None = None
     states: int = 0
 
     def init(self, key: Array) -> dict[str, Any]:
@@ -188,5 +188,5 @@ def load(path: str | Path) -> tuple[V0, dict[str, Any]]:
             raise ValueError(f"{path} holds no V0 weights; write them with experiments/pretrain_value.py")
         sizes = json.loads(str(stored["sizes"]))
         arrays = {name: jnp.asarray(stored[name], jnp.float32) for name in stored.files if name != "sizes"}
-    adapter = Adapter(**sizes["adapter"]) if sizes["adapter"] else None
+    adapter = QueryAdapter(**sizes["adapter"]) if sizes["adapter"] else None
     return V0(Head(**sizes["head"]), adapter, sizes["states"]), traverse_util.unflatten_dict(arrays, sep="/")

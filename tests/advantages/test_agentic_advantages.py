@@ -340,7 +340,7 @@ def play(rewards, role, step, game=(0, 0), valid=None, state=None, **hyper):
     rollouts.extras["settled"] = jnp.ones(len(rewards), bool)
     if valid is not None:
         rollouts = rollouts.replace(valid=jnp.asarray(valid))
-    estimator = advantages.spiral_rae(**hyper)
+    estimator = advantages.make("spiral_rae", **hyper)
     values, state = estimator.update(rollouts, estimator.init() if state is None else state)
     return np.asarray(values)[..., 0], np.asarray(state)
 

@@ -31,23 +31,23 @@ def test_released_penalty_continues_beyond_the_budget():
         expected = (shaped - np.mean(shaped)) / (np.std(shaped, ddof=1) + 1e-6)
         np.testing.assert_allclose(values[0, :, 0], expected, rtol=1e-5)
     with pytest.raises(ValueError, match="Allowed: code, paper"):
-        advantages.dapo_overlong(variant="soft")
+        advantages.make("dapo_overlong", variant="soft")
 
 
 def test_worked_example():
     penalty = overlong_penalty(jnp.array(LENGTHS), max_len=20, cache_len=4)
     np.testing.assert_array_equal(2 * ACCURACY - 1 + np.asarray(penalty), [[0.5, -1], [1, 1], [-2, 0]])
     rollouts = from_lists((2 * ACCURACY - 1).tolist(), lengths=LENGTHS)
-    values, _ = advantages.dapo(max_len=20, cache_len=4).update(rollouts, ())
+    values, _ = advantages.make("dapo", max_len=20, cache_len=4).update(rollouts, ())
     np.testing.assert_allclose(values[0, :, 0], [0.70710611, -0.70710611], atol=1e-7)
 
 
 def test_default_cache_is_a_fifth_of_the_budget():
     rollouts = from_lists([[1, 1]], lengths=[[9, 10]])
-    (given, _), (default, _) = (advantages.dapo(max_len=10, **kw).update(rollouts, ()) for kw in ({"cache_len": 2}, {}))
+    (given, _), (default, _) = (advantages.make("dapo", max_len=10, **kw).update(rollouts, ()) for kw in ({"cache_len": 2}, {}))
     assert np.array_equal(given, default) and values_differ(default)
     with pytest.raises(ValueError, match="cache_len=11"):
-        advantages.dapo(max_len=10, cache_len=11)
+        advantages.make("dapo", max_len=10, cache_len=11)
 
 
 def values_differ(values):

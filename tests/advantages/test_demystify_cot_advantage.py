@@ -67,7 +67,7 @@ def example(**fields):
 
 def test_returns_of_two_channels():
     expected = [1.855817, 1.854361, 1.852891, 1.851406, 1.900411, 1.949911]
-    estimator = advantages.demystify_cot(max_len=1000, ngram=3)
+    estimator = advantages.make("demystify_cot", max_len=1000, ngram=3)
     np.testing.assert_allclose(estimator.update(example(), ())[0][0, 0], expected, atol=1e-6)
     values = np.arange(6, dtype=np.float32).reshape(1, 1, 6)
     lower, _ = estimator.update(example(extras={"values": jnp.asarray(values)}), ())
@@ -76,7 +76,7 @@ def test_returns_of_two_channels():
 
 def test_kl_is_split_between_the_channels():
     kl = np.array([0.3, -0.2, 0.5, 0.1, 0.4, -0.6])
-    estimator = advantages.demystify_cot(max_len=1000, ngram=3, kl_coef=0.1, penalty=0.0)
+    estimator = advantages.make("demystify_cot", max_len=1000, ngram=3, kl_coef=0.1, penalty=0.0)
     values, _ = estimator.update(example(old_logprobs=jnp.float32(kl)[None, None]), ())
     outcome = 1.5 + 0.5 * np.cos(np.pi * 6 / 1000)
     expected = [outcome - sum(0.05 * kl[j] * (1 + 0.99 ** (j - t)) for j in range(t, 6)) for t in range(6)]
@@ -85,4 +85,4 @@ def test_kl_is_split_between_the_channels():
 
 def test_impossible_sizes_are_refused():
     with pytest.raises(ValueError, match="ngram=0"):
-        advantages.demystify_cot(ngram=0)
+        advantages.make("demystify_cot", ngram=0)

@@ -7,10 +7,10 @@ from jaxrl_llm.rollouts import from_lists
 
 
 def test_worked_example():
-    values, _ = advantages.dr_grpo().update(from_lists([[1, 0]], lengths=[[2, 1]]), ())
+    values, _ = advantages.make("dr_grpo").update(from_lists([[1, 0]], lengths=[[2, 1]]), ())
     assert np.array_equal(np.asarray(values), [[[0.5, 0.5], [-0.5, 0]]])
 
 
 def test_scale_of_the_reward_is_kept_and_singletons_vanish():
-    values, _ = advantages.dr_grpo().update(from_lists([[30, 10, 20], [5]]), ())
+    values, _ = advantages.make("dr_grpo").update(from_lists([[30, 10, 20], [5]]), ())
     assert np.array_equal(np.asarray(values)[..., 0], [[10, -10, 0], [0, 0, 0]])

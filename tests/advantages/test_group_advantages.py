@@ -212,7 +212,7 @@ def test_fapo_adds_the_overlong_penalty_to_the_shaped_reward():
     close(per_rollout("fapo", rollouts, max_len=4)[0], z([0, 0.5, -2]), rtol=1e-5)
     close(per_rollout("fapo", rollouts, max_len=4, cache_len=1)[0], z([0, 1, -2]), rtol=1e-5)
     with pytest.raises(ValueError, match="cache_len=9"):
-        advantages.fapo(max_len=4, cache_len=9)
+        advantages.make("fapo", max_len=4, cache_len=9)
 
 
 def test_judge_reward():
@@ -256,7 +256,7 @@ def test_nsr_psr_worked_example():
     logprobs = jnp.log(jnp.array([[[1.4, 1.0], [0.5, 1.0]]]))
     rollouts = rollouts.replace(old_logprobs=jnp.zeros((1, 2, 2)))
     for variant, expected in (("psr", -1.1), ("nsr", 0.9), ("weighted", 0.395)):
-        A, _ = advantages.nsr_psr(variant=variant).update(rollouts, ())
+        A, _ = advantages.make("nsr_psr", variant=variant).update(rollouts, ())
         loss, _ = objectives.ppo_clip().update(logprobs, rollouts, A, ())
         close(loss, expected, rtol=1e-6)
 
@@ -275,7 +275,7 @@ def test_a_wrong_token_gives_its_mass_to_the_others_in_proportion():
     prob = np.exp(f64(logits)) / np.exp(f64(logits)).sum()
     for variant, reward, sign in (("psr", 1, 1), ("nsr", 0, -1)):
         rollouts = from_lists([[reward]])
-        A, _ = advantages.nsr_psr(variant=variant).update(rollouts, ())
+        A, _ = advantages.make("nsr_psr", variant=variant).update(rollouts, ())
 
         def expected_return(logits):
             logprob = jax.nn.log_softmax(logits)[y]
@@ -307,7 +307,7 @@ def test_grpo_lambda_counts_real_prompts_and_breaks_ties_in_batch_order():
     everywhere = per_rollout("grpo_lambda", from_lists(rewards, lengths), variant="threshold", threshold=1.0)
     close(everywhere[2], values[1])
     with pytest.raises(ValueError, match="alpha=1"):
-        advantages.grpo_lambda(alpha=1.0)
+        advantages.make("grpo_lambda", alpha=1.0)
 
 
 def test_grpo_lambda_agrees_with_numpy():
@@ -462,9 +462,9 @@ def test_scalerl_worked_example():
     p = pad_lists([[[0.75, 0.22, 0.4], [0.2, 0.15]]], fill=1)
     behavior = pad_lists([[[0.5, 0.25, 0.32], [0.32, 0.25]]], fill=1)
     rollouts = from_lists([[1, 0]], [[3, 2]]).replace(behavior_logprobs=jnp.log(behavior))
-    A, _ = advantages.scalerl().update(rollouts, ())
+    A, _ = advantages.make("scalerl").update(rollouts, ())
     close(A[0, :, 0], [0.999998, -0.999998], rtol=1e-6)
-    objective = objectives.cispo(max_ratio=5.0, anchor="behavior", aggregation="prompt_mean")
+    objective = objectives.make("cispo", max_ratio=5.0, anchor="behavior", aggregation="prompt_mean")
     loss, _ = objective.update(jnp.log(p), rollouts, A, ())
     close(loss, 0.153029342, rtol=1e-5)
 
@@ -479,7 +479,7 @@ def test_scalerl_drops_prompts_without_signal_from_std_and_mean():
 
 def test_scalerl_running_second_moment():
     """The first batch initialises it; 4 kept rollouts replace 1 - 0.999^4 of it; a batch without a signal changes nothing."""
-    estimator = advantages.scalerl(variant="running")
+    estimator = advantages.make("scalerl", variant="running")
     first, second = from_lists([[1, 0], [1, 1]]), from_lists([[2, 0], [0, 4]])
     A, state = estimator.update(first, estimator.init())
     np.testing.assert_allclose(state, 0.25, rtol=1e-6)

@@ -42,7 +42,7 @@ def test_a_forced_prefix_makes_the_rollout_the_experts():
     prefix = np.zeros((1, 4, 2), bool)
     prefix[0, 0, 0] = True
     rollouts = from_lists([[1, 0, 0, 0.5]], lengths=[[2, 1, 1, 2]])
-    results = [advantages.luffy(baseline="on_policy").update(rollouts.replace(extras={"expert": jnp.asarray(x)}), ())[0]
+    results = [advantages.make("luffy", baseline="on_policy").update(rollouts.replace(extras={"expert": jnp.asarray(x)}), ())[0]
                for x in (prefix, EXPERT)]
     np.testing.assert_array_equal(*results)
 
@@ -88,12 +88,12 @@ def test_sil_keeps_only_rollouts_above_their_value():
     rollouts = from_lists([[0, 0]], lengths=[[3, 1]])
     extras = {"returns": jnp.array([[[1.0, 0.2, 2.0], [1, 5, 5]]]),
               "values": jnp.array([[[0.4, 0.5, 0.3], [0.5, 0, 0]]])}
-    actual, _ = advantages.sil().update(rollouts.replace(extras=extras), ())
+    actual, _ = advantages.make("sil").update(rollouts.replace(extras=extras), ())
     np.testing.assert_allclose(actual, [[[0.6, 0, 1], [0.5, 0, 0]]], atol=1e-6)
 
 
 def test_an_invalid_temperature_is_refused():
     with pytest.raises(ValueError, match="beta1=0"):
-        advantages.karl_oapl(beta1=0)
+        advantages.make("karl_oapl", beta1=0)
     with pytest.raises(ValueError, match="extras\\['expert'\\]"):
         values("luffy", [[1, 0]], baseline="on_policy")

@@ -26,7 +26,7 @@ def single(ids, rewards, kls, entropies):
 
 @pytest.mark.slow
 def test_worked_example():
-    estimator = advantages.mssr(num_prompts=3)
+    estimator = advantages.make("mssr", num_prompts=3)
     start = estimator.init()._replace(
         ids=jnp.array([0, 1, -1]), successes=jnp.array([4.0, 6, 0]), failures=jnp.array([4.0, 2, 0]))
     rollouts = single([0, 1, 2], [1, 0, 1], [0.002, 0.004, 0.006], [[0.5, 2], [0.5, 2], [0, 1]])
@@ -35,7 +35,7 @@ def test_worked_example():
     close(state.successes, [4.636, 5.454, 4.636], rtol=1e-5)
     close(state.failures, [3.636, 2.818, 3.636], rtol=1e-5)
     assert state.steps == 1 and state.ids.tolist() == [0, 1, 2]
-    vanilla, _ = advantages.mssr(num_prompts=3, entropy_coef=0.0).update(rollouts, start)
+    vanilla, _ = advantages.make("mssr", num_prompts=3, entropy_coef=0.0).update(rollouts, start)
     close(vanilla[:, 0, 0], [0.7071068, -1.4142136, 0.7071068], rtol=1e-6)
 
 
@@ -43,7 +43,7 @@ def test_worked_example():
 def test_several_steps_agree_with_numpy():
     """Prompts repeat inside a batch, the KL window wraps round, and two prompts (0 and 5) share a place."""
     rng, N, window = np.random.default_rng(0), 5, 3
-    estimator = advantages.mssr(num_prompts=N, kl_window=window, v_init=0.3)
+    estimator = advantages.make("mssr", num_prompts=N, kl_window=window, v_init=0.3)
     state, counts, kls, shared = estimator.init(), {}, [], set()
     for _ in range(8):
         ids, won = rng.integers(0, N + 1, 4), rng.integers(0, 2, 4)
@@ -75,7 +75,7 @@ def test_retention_rules():
 
 
 def test_a_batch_of_one_keeps_its_raw_advantage():
-    estimator = advantages.mssr(num_prompts=2)
+    estimator = advantages.make("mssr", num_prompts=2)
     A, _ = estimator.update(single([1], [1], [0.0], [[0.0, 9.0]]), estimator.init())
     close(A[0, 0], [0.5, 0.75])
 
@@ -83,27 +83,28 @@ def test_a_batch_of_one_keeps_its_raw_advantage():
 @pytest.mark.slow
 def test_the_bonus_weakens_penalties_by_at_most_the_cap():
     rollouts = single([0, 1], [0, 1], [0.0, 0.0], [[100.0], [100.0]])
-    A, _ = advantages.mssr(num_prompts=2, entropy_cap=4.0).update(rollouts, advantages.mssr(num_prompts=2).init())
+    mssr = advantages.make("mssr", num_prompts=2, entropy_cap=4.0)
+    A, _ = mssr.update(rollouts, mssr.init())
     close(A[:, 0, 0], [-0.75, 1.25])
 
 
 def test_sampled_entropy_is_minus_p_log_p():
     rollouts = single([0, 1], [0, 1], [0.0, 0.0], [[100.0], [100.0]]).replace(entropies=None)
-    estimator = advantages.mssr(num_prompts=2, entropy="sampled")
+    estimator = advantages.make("mssr", num_prompts=2, entropy="sampled")
     close(estimator.update(rollouts, estimator.init())[0][:, 0, 0], np.array([-1, 1]) + 0.4 * np.exp(-1), rtol=1e-6)
     with pytest.raises(ValueError, match="entropies"):
-        advantages.mssr(num_prompts=2).update(rollouts, estimator.init())
+        advantages.make("mssr", num_prompts=2).update(rollouts, estimator.init())
 
 
 def test_warm_start_sets_the_baseline():
-    estimator = advantages.mssr(num_prompts=3, entropy_coef=0.0)
+    estimator = advantages.make("mssr", num_prompts=3, entropy_coef=0.0)
     state = warm_start(estimator.init(), jnp.array([2]), jnp.array([0.25]))
     close([state.successes[2], state.failures[2], state.ids[2]], [2, 6, 2])
     close(estimator.update(single([2], [1], [0.0], [[0.0]]), state)[0][0, 0], [0.75])
 
 
 def test_a_batch_without_rollouts_does_not_change_the_tracker():
-    estimator = advantages.mssr(num_prompts=2)
+    estimator = advantages.make("mssr", num_prompts=2)
     rollouts = single([0, 1], [0, 1], [0.5, 0.5], [[1.0], [1.0]])
     _, state = estimator.update(rollouts.replace(valid=jnp.zeros((2, 1), bool)), estimator.init())
     assert state.steps == 0 and not np.any(state.successes) and not np.any(state.kls)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.advantages.steps import step_totals
 from jaxrl_llm.rollouts import from_lists, pad_lists
+from jaxrl_llm.segments import step_totals
 
 # Two tokens in the first step of the first trajectory, one in every other; q = beta * sum, the ids need not be dense.
 DIFFERENCE = pad_lists([[[1.5, 2.5, 8.0], [2.0], [-6.0, 2.0]]])
@@ -22,12 +22,12 @@ EXAMPLE = from_lists(
     ({"norm": "grpo", "group_stats": "first_step"}, np.array([20, -10, -10]) / 3,
      [0.499999, 0.999998, 0.249999, -0.749998, 0.249999])])
 def test_worked_example(hyper, outcome, process):
-    values, _ = advantages.oprl(**hyper).update(EXAMPLE, ())
+    values, _ = advantages.make("oprl", **hyper).update(EXAMPLE, ())
     a, b, c = outcome
     first, second, third, fourth, fifth = process
     expected = pad_lists([[[a + first, a + first, a + second], [b + third], [c + fourth, c + fifth]]])
     np.testing.assert_allclose(values, expected, atol=2e-6)
-    weighted, _ = advantages.oprl(alpha=0.5, **hyper).update(EXAMPLE, ())
+    weighted, _ = advantages.make("oprl", alpha=0.5, **hyper).update(EXAMPLE, ())
     np.testing.assert_allclose(weighted[0, 0, 2], a + second / 2, atol=2e-6)
 
 
@@ -35,7 +35,7 @@ def test_a_lone_trajectory_has_no_baseline():
     rollouts = from_lists([[3.0]], step_ids=np.zeros((1, 1, 1), int), old_logprobs=np.zeros((1, 1, 1), np.float32),
                           extras={"prm_logprobs": np.full((1, 1, 1), 2.0, np.float32)})
     for norm in ("grpo_std", "grpo", "rloo"):
-        values, _ = advantages.oprl(norm=norm).update(rollouts, ())
+        values, _ = advantages.make("oprl", norm=norm).update(rollouts, ())
         np.testing.assert_allclose(values, 4.0, atol=2e-5)
 
 
@@ -59,4 +59,4 @@ def test_equal_steps_have_exactly_no_process_advantage():
     x = np.tile(np.float32([0.1, -0.37, 0.013]), (1, 2, 10))
     rollouts = from_lists([[1, 1]], lengths=[[30, 30]], step_ids=np.tile(np.arange(30) // 3, (1, 2, 1)),
                           old_logprobs=np.zeros((1, 2, 30), np.float32), extras={"prm_logprobs": x})
-    assert not np.any(advantages.oprl().update(rollouts, ())[0])
+    assert not np.any(advantages.make("oprl").update(rollouts, ())[0])

@@ -19,7 +19,7 @@ NEW = jnp.array([[[0.1, -0.3, 0.4]]])
     ({"length_alpha": 1.0, "whiten": False}, [0.322222, 0.333333, 0.2], -0.281017),
     ({"length_alpha": 0.05, "whiten": False}, [0.1, 0.2, 0.2], None)])
 def test_worked_example(hyper, expected, loss):
-    values, _ = advantages.ppo_gae(**hyper).update(EXAMPLE, ())
+    values, _ = advantages.make("ppo_gae", **hyper).update(EXAMPLE, ())
     np.testing.assert_allclose(values[0, 0], expected, atol=1e-6)
     if loss is not None:
         result, _ = objectives.ppo_clip(dual_clip=3.0).update(NEW, EXAMPLE, values, ())
@@ -55,12 +55,12 @@ def test_against_a_loop_over_the_real_tokens():
                 delta = reward + gamma * following - values[p, g, t]
                 advantage, following = delta + gamma * weight * advantage, values[p, g, t]
                 store[p, g, t] = advantage + (values[p, g, t] if store is targets else 0)
-    actual, _ = advantages.ppo_gae(gamma=gamma, length_alpha=alpha, kl_coef=coef, whiten=False).update(rollouts, ())
+    actual, _ = advantages.make("ppo_gae", gamma=gamma, length_alpha=alpha, kl_coef=coef, whiten=False).update(rollouts, ())
     np.testing.assert_allclose(actual, expected, atol=2e-6)
     actual = value_targets(rollouts, gamma=gamma, lambda_critic=0.7, kl_coef=coef)
     np.testing.assert_allclose(actual, targets, atol=2e-6)
 
-    whitened, _ = advantages.ppo_gae(gamma=gamma, length_alpha=alpha, kl_coef=coef).update(rollouts, ())
+    whitened, _ = advantages.make("ppo_gae", gamma=gamma, length_alpha=alpha, kl_coef=coef).update(rollouts, ())
     kept = expected[mask & valid[..., None]]
     scaled = (expected - kept.mean()) / np.sqrt(kept.var(ddof=1) + 1e-8)
     np.testing.assert_allclose(whitened, np.where(mask & valid[..., None], scaled, 0), atol=5e-6)
@@ -68,4 +68,4 @@ def test_against_a_loop_over_the_real_tokens():
 
 def test_an_impossible_alpha_is_refused():
     with pytest.raises(ValueError, match="must be positive"):
-        advantages.ppo_gae(length_alpha=0.0)
+        advantages.make("ppo_gae", length_alpha=0.0)

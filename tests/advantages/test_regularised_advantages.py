@@ -15,7 +15,7 @@ ENTROPIES = pad_lists([[[0.9, 1.4, 0.3], [0.6, 1.8]]])
 
 
 def qwen(rollouts, state=None, **hyper):
-    estimator = advantages.qwenlong_aepo(**{"scope": "batch", "entropy_low": 0.5, "entropy_high": 0.9} | hyper)
+    estimator = advantages.make("qwenlong_aepo", **{"scope": "batch", "entropy_low": 0.5, "entropy_high": 0.9} | hyper)
     values, state = estimator.update(rollouts, estimator.init() if state is None else state)
     return np.asarray(values), state
 
@@ -30,7 +30,7 @@ def test_qwenlong_example():
     values, _ = qwen(rollouts, gate="sequence", entropy_high=1.0)
     assert np.all(values[0, 1] == 0) and np.all(values[0, 0] > 0)
     with pytest.raises(ValueError, match="entropy_low=0.5 must not exceed"):
-        advantages.qwenlong_aepo(entropy_low=0.5, entropy_high=0.2)
+        advantages.make("qwenlong_aepo", entropy_low=0.5, entropy_high=0.2)
 
 
 def test_qwenlong_from_reward_to_loss():
@@ -71,7 +71,7 @@ def test_qwenlong_scale_is_that_of_the_task():
 
 
 def kimi(rewards, **hyper):
-    return np.asarray(advantages.kimi_opmd(**hyper).update(from_lists(rewards), ())[0])[..., 0]
+    return np.asarray(advantages.make("kimi_opmd", **hyper).update(from_lists(rewards), ())[0])[..., 0]
 
 
 def test_kimi_baselines_and_their_limits():
@@ -91,12 +91,12 @@ def test_kimi_length_reward():
     """The worked example with lengths 1, 2, 1, 3: rewards [1.5, 1, 0, -0.5] of mean 0.5."""
     mask = np.arange(3) < np.array([1, 2, 1, 3])[None, :, None]
     rollouts = from_lists([[1, 1, 0, 0]]).replace(mask=mask)
-    values, _ = advantages.kimi_opmd(length_weight=1.0).update(rollouts, ())
+    values, _ = advantages.make("kimi_opmd", length_weight=1.0).update(rollouts, ())
     np.testing.assert_allclose(values, np.array([1, 0.5, -0.5, -1])[None, :, None] * mask, atol=1e-6)
 
 
 def rec(rewards, state=0, **hyper):
-    return np.asarray(advantages.rec_family(**hyper).update(from_lists(rewards), jnp.int32(state))[0])[..., 0]
+    return np.asarray(advantages.make("rec_family", **hyper).update(from_lists(rewards), jnp.int32(state))[0])[..., 0]
 
 
 def test_rec_family_example():
@@ -121,7 +121,7 @@ def test_red_drop_keeps_as_many_wrong_as_right():
 
 
 def test_topr_shift():
-    values = advantages.topr(shift=0.5).update(from_lists([[1, 0, 0.5]]), ())[0]
+    values = advantages.make("topr", shift=0.5).update(from_lists([[1, 0, 0.5]]), ())[0]
     np.testing.assert_array_equal(np.asarray(values)[..., 0], [[0.5, -0.5, 0]])
 
 
@@ -131,9 +131,9 @@ def test_t1_punishes_repetition():
     rollouts = from_lists([[1, 1, 0]], lengths=lengths, tokens=tokens)
     share = repeated_share(tokens, rollouts.mask, n=2)
     np.testing.assert_allclose(share, [[0.6, 0, 2 / 3]], rtol=1e-6)
-    values = advantages.t1().update(rollouts, ())[0]
+    values = advantages.make("t1").update(rollouts, ())[0]
     np.testing.assert_allclose(np.asarray(values)[0, :, 0], [0 - (1 - 1) / 2, 1 - (0 - 1) / 2, -1 - 0.5], atol=1e-6)
-    values = advantages.t1(threshold=0.6).update(rollouts, ())[0]
+    values = advantages.make("t1", threshold=0.6).update(rollouts, ())[0]
     np.testing.assert_allclose(np.asarray(values)[0, :, 0], [1 - 0, 1 - 0, -1 - 1], atol=1e-6)  # .6 is not above .6
 
 
@@ -154,5 +154,5 @@ def test_spear_clip_compares_replays_with_the_recent_past():
               "reward_baseline": jnp.array([0.5, 0.5])}
     rollouts = Rollouts(mask=jnp.ones((2, 3, 1), bool), valid=jnp.ones((2, 3), bool), extras=extras,
                         rewards=jnp.array([[1, 0, 1], [1, 0.2, 0.6]]))
-    values = advantages.spear_clip().update(rollouts, ())[0]
+    values = advantages.make("spear_clip").update(rollouts, ())[0]
     np.testing.assert_allclose(values[..., 0], [[0.5, -0.5, 0.5], [0.5, -0.3, 0.1]], atol=1e-6)

@@ -24,7 +24,7 @@ def test_singleton_and_equal_groups():
 
 def test_is_the_centred_reward_times_n_over_n_minus_1():
     rewards = [[0.2, 1.0, 0.7], [1.0, 0.0]]
-    centred, _ = advantages.dr_grpo().update(from_lists(rewards), ())
+    centred, _ = advantages.make("dr_grpo").update(from_lists(rewards), ())
     factor = np.array([[3 / 2], [2]])
     np.testing.assert_allclose(rloo(rewards), np.asarray(centred)[..., 0] * factor, rtol=1e-6)
 

@@ -7,8 +7,9 @@ import pytest
 
 from jaxrl_llm import advantages
 from jaxrl_llm.advantages.adhint_advantage import entropy_agreement
-from jaxrl_llm.advantages.gui_g1_weights import box_iou, grounding_reward, size_weights
-from jaxrl_llm.control.adhint_hints import hint_length, hint_ratio
+from jaxrl_llm.advantages.gui_g1_weights import size_weights
+from jaxrl_llm.control.hint_share import hint_length, hint_ratio
+from jaxrl_llm.rewards.box import box_iou, grounding_reward
 from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists
 
 
@@ -48,13 +49,13 @@ HINTS = from_lists(
 
 
 def test_hints_reweigh_advantages_and_their_own_tokens():
-    values = np.asarray(advantages.adhint_advantage().update(HINTS, ())[0])
+    values = np.asarray(advantages.make("adhint_advantage").update(HINTS, ())[0])
     np.testing.assert_allclose(
         values[0, :, 2], [1.1692657] + [-0.7015594] * 3 + [0.7015594] * 3 + [-1.1692657], atol=3e-6)
     np.testing.assert_allclose(values[0, 4, :2], [0.3507797, 0.3507797], atol=2e-6)
     assert not np.any(values[0, 7, :2])
     np.testing.assert_allclose(values[0, 0, :2], values[0, 0, 2])
-    squared = np.asarray(advantages.adhint_advantage(power=2.0).update(HINTS, ())[0])
+    squared = np.asarray(advantages.make("adhint_advantage", power=2.0).update(HINTS, ())[0])
     np.testing.assert_allclose(squared[0, 4, :2], 0.7015594 / 4, atol=2e-6)
 
 
@@ -206,6 +207,6 @@ def test_nearest_match(slug, hyper):
 def test_swe_rl_counts_partial_similarity_unless_discrete():
     rollouts = from_lists([[1.0, 0.977273, 0.0, -1.0]])
     for variant, counted in (("continuous", [1, 0.977273, 0, -1]), ("discrete", [1, 0, 0, -1])):
-        values, _ = advantages.swe_rl_reward(variant=variant).update(rollouts, ())
+        values, _ = advantages.make("swe_rl_reward", variant=variant).update(rollouts, ())
         expected = (counted - np.mean(counted)) / (np.std(counted, ddof=1) + 1e-6)
         np.testing.assert_allclose(values[0, :, 0], expected, rtol=1e-5)

@@ -206,7 +206,7 @@ def tool_paths(paths, rewards, form=None, valid=None):
 
 def test_portool_worked_example():
     rollouts = tool_paths([[0, 1], [0, 2], [3, -1]], [1, -1, 0])
-    values, _ = advantages.portool().update(rollouts, ())
+    values, _ = advantages.make("portool").update(rollouts, ())
     expected = [[1.7071047, 1.7071053], [-0.2928933, -1.7071053], [-0.7071057, 0]]
     np.testing.assert_allclose(values[0], expected, rtol=1e-5)
 
@@ -215,7 +215,7 @@ def test_portool_spreads_a_step_over_its_tokens():
     rollouts = tool_paths([[0, 1], [0, 2], [3, -1]], [1, -1, 0])
     long = rollouts.replace(mask=jnp.ones((1, 3, 5), bool), step_ids=jnp.array([[[0, 0, 0, 1, 1]] * 3]),
                             extras={**rollouts.extras, "format_rewards": jnp.zeros((1, 3, 5))})
-    values, _ = advantages.portool().update(long, ())
+    values, _ = advantages.make("portool").update(long, ())
     np.testing.assert_allclose(values[0, 1], [-0.2928933] * 3 + [-1.7071053] * 2, rtol=1e-5)
     np.testing.assert_allclose(values[0, 2], [-0.7071057] * 3 + [0] * 2, rtol=1e-5)
 
@@ -246,7 +246,7 @@ def test_portool_against_loops(agg):
         for t, node in enumerate(path):
             expected[k, t] = 2 * whole[k] + 0.5 * fork[node]
     rollouts = tool_paths(paths, rewards, form, valid)
-    values, _ = advantages.portool(gamma=0.9, traj_coef=2.0, fork_coef=0.5, agg=agg).update(rollouts, ())
+    values, _ = advantages.make("portool", gamma=0.9, traj_coef=2.0, fork_coef=0.5, agg=agg).update(rollouts, ())
     np.testing.assert_allclose(values[0], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -262,11 +262,11 @@ def ranked(hits, ranks, eos):
 def test_rank_grpo_worked_example():
     rollouts = ranked([[1, 0], [0, 1]], [[0, 0, 1, 1], [0, 1, 1, 1]], [[0, 0, 0, 1]] * 2)
     a = 0.7070068
-    values, _ = advantages.rank_grpo(variant="exp_inf").update(rollouts, ())
+    values, _ = advantages.make("rank_grpo", variant="exp_inf").update(rollouts, ())
     np.testing.assert_allclose(values[0], [[a, a, -a, 0.1], [-a, a, a, 0.1]], rtol=1e-6)
     np.testing.assert_allclose(rank_rewards(jnp.array([[[1.0, 0], [0, 1]]])), [[[1, 0], [0.6309298, 0.6309298]]],
                                rtol=1e-6)
-    values, _ = advantages.rank_grpo().update(rollouts, ())
+    values, _ = advantages.make("rank_grpo").update(rollouts, ())
     np.testing.assert_allclose(values[0], [[0.7068359] * 2 + [-0.7069483, 0.1], [-0.7068359] + [0.7069483] * 2 + [0.1]],
                                rtol=1e-5)
 
@@ -274,7 +274,7 @@ def test_rank_grpo_worked_example():
 def test_rank_grpo_too_few_too_many_and_cut_off():
     ranks = [[0, 0, -1, 0], [0, 1, 2, 3], [0, 1, -1, 1], [0, 1, 1, 1]]
     eos = [[0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
-    values, _ = advantages.rank_grpo().update(ranked(np.zeros((4, 2), int), ranks, eos), ())
+    values, _ = advantages.make("rank_grpo").update(ranked(np.zeros((4, 2), int), ranks, eos), ())
     expected = [[0, 0, 0, -0.1], [0, 0, -0.1, -0.1], [0, 0, 0, 0.1], [0, 0, 0, 0]]
     np.testing.assert_allclose(values[0], expected, atol=1e-7)
 
@@ -289,7 +289,7 @@ def test_rank_grpo_rewards_only_what_is_still_to_come():
 
 def test_rank_grpo_refuses_more_ranks_than_tokens():
     with pytest.raises(ValueError, match="K=4 ranks"):
-        advantages.rank_grpo().update(ranked(np.zeros((1, 4), int), [[0, 1, 2, 3]], [[0, 0, 0, 1]]), ())
+        advantages.make("rank_grpo").update(ranked(np.zeros((1, 4), int), [[0, 1, 2, 3]], [[0, 0, 0, 1]]), ())
 
 
 # --- LightningRL ---

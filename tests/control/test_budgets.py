@@ -146,7 +146,7 @@ def test_rounds_until_both_outcomes_are_seen():
 def advantages_of(rewards, valid, **hyper):
     """For each prompt, `{draw: advantage}` of the kept draws."""
     rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards)
-    chosen = advantages.reinforce_ada(**hyper)
+    chosen = advantages.make("reinforce_ada", **hyper)
     A, kept = chosen.update(rollouts, ())[0][..., 0], np.asarray(chosen.keeps(rollouts))
     return [{int(i): float(A[p, i]) for i in np.flatnonzero(row)} for p, row in enumerate(kept)]
 
@@ -181,7 +181,7 @@ def test_one_outcome_gives_no_signal_and_a_rare_one_much_with_std():
     same, rare = advantages_of(rollouts.rewards, rollouts.valid, norm_std=True)
     assert set(same.values()) == {0.0}
     close(rare[3], (1 - 1 / 6) / np.std([0, 0, 0, 1, 0, 0], ddof=1), rtol=1e-5)
-    metrics = advantages.reinforce_ada().metrics(rollouts, None, ())
+    metrics = advantages.make("reinforce_ada").metrics(rollouts, None, ())
     assert {name: float(x) for name, x in metrics.items()} == {"reinforce_ada/rollouts": 6, "reinforce_ada/mixed": 0.5}
     with pytest.raises(ValueError, match="rule 'balance'. Did you mean 'balanced'"):
         reinforce_ada.kept(rollouts.rewards, rollouts.valid, rule="balance")

@@ -109,8 +109,9 @@ STARTS = {"acereason_curriculum": (5, 32), "brorl": (8,), "dart_curation": (alon
           "qwenlong_l1": (20_000 * np.arange(5),),
           "rapo_curriculum": (alone(5), 2, SEED), "remix": ({"w": jnp.zeros(2)},), "siri": (32,),
           "sws_domains": (np.arange(5) % 2,), "task_balance": (np.arange(5) % 2, 3, SEED), "vade": (alone(5), 2, SEED),
-          "acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "prorl": (), "scaling_inter_rl": (),
-          "spear": (), "t1": ({"w": jnp.zeros(2)},), "tool_bonus": (), "tti": (), "turn_control": ()}
+          "acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "reference_reset": (),
+          "scaling_inter_rl": (),
+          "recent_median": (), "moving_reference": ({"w": jnp.zeros(2)},), "tool_bonus": (), "tti": (), "turn_control": ()}
 FACTS = {"score": 0.3, "step": jnp.int32(0), "tried": jnp.array([4, 0, 4, 8, 0]), "right": jnp.array([4, 0, 1, 2, 0]),
          "params": {"w": jnp.ones(2)}, "reference_rates": jnp.array([0.5, 0, 1, jnp.nan, 0.25]),
          "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4)),
@@ -150,16 +151,16 @@ def test_pass_rate_over_the_whole_history():
 def test_replayed_rollouts_are_not_counted():
     """A replayed success does not count in the mean of its group."""
     replayed = ROLLOUTS.replace(extras=dict(ROLLOUTS.extras) | {"replayed": ROLLOUTS.valid.at[:, 1:].set(False)})
-    yardstick = control.make("spear", size=8)
+    yardstick = control.make("recent_median", size=8)
     history = yardstick.observe(yardstick.init(), {"rollouts": replayed})
     means = np.nanmean(np.where(replayed.fresh, ROLLOUTS.rewards, np.nan), axis=1)
     np.testing.assert_allclose(np.asarray(history.values)[:len(means)], means, rtol=1e-6)
 
 
 def test_names_and_keywords_are_checked():
-    with pytest.raises(ValueError, match="controller 'prorI'. Did you mean 'prorl'"):
-        control.make("prorI")
+    with pytest.raises(ValueError, match="controller 'reference_rset'. Did you mean 'reference_reset'"):
+        control.make("reference_rset")
     with pytest.raises(ValueError, match="filter 'dynamic_samplin'. Did you mean 'dynamic_sampling'"):
         control.make_filter("dynamic_samplin")
-    with pytest.raises(ValueError, match="keyword of controller 'prorl' 'patients'. Did you mean 'patience'"):
-        control.make("prorl", patients=2)
+    with pytest.raises(ValueError, match="keyword of controller 'reference_reset' 'patients'. Did you mean 'patience'"):
+        control.make("reference_reset", patients=2)

@@ -60,7 +60,7 @@ def test_d3s_estimator_relaxes_and_its_token_mean_is_over_the_kept_tokens():
     rollouts = rollouts.replace(entropies=jnp.asarray(rng.exponential(size=mask.shape)),
                                 old_logprobs=jnp.asarray(rng.normal(size=mask.shape)))
     logprobs = jnp.asarray(rng.normal(size=mask.shape))
-    estimator, objective = advantages.d3s(total_steps=2, tokens_init=0.5), objectives.ppo_clip()
+    estimator, objective = advantages.make("d3s", total_steps=2, tokens_init=0.5), objectives.ppo_clip()
     plain, _ = advantages.grpo().update(rollouts, ())
     shares, state = [], estimator.init()
     for _ in range(3):
@@ -73,7 +73,7 @@ def test_d3s_estimator_relaxes_and_its_token_mean_is_over_the_kept_tokens():
     assert shares[0] < shares[1] < shares[2] == mask.sum()
     close(A, plain, rtol=1e-6)
     with pytest.raises(ValueError, match="total_steps=0"):
-        advantages.d3s(total_steps=0)
+        advantages.make("d3s", total_steps=0)
 
 
 # Resample on correct
@@ -93,7 +93,7 @@ def test_roc_worked_example():
     extras = {name: jnp.asarray([row]) for name, row in ROC.items()}
     close(mess_penalty(**extras), [[0.5, 0.5, 0.4, 0, 2, 0, 0.5, 1]])
     rollouts = from_lists(REWARDS, [[1, 2, 3, 4, 1, 2, 3, 4]]).replace(extras=extras)
-    A, _ = advantages.rstar2_roc(train_rollouts=4, min_negative=1, min_positive=1).update(rollouts, ())
+    A, _ = advantages.make("rstar2_roc", train_rollouts=4, min_negative=1, min_positive=1).update(rollouts, ())
     scale = 20 / (3 + 4 + 1 + 2)  # all tokens over the tokens of the kept rollouts
     close(A[0, :, 0], scale * 0.866024 * np.array([0, 0, 1, -1, -1, 1, 0, 0]), rtol=1e-5)
 
@@ -120,7 +120,7 @@ def test_roc_drops_groups_without_disagreement_and_padding():
     keep = resample_on_correct(rewards, valid, penalty, size=2, min_negative=1, min_positive=1)
     assert np.array_equal(keep, [[0, 0, 0, 0], [1, 0, 0, 1]])
     with pytest.raises(ValueError, match="do not fit into train_rollouts=3"):
-        advantages.rstar2_roc(train_rollouts=3)
+        advantages.make("rstar2_roc", train_rollouts=3)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, control, objectives
-from jaxrl_llm.control import kepo, r3l, remix, simpletir_filter, spear
+from jaxrl_llm.control import kepo, r3l, recent_median, remix, simpletir_filter
 from jaxrl_llm.control.base import without
 from jaxrl_llm.rollouts import from_lists, pad_lists
 
@@ -95,16 +95,16 @@ def test_kepo_replaces_rollouts_of_wanted_prompts():
 
 
 def test_spear_history_is_a_ring_of_group_means():
-    history = spear.spear(size=3).init()
-    assert spear.baseline(history) == 0
+    history = recent_median.recent_median(size=3).init()
+    assert recent_median.baseline(history) == 0
     first = from_lists([[0.2], [0.0, 0.8], [0.6]])
-    observe = jax.jit(spear.record)
+    observe = jax.jit(recent_median.record)
     history = observe(history, first.rewards, first.valid)
-    np.testing.assert_allclose(spear.baseline(history), 0.4, rtol=1e-6)
+    np.testing.assert_allclose(recent_median.baseline(history), 0.4, rtol=1e-6)
     padded = jnp.array([[True], [False], [True]])  # the middle prompt is padding
     history = observe(history, jnp.array([[1.0], [9.0], [0.9]]), padded)
     np.testing.assert_allclose(sorted(np.asarray(history.values)), [0.6, 0.9, 1.0], rtol=1e-6)
-    np.testing.assert_allclose(spear.baseline(history), 0.9, rtol=1e-6)
+    np.testing.assert_allclose(recent_median.baseline(history), 0.9, rtol=1e-6)
     assert history.count == 5
     with pytest.raises(ValueError, match="size=3"):
-        spear.record(history, jnp.zeros((4, 1)), jnp.ones((4, 1), bool))
+        recent_median.record(history, jnp.zeros((4, 1)), jnp.ones((4, 1), bool))

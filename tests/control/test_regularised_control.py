@@ -12,7 +12,7 @@ from jaxrl_llm.rollouts import Rollouts, from_lists
 
 def resets(*scores):
     """ProRL's proposals after each of the scores."""
-    controller = control.make("prorl")
+    controller = control.make("reference_reset")
     state, value = controller.init(), []
     assert not controller.propose(state)["reset"]
     for score in scores:
@@ -33,7 +33,7 @@ def test_prorl_starts_anew_after_a_reset():
 
 
 def test_t1_anchor_follows():
-    controller = control.make("t1")
+    controller = control.make("moving_reference")
     anchor = controller.init({"w": jnp.zeros(2)})
     anchor = controller.observe(anchor, {"params": {"w": jnp.array([1.0, 2.0])}})
     np.testing.assert_allclose(controller.propose(anchor)["reference"]["w"], [0.01, 0.02], rtol=1e-5)

@@ -10,7 +10,7 @@ from hypothesis import strategies
 from one_task import alone
 
 from jaxrl_llm import control
-from jaxrl_llm.control import brorl, dart_curation, gdro_bins, gdro_rollout
+from jaxrl_llm.control import accuracy_bins, brorl, dart_curation, gdro_rollout
 from jaxrl_llm.rollouts import Role, Rollouts
 
 close = np.testing.assert_allclose
@@ -21,18 +21,18 @@ SEED = jax.random.key_data(jax.random.key(3))
 
 
 def test_bins_and_their_margins():
-    result = gdro_bins.bins_of(jnp.array([0, 0.5, 1]), jnp.array([-1, 3, -1]))
+    result = accuracy_bins.bins_of(jnp.array([0, 0.5, 1]), jnp.array([-1, 3, -1]))
     assert result.tolist() == [0, 3, 6]
     accuracy, previous = jnp.array([0.62, 0.64, 0.58, 0.56, 0.62]), jnp.array([3, 3, 4, 4, -1])
-    assert gdro_bins.bins_of(accuracy, previous).tolist() == [3, 4, 4, 3, 4]  # beyond 0.6 by 0.03, or new
+    assert accuracy_bins.bins_of(accuracy, previous).tolist() == [3, 4, 4, 3, 4]  # beyond 0.6 by 0.03, or new
 
 
 def test_windows_forget():
-    state = gdro_bins.unseen(2, 3)
-    assert gdro_bins.accuracy(state).tolist() == [0, 0]
+    state = accuracy_bins.unseen(2, 3)
+    assert accuracy_bins.accuracy(state).tolist() == [0, 0]
     for solved in (True, True, False, False):
-        state = gdro_bins.visited(state, jnp.array([True, False]), jnp.array([solved, True]))
-    close(gdro_bins.accuracy(state), [1 / 3, 0])
+        state = accuracy_bins.visited(state, jnp.array([True, False]), jnp.array([solved, True]))
+    close(accuracy_bins.accuracy(state), [1 / 3, 0])
     assert state.visits.tolist() == [4, 0]
 
 
@@ -102,7 +102,7 @@ def test_the_loss_of_an_arm_is_the_failure_of_its_bin_above_the_mean():
     assert np.isnan(state.usual).all() and np.asarray(state.arms).tolist() == [1, -1, -1, -1, -1, -1, -1]
     for right, usual, gain in ((3, 0.25, 0), (3, 0.25, 0), (2, 0.28, 0.25), (4, 0.2464, -0.03)):
         state = one.observe(state, {"tried": np.array([4]), "right": np.array([right])})
-        state = state._replace(windows=gdro_bins.unseen(1, 100), arms=jnp.array([1, -1, -1, -1, -1, -1, -1]))  # as before
+        state = state._replace(windows=accuracy_bins.unseen(1, 100), arms=jnp.array([1, -1, -1, -1, -1, -1, -1]))  # as before
         close(state.usual[0], usual, rtol=1e-6)
         close(state.gains[0], [0, gain, 0], atol=1e-6)
         assert np.isnan(state.usual[1:]).all() and not state.gains[1:].any()

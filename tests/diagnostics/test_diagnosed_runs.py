@@ -120,10 +120,10 @@ def test_success_after_a_forced_token_is_that_of_the_whole_answer(run):
     chances = np.full(student.policy.model.config.vocab_size, 1e-9)
     wrong = str((int(problem.answer[1]) + 1) % 10)
     chances[[tokenizer.encode(wrong)[0], eos]] = 0.4
-    node = opd_alignment.Node(problem, prompt, prefix, True, chances, chances)
+    node = opd_alignment.PrefixNode(problem, prompt, prefix, True, chances, chances)
     forced, rate = opd_alignment.success(student, node, 2, 4, seed=0)
     assert eos in forced and rate[forced == eos] == 0  # one digit of two
-    whole = opd_alignment.Node(problem, prompt, tokenizer.encode(problem.answer), True, chances, chances)
+    whole = opd_alignment.PrefixNode(problem, prompt, tokenizer.encode(problem.answer), True, chances, chances)
     forced, rate = opd_alignment.success(student, whole, 2, 4, seed=0)
     assert rate[forced == eos] == 1
 

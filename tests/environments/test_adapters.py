@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base, textarena_list
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base, textarena_list
 from jaxrl_llm.environments.textarena_game import private
 
 

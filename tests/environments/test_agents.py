@@ -2,7 +2,8 @@
 import pytest
 
 from jaxrl_llm import environments, sandbox
-from jaxrl_llm.environments import audit, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base
 from jaxrl_llm.environments.skill_chain import skills, uses
 from jaxrl_llm.environments.tic_tac_toe import best_move, free, played, shown, value, winner
 

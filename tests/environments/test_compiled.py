@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base, games
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base, games
 from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Recording, Runner
 from jaxrl_llm.environments.shortest import shortest_way
 from jaxrl_llm.environments.tic_tac_toe import played, winner
 from jaxrl_llm.environments.tic_tac_toe import shown as shown_board
-from jaxrl_llm.environments.worker import Call
+from jaxrl_llm.environments.worker import StepRequest
 
 
 def say(text):
@@ -146,7 +147,7 @@ def test_trajectories_of_other_kinds_continue_too(kind):
 def test_rules_that_disagree_are_detected():
     runner = make()
     problem = problems(runner, 1)[0]
-    call = Call("", "{}", problem, 5, [say("one")], "another fingerprint")
+    call = StepRequest("", "{}", problem, 5, [say("one")], "another fingerprint")
     with pytest.raises(RuntimeError, match="environment 'counting' answered differently when problem 0 was replayed"):
         runner._pool.map([call])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import replay
+from jaxrl_llm.audits import replay
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.training.lost import FILE_NAME, KEPT, LostWriter, read_lost
 
@@ -44,7 +44,7 @@ def test_a_line_has_all_that_a_replay_needs(tmp_path):
     assert (step, lost.uid, lost.problem, lost.kind, lost.turn) == (0, 7, 7, "error", 2) and "KeyError" in lost.message
     assert lost.said == [say("a"), say("raise")] and lost.key == runner.recording(7).key
     assert [line.count(f" at turn 1: {kind}, ") for line, kind in zip(shown, ("error", "rubbish"))] == [1, 1]
-    assert len(shown) == 2 and f"`python -m jaxrl_llm.environments.replay {tmp_path} 8` plays it again alone" in shown[0]
+    assert len(shown) == 2 and f"`python -m jaxrl_llm.audits.replay {tmp_path} 8` plays it again alone" in shown[0]
 
 
 def test_the_newest_of_each_kind_are_kept(tmp_path):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base
 from jaxrl_llm.environments.background import wait
 from jaxrl_llm.environments.mcp_tools import Connections
 from jaxrl_llm.environments.runner import Runner

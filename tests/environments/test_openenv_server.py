@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, background, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import background, base
 from jaxrl_llm.environments.runner import Runner
 
 pytest.importorskip("openenv")

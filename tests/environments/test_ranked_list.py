@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments, turn_info
-from jaxrl_llm.environments import audit, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base
 from jaxrl_llm.tokenizers import ByteTokenizer
 from jaxrl_llm.training import setup
 

@@ -2,7 +2,8 @@
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base
 
 
 def say(text):

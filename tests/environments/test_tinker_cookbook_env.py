@@ -5,7 +5,8 @@ import time
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.tokenizers import ByteTokenizer, conversation
 

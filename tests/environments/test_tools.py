@@ -537,7 +537,7 @@ def test_a_program_fails_by_how_it_ends(code, said, failed):
 
 def test_the_python_tool_refuses_where_a_barrier_is_missing(monkeypatch):
     from jaxrl_llm.sandbox import barriers
-    weak = barriers.Probe("limits", frozenset(barriers.BARRIERS) - {"files"})
+    weak = barriers.BarrierReport("limits", frozenset(barriers.BARRIERS) - {"files"})
     monkeypatch.setattr(barriers, "best", lambda: weak)
     monkeypatch.setattr(barriers, "probes", lambda: [weak])
     with pytest.raises(sandbox.SandboxError, match=r"these barriers do not hold: files .*Install bubblewrap"):

@@ -4,7 +4,8 @@ import json
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import audit, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import base
 
 vf = pytest.importorskip("verifiers.v1")
 

@@ -13,8 +13,8 @@ from fuzz import SEED, TIMES
 from in_process import ask
 from server import MODEL, TOKENIZER, make_worker
 
-from jaxrl_llm.serving.app import Served, make_app
-from jaxrl_llm.serving.requests import _NEUTRAL, _OWN, _SAMPLED, Limits
+from jaxrl_llm.serving.app import ServedModel, make_app
+from jaxrl_llm.serving.requests import _NEUTRAL, _OWN, _SAMPLED, ClientLimits
 
 COUNT = 150 * TIMES
 TEXTS = ["", "a", "assistant", "user", "tool", "system", "<|eos|>", "{", "{{ x }}", "\ud800", "\x00", "\u2028", "a" * 300,
@@ -91,7 +91,7 @@ def test_random_bodies_are_answered_and_keep_no_place():
     rng, worker = random.Random(SEED), make_worker()
 
     async def all_of_them():
-        app = make_app(Served("tiny", MODEL.config, TOKENIZER, worker, limits=Limits(completions=4, requests=1)))
+        app = make_app(ServedModel("tiny", MODEL.config, TOKENIZER, worker, limits=ClientLimits(completions=4, requests=1)))
         served = 0
         for _ in range(COUNT):
             path = rng.choice(["/v1/completions", "/v1/chat/completions", "/v1/chat/completions", "/update_weights_from_disk"])
@@ -110,13 +110,13 @@ def test_random_bodies_are_answered_and_keep_no_place():
 def test_random_bodies_to_tinkers_server_are_answered(tmp_path):
     from tinker_server import make_service
 
-    from jaxrl_llm.serving.tinker.app import Served as TinkerServed
+    from jaxrl_llm.serving.tinker.app import ServedTinker
     from jaxrl_llm.serving.tinker.app import make_app as make_tinker
-    from jaxrl_llm.serving.tinker.learner import Shape
+    from jaxrl_llm.serving.tinker.learner import LoraShape
     rng, service = random.Random(SEED), make_service(tmp_path)
     session = service.begin()
     model = f"{session}:train:0"
-    service.create(session, model, "tiny", Shape(2), 0).result(60)
+    service.create(session, model, "tiny", LoraShape(2), 0).result(60)
     service.open_sampler(f"{session}:sample:0", "tiny", None)
     saved = service.save(model, "saved", False).result(60)
     right = {"session_id": session, "model_id": model, "base_model": "tiny", "path": saved, "tinker_path": saved, "seq_id": 1,
@@ -141,7 +141,7 @@ def test_random_bodies_to_tinkers_server_are_answered(tmp_path):
         return value(rng)
 
     async def all_of_them():
-        app = make_tinker(TinkerServed(service, None, tuple(TOKENIZER.stop_ids), hold=0.01))
+        app = make_tinker(ServedTinker(service, None, tuple(TOKENIZER.stop_ids), hold=0.01))
         for _ in range(COUNT):
             route = rng.choice([*routes])
             sent = written(rng, {name: of(rng, name) for name in routes[route] if rng.random() < 0.95})

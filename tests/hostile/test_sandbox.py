@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from jaxrl_llm import rewards, sandbox
-from jaxrl_llm.rewards import RewardError, attacks, combine
+from jaxrl_llm.audits import program_attacks
+from jaxrl_llm.rewards import RewardError, combine
 from jaxrl_llm.rewards.code import extract_program, same_output, same_value
 from jaxrl_llm.sandbox import barriers, modes, syscalls
 from jaxrl_llm.sandbox import process as one_program
@@ -61,7 +62,7 @@ time.sleep(60)
 
 def gone(mark, seconds=5.0):
     end = time.monotonic() + seconds
-    while attacks.left_behind(mark):
+    while program_attacks.left_behind(mark):
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
@@ -70,7 +71,7 @@ def gone(mark, seconds=5.0):
 
 def appeared(mark, count, seconds=20.0):
     end = time.monotonic() + seconds
-    while len(attacks.left_behind(mark)) < count:
+    while len(program_attacks.left_behind(mark)) < count:
         if time.monotonic() > end:
             return False
         time.sleep(0.02)
@@ -94,17 +95,17 @@ def test_the_probes_intruder_gets_through_where_nothing_stops_it(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", sandbox.MODES[:3])
 def test_every_attack_is_held(mode):
-    results = [attacks.attempt(attack, working(mode)) for attack in attacks.ATTACKS]
+    results = [program_attacks.attempt(attack, working(mode)) for attack in program_attacks.ATTACKS]
     assert [str(result) for result in results if not result.held] == []
 
 
 @as_root
 @pytest.mark.slow
 def test_every_attack_is_held_for_a_user_without_rights():
-    command = [*AS_USER, sys.executable, "-m", "jaxrl_llm.rewards.self_test", "--attacks"]
+    command = [*AS_USER, sys.executable, "-m", "jaxrl_llm.audits.verifiers", "--attacks"]
     ran = subprocess.run(command, env=user_environment(), capture_output=True, text=True)
     assert ran.returncode == 0 and "NOT HELD" not in ran.stdout, ran.stdout + ran.stderr
-    assert len(re.findall(r" held \(", ran.stdout)) >= len(attacks.ATTACKS), ran.stdout
+    assert len(re.findall(r" held \(", ran.stdout)) >= len(program_attacks.ATTACKS), ran.stdout
 
 
 @pytest.mark.slow
@@ -140,7 +141,7 @@ def test_a_sandbox_ends_with_its_parent(mode):
     processes = 3 if mode in sandbox.NAMESPACES else 1
     program, mark = sleeping(processes)
     code = (f"from jaxrl_llm import sandbox\nsandbox.run({program!r}, mode={mode!r}, "
-            f"limits=sandbox.Limits(seconds=60.0, processes={processes}))")
+            f"limits=sandbox.ResourceLimits(seconds=60.0, processes={processes}))")
     if mode in sandbox.NAMESPACES:
         working(mode)
     parent = subprocess.Popen([sys.executable, "-c", code], env=user_environment())
@@ -158,7 +159,7 @@ def test_a_sandbox_ends_on_a_signal(mode):
     stop, end = os.pipe()
     os.close(end)  # from now on it can be read
     begun = time.monotonic()
-    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.Limits(seconds=60.0), stop=stop)
+    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.ResourceLimits(seconds=60.0), stop=stop)
     os.close(stop)
     assert finished.status == "timeout" and time.monotonic() - begun < 20 and gone(mark)
 
@@ -190,7 +191,7 @@ for name, (number, *arguments) in {REFUSED!r}.items():
 import asyncio
 asyncio.run(asyncio.sleep(0))  # what event loops need is still there
 """
-    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.Limits(seconds=30.0))
+    finished = sandbox.run(program, mode=installed(mode), limits=sandbox.ResourceLimits(seconds=30.0))
     assert (finished.code, finished.stdout, finished.stderr) == (0, b"", b"")
 
 
@@ -200,7 +201,7 @@ def test_data_beside_an_environment_is_not_seen(tmp_path):
     mode = sandbox.require().mode
     program = f"import os\nprint(os.path.exists({str(tmp_path / 'data.jsonl')!r}), sorted(os.listdir({str(tmp_path)!r})))"
     code = (f"from jaxrl_llm import sandbox\nimport sys; sys.prefix == {str(tmp_path)!r} or sys.exit('no environment')\n"
-            f"print(sandbox.run({program!r}, mode={mode!r}, limits=sandbox.Limits(seconds=30.0)).stdout.decode())")
+            f"print(sandbox.run({program!r}, mode={mode!r}, limits=sandbox.ResourceLimits(seconds=30.0)).stdout.decode())")
     ran = subprocess.run([str(tmp_path / "bin/python"), "-c", code], env=user_environment(), capture_output=True, text=True)
     assert ran.stdout.startswith("False ['bin', 'lib"), ran.stdout + ran.stderr
 
@@ -212,7 +213,7 @@ import os
 from jaxrl_llm import sandbox
 kept = os.dup(1)
 os.closerange(0, 3)
-finished = sandbox.run("print(7)", mode={installed(mode)!r}, limits=sandbox.Limits(seconds=30.0))
+finished = sandbox.run("print(7)", mode={installed(mode)!r}, limits=sandbox.ResourceLimits(seconds=30.0))
 os.write(kept, finished.stdout)
 """
     ran = subprocess.run([sys.executable, "-c", code], env=user_environment(), capture_output=True)
@@ -233,7 +234,7 @@ def test_forty_programs_leave_no_descriptor():
     mode = sandbox.require().mode
     sandbox.run("", mode=mode)
     before = len(os.listdir("/proc/self/fd"))
-    limits = sandbox.Limits(seconds=30.0)
+    limits = sandbox.ResourceLimits(seconds=30.0)
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda _: sandbox.run("print('x' * 10**7)", mode=mode, limits=limits), range(40)))
     assert len(os.listdir("/proc/self/fd")) == before
@@ -241,7 +242,7 @@ def test_forty_programs_leave_no_descriptor():
 
 def test_more_processes_need_a_namespace_that_ends_them():
     with pytest.raises(sandbox.SandboxError, match="processes=2 needs a process namespace"):
-        sandbox.run("", mode="landlock", limits=sandbox.Limits(processes=2))
+        sandbox.run("", mode="landlock", limits=sandbox.ResourceLimits(processes=2))
 
 
 def test_a_program_has_its_packages_threads_and_scratch_folder():
@@ -255,7 +256,7 @@ thread.join()
 open("note", "w").write("kept")
 print(found, open("note").read(), input())
 exit(3)
-""", stdin="given", mode=sandbox.require().mode, limits=sandbox.Limits(seconds=30.0))
+""", stdin="given", mode=sandbox.require().mode, limits=sandbox.ResourceLimits(seconds=30.0))
     assert finished == ("done", 3, b"[10] kept given\n", b"", b"")
 
 
@@ -373,7 +374,7 @@ print(seen_by_a_child())
 
 def test_signals_of_a_killed_program_are_no_success():
     finished = sandbox.run("import os, signal\nprint(7, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)",
-                           mode=sandbox.require().mode, limits=sandbox.Limits(seconds=30.0))
+                           mode=sandbox.require().mode, limits=sandbox.ResourceLimits(seconds=30.0))
     if sandbox.require().mode in sandbox.NAMESPACES:
         assert (finished.status, finished.code) == ("done", 128 + signal.SIGKILL)
 

@@ -7,10 +7,10 @@ import pytest
 from in_process import ask
 from server import MODEL, TEMPLATE, TOKENIZER, make_worker, serving
 
-from jaxrl_llm.serving.app import Served, make_app
+from jaxrl_llm.serving.app import ServedModel, make_app
 from jaxrl_llm.serving.connections import Connection
 from jaxrl_llm.serving.http import in_thread, is_loopback
-from jaxrl_llm.serving.requests import Limits, Refused, read
+from jaxrl_llm.serving.requests import ClientLimits, RequestError, read
 from jaxrl_llm.tokenizers import ByteTokenizer
 
 BODY = {"prompt": "a", "max_tokens": 2}
@@ -25,7 +25,7 @@ def worker():
 
 
 def application(worker, tokenizer=TOKENIZER, token="", **limits):
-    return make_app(Served("tiny", MODEL.config, tokenizer, worker, token, Limits(**limits)))
+    return make_app(ServedModel("tiny", MODEL.config, tokenizer, worker, token, ClientLimits(**limits)))
 
 
 def test_a_stop_iteration_in_a_thread_is_an_error_and_no_silence(worker):
@@ -156,8 +156,8 @@ class Counting(ByteTokenizer):
     ({"prompt": ["a", "a" * 8200]}, "characters")])
 def test_bodies_that_cannot_fit_are_refused_before_they_are_encoded(body, what):
     """A slot of 128 tokens: 64 characters and 8 entries for each."""
-    with pytest.raises(Refused, match=what) as refused:
-        read(body, "messages" in body, Counting(TEMPLATE), 259, 128, "tiny", Limits())
+    with pytest.raises(RequestError, match=what) as refused:
+        read(body, "messages" in body, Counting(TEMPLATE), 259, 128, "tiny", ClientLimits())
     assert refused.value.status == 400 and refused.value.code == "context_length_exceeded"
 
 
@@ -169,8 +169,8 @@ def test_prompts_are_encoded_up_to_the_first_that_does_not_fit():
             seen.append(text)
             return super().encode(text, **options)
 
-    with pytest.raises(Refused, match="this server holds 128 in all"):
-        read({"prompt": ["a", "b" * 200, *"cdefg"]}, False, Noting(), 259, 128, "tiny", Limits())
+    with pytest.raises(RequestError, match="this server holds 128 in all"):
+        read({"prompt": ["a", "b" * 200, *"cdefg"]}, False, Noting(), 259, 128, "tiny", ClientLimits())
     assert seen == ["a", "b" * 200]
 
 

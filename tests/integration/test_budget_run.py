@@ -156,7 +156,8 @@ def test_the_oracle_asks_the_policy(built):
 def test_v0_judges_prompts_and_learns_its_context(monkeypatch, tmp_path):
     """V0.5 with V0 as its prior: an untrained V0 on an encoder of one number per character."""
     from jaxrl_llm.values import encoder
-    model = v0.V0(v0.Head(features=12, width=16, layers=1, heads=2), v0.Adapter(queries=4, size=3, heads=1, hidden=8), states=5)
+    model = v0.V0(v0.Head(features=12, width=16, layers=1, heads=2),
+                  v0.QueryAdapter(queries=4, size=3, heads=1, hidden=8), states=5)
     path = v0.save(tmp_path / "v0.npz", model, model.init(jax.random.key(0)))
     asked = []
 

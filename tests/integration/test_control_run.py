@@ -13,7 +13,7 @@ from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import control, methods, parallel
 from jaxrl_llm.control import Controller
-from jaxrl_llm.control.prorl import prorl
+from jaxrl_llm.control.reference_reset import reference_reset
 from jaxrl_llm.training import loop, schedules, setup
 from jaxrl_llm.training.checkpoints import Checkpoints
 from jaxrl_llm.training.controls import Controls
@@ -55,7 +55,8 @@ def test_a_reference_that_follows_the_policy():
         state = learned.state
         anchor = jax.tree.map(lambda old, new: np.float32(0.99) * old + np.float32(0.01) * new, anchor,
                               jax.device_get(state.params))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), state.control["t1"], anchor)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7),
+                     state.control["moving_reference"], anchor)
         expected, _ = run.learner.policy.logprobs(before, None, learned.rollouts)
         seen = np.asarray(learned.rollouts.token_mask)
         np.testing.assert_allclose(np.asarray(learned.rollouts.ref_logprobs)[seen], np.asarray(expected)[seen], atol=1e-5)
@@ -86,9 +87,9 @@ def test_an_anchor_over_a_resume(tmp_path):
 @pytest.mark.slow
 def test_resets_over_a_resume(tmp_path, monkeypatch):
     """A controller that is shown the errors of a policy that learns sees validation fall, and resets soon."""
-    patient = prorl(patience=1, drop=0.0)
+    patient = reference_reset(patience=1, drop=0.0)
     shown_errors = patient._replace(observe=lambda state, facts: patient.observe(state, {"score": 1 - facts["score"]}))
-    monkeypatch.setitem(control.base.CONTROLLERS, "prorl", lambda **hyper: shown_errors)
+    monkeypatch.setitem(control.base.CONTROLLERS, "reference_reset", lambda **hyper: shown_errors)
     told = resumed_is_straight(tmp_path, method="prorl", objective="kl_coef=0.1")
     resets = [line["step"] for line in told if line.get("control/reset") == 1]
     assert resets and len(resets) < 6
@@ -108,7 +109,7 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
         return Controller(lambda: jnp.int32(0), lambda seen: {"reset": seen == 3},
                           lambda seen, facts: seen + ("score" in facts), facts=("score",), knobs=("reset",))
 
-    monkeypatch.setitem(control.base.CONTROLLERS, "prorl", lambda **hyper: falls_at(3))
+    monkeypatch.setitem(control.base.CONTROLLERS, "reference_reset", lambda **hyper: falls_at(3))
     options = {"checkpoint.every": 6, "eval.every": 1, "optimizer.learning_rate": 3e-2, "method": "prorl",
                "objective": "kl_coef=0.1", "steps": 5}
     loop.train(tiny(**options), tmp_path / "straight")
@@ -130,7 +131,7 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
     assert resets[0] == resets[1] == [None, 0, 0, 1, 0, 0]
     resumed, straight = (run_files.saved(tmp_path / one, tiny(**options)) for one in ("resumed", "straight"))
     assert_same(resumed, straight)
-    assert resumed[".control['prorl']"] == 5
+    assert resumed[".control['reference_reset']"] == 5
     told = [[repeatable(line) for line in lines(tmp_path / one)] for one in ("resumed", "straight")]
     assert told[0] == told[1], "what step 3 measured before the disk was full is in its line"
 

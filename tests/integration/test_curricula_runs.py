@@ -132,7 +132,7 @@ def test_numbers_are_set_from_outside():
     with pytest.raises(ValueError, match="Method.control={'decy': 0.9} sets decy, a number of 0 controllers"):
         parts.controls_of(tiny("t1"), dataclasses.replace(methods.get("t1"), control={"decy": 0.9}))
     for controls, moved in ((row, 0.1), (given, 0.5)):
-        state = controls.by_name["t1"].observe({"w": jnp.zeros(1)}, {"params": {"w": jnp.ones(1)}})
+        state = controls.by_name["moving_reference"].observe({"w": jnp.zeros(1)}, {"params": {"w": jnp.ones(1)}})
         np.testing.assert_allclose(state["w"], moved, rtol=1e-6)
     run, _ = setup.build(tiny("dars", allocation="weighting=hardness"))
     assert run.source.topology.max_groups == 3

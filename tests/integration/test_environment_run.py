@@ -10,7 +10,7 @@ import pytest
 import run_files
 
 from jaxrl_llm import sandbox
-from jaxrl_llm.environments import replay
+from jaxrl_llm.audits import replay
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.rollouts import Role
@@ -134,7 +134,7 @@ def test_the_error_that_ends_a_run_names_file_and_command(tmp_path, capsys, repl
     last = json.loads((tmp_path / "invalid.jsonl").read_text().splitlines()[-1])
     assert (last["step"], str(last["uid"])) == (0, uid) and last["problem"] >= 20
     if replayable:
-        assert f"`python -m jaxrl_llm.environments.replay {tmp_path} {uid}`" in note
+        assert f"`python -m jaxrl_llm.audits.replay {tmp_path} {uid}`" in note
         assert replay.main([str(tmp_path), uid]) == 1 and "KeyError: 'no such letter'" in capsys.readouterr().out
         return
     assert "not replayable" in note and "python -m" not in note

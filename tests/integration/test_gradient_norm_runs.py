@@ -114,7 +114,7 @@ def test_single_rollouts_after_a_pilot_of_several():
 def test_the_loss_weighs_prompts_alike_and_learns_from_right_rollouts():
     """Two right of three, one of three, none: by hand, -log p has the weights 1/4, 1/4 and 1/2."""
     rollouts = from_lists([[1, 0, 1], [1, 0, 0], [0, 0, 0]], [[1, 1, 2], [1, 1, 1], [1, 1, 1]])
-    values, _ = advantages.gvm_raft().update(rollouts, ())
+    values, _ = advantages.make("gvm_raft").update(rollouts, ())
     np.testing.assert_allclose(values[..., 0], [[2.25, 0, 2.25], [4.5, 0, 0], [0, 0, 0]])
     made, old = objectives.make("ppo_clip", clip_high=0.3, aggregation="seq_mean_token_sum"), np.zeros((3, 3, 2), np.float32)
     rollouts = rollouts.replace(old_logprobs=old)
@@ -122,7 +122,7 @@ def test_the_loss_weighs_prompts_alike_and_learns_from_right_rollouts():
     np.testing.assert_allclose(loss, -(0.25 + 0.5 + 0.5), rtol=1e-6)
     np.testing.assert_allclose(gradient[..., 0], [[-0.25, 0, -0.25], [-0.5, 0, 0], [0, 0, 0]], rtol=1e-6)
     np.testing.assert_allclose(gradient[..., 1], [[0, 0, -0.25], [0, 0, 0], [0, 0, 0]], rtol=1e-6)
-    empty, _ = advantages.gvm_raft().update(from_lists([[0, 0]]), ())
+    empty, _ = advantages.make("gvm_raft").update(from_lists([[0, 0]]), ())
     assert not np.any(empty)
 
 

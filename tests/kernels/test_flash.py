@@ -28,7 +28,7 @@ def case(N=23, filled=(23, 17), heads=(2, 3), reach=FAR, dtype=jnp.float32, seed
     R, (K, h) = len(filled), heads
     end, depth = random_rows(rng, R, N, filled)
     arrays = [jnp.asarray(rng.normal(size=shape), dtype) for shape in ((R, K, h, N, d), (R, K, N, d), (R, K, N, d))]
-    return arrays, flash.Rows(jnp.asarray(end), jnp.asarray(depth), jnp.int32(reach))
+    return arrays, flash.RowMask(jnp.asarray(end), jnp.asarray(depth), jnp.int32(reach))
 
 
 def both(arrays, rows, softcap):
@@ -98,7 +98,7 @@ def test_bfloat16_in_and_float32_between(monkeypatch):
     ([6] * 6 + [0] * 10, FAR, [1, 2, 0, 0]),  # padding
 ))
 def test_blocks_that_no_query_sees_are_not_visited(ends, reach, visits):
-    rows = flash.Rows(jnp.asarray([ends]), jnp.arange(16)[None], jnp.int32(reach))
+    rows = flash.RowMask(jnp.asarray([ends]), jnp.arange(16)[None], jnp.int32(reach))
     order, counts = flash.visits(rows, 4)
     np.testing.assert_array_equal(counts, visits)
     seen = np.asarray(flash.seen_by(rows, jnp.arange(16), (rows.end, rows.positions), jnp.arange(16), rows.positions))[0, 0, 0]
@@ -110,7 +110,7 @@ def test_blocks_that_no_query_sees_are_not_visited(ends, reach, visits):
 def test_memory_is_linear_in_the_row():
     def temporaries(N):
         queries, keys = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1, 1, 2, N, 16), (1, 1, N, 16)))
-        rows = flash.Rows(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, N), (1, N), ())))
+        rows = flash.RowMask(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1, N), (1, N), ())))
         program = jax.jit(jax.grad(lambda arrays, rows: flash.flash_attention(None, *arrays, rows).sum()))
         return program.lower([queries, keys, keys], rows).compile().memory_analysis().temp_size_in_bytes
 

@@ -55,7 +55,7 @@ def test_splash_attention_of_some_queries(monkeypatch):
 
 def path(lengths, N):
     end = jnp.where(jnp.arange(N) < jnp.asarray(lengths)[:, None], jnp.asarray(lengths)[:, None], 0)
-    return flash.Rows(end, jnp.broadcast_to(jnp.arange(N), end.shape), jnp.int32(FAR))
+    return flash.RowMask(end, jnp.broadcast_to(jnp.arange(N), end.shape), jnp.int32(FAR))
 
 
 @pytest.mark.parametrize("lengths, fits", (((23, 17), True), (None, False)))

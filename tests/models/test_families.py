@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory):
         directory = tmp_path_factory.mktemp(name)
         theirs = tiny.make(name, directory)
         config, params = weights.load(directory)
-        return theirs, comparisons.Loaded(directory, Transformer(config), params, comparisons.torch_logits(theirs))
+        return theirs, comparisons.LoadedCheckpoint(directory, Transformer(config), params, comparisons.torch_logits(theirs))
 
     return make
 

@@ -28,9 +28,9 @@ def conversations():
 @pytest.mark.slow
 def test_multi_context_worked_example():
     rollouts = conversations()
-    values, _ = advantages.multi_context_grpo().update(rollouts, ())
+    values, _ = advantages.make("multi_context_grpo").update(rollouts, ())
     for aggregation, expected in (("token_mean", -0.1414212), ("trajectory_mean", 0.0)):
-        objective = objectives.multi_context_grpo(kl_coef=0.0, aggregation=aggregation)
+        objective = objectives.make("multi_context_grpo", kl_coef=0.0, aggregation=aggregation)
         loss, _, gradient = run(objective, np.zeros((1, 3, 2)), rollouts, values)
         np.testing.assert_allclose(loss, expected, atol=1e-7)
     share = 0.7071058 / 2
@@ -44,7 +44,7 @@ def test_multi_context_trajectories_weigh_the_same_in_micro_batches():
                         ref_logprobs=jnp.asarray(rng.normal(size=(2, 4, 3)), jnp.float32),
                         old_logprobs=jnp.asarray(rng.normal(size=(2, 4, 3)), jnp.float32),
                         extras={"traj": jnp.array([[0, 1, 1, 0], [5, 5, 5, 2]])})
-    objective = objectives.multi_context_grpo(aggregation="trajectory_mean")
+    objective = objectives.make("multi_context_grpo", aggregation="trajectory_mean")
     new, values = rng.normal(size=(2, 4, 3)), rng.normal(size=(2, 4, 1)) * np.ones((2, 4, 3))
     mask, old, ref = (np.asarray(x, np.float64) for x in (rollouts.mask, rollouts.old_logprobs, rollouts.ref_logprobs))
     ratio, d = np.exp(new - old), ref - new
@@ -75,8 +75,8 @@ def ranked(ranks=((0, 0, 1, 1), (0, 1, 1, 1)), eos=((0, 0, 0, 1), (0, 0, 0, 1)),
 @pytest.mark.parametrize("aggregation, expected", [("token_mean", -0.1868054), ("rank_mean", 0.0355268)])
 def test_rank_grpo_worked_example(aggregation, expected):
     rollouts = ranked()
-    values, _ = advantages.rank_grpo(variant="exp_inf").update(rollouts, ())
-    loss, metrics, gradient = run(objectives.rank_grpo(kl_coef=0.0, aggregation=aggregation), CHANGE, rollouts, values)
+    values, _ = advantages.make("rank_grpo", variant="exp_inf").update(rollouts, ())
+    loss, metrics, gradient = run(objectives.make("rank_grpo", kl_coef=0.0, aggregation=aggregation), CHANGE, rollouts, values)
     np.testing.assert_allclose(loss, expected, atol=1e-7)
     np.testing.assert_allclose(metrics["max/ratio"], 1.2214028, rtol=1e-6)
     a, first, second = 0.7070068, 1.0304545, 1.0100502
@@ -88,7 +88,7 @@ def test_rank_grpo_worked_example(aggregation, expected):
 def test_rank_grpo_clip_separators_and_surplus_items():
     rollouts = ranked(ranks=((0, -1, 1, 1), (0, 2, 3, 3)), eos=((0, 0, 0, 0), (0, 0, 0, 0)))
     new = np.array([[[0.2, 9, 0, 0], [0, 0.3, 0, 0.3]]])
-    loss, metrics, gradient = run(objectives.rank_grpo(kl_coef=0.0), new, rollouts, np.ones((1, 2, 4)))
+    loss, metrics, gradient = run(objectives.make("rank_grpo", kl_coef=0.0), new, rollouts, np.ones((1, 2, 4)))
     # ratios e^.2, none, 1, 1 | 1, e^.2 three times, clipped at 1.08; seven tokens count
     np.testing.assert_allclose(loss, -(1.08 * 4 + 3) / 7, rtol=1e-6)
     np.testing.assert_allclose(metrics["clip_fraction"], 4 / 8, rtol=1e-6)
@@ -99,17 +99,17 @@ def test_rank_grpo_pays_for_stopping_before_the_first_item():
     """A single stop token has no rank, but its own ratio and the penalty of -0.1."""
     rollouts = ranked(ranks=((0, 1, 1, 1), (-1, -1, -1, -1)), eos=((0, 0, 0, 1), (1, 0, 0, 0)), hits=((0, 0), (0, 0)))
     rollouts = rollouts.replace(mask=jnp.asarray([[[1, 1, 1, 1], [1, 0, 0, 0]]], bool))
-    values, _ = advantages.rank_grpo().update(rollouts, ())
+    values, _ = advantages.make("rank_grpo").update(rollouts, ())
     np.testing.assert_allclose(values, [[[0, 0, 0, 0.1], [-0.1, 0, 0, 0]]], atol=1e-7)
     new = np.array([[[0, 0, 0, 0], [0.05, 0, 0, 0]]])
-    loss, _, gradient = run(objectives.rank_grpo(kl_coef=0.0), new, rollouts, values)
+    loss, _, gradient = run(objectives.make("rank_grpo", kl_coef=0.0), new, rollouts, values)
     np.testing.assert_allclose(loss, (-0.1 + 0.1 * np.exp(0.05)) / 5, atol=1e-8)
     np.testing.assert_allclose(gradient[0, 1], [0.1 * np.exp(0.05) / 5, 0, 0, 0], rtol=1e-5)
 
 
 def test_rank_grpo_kl():
-    plain, _, _ = run(objectives.rank_grpo(kl_coef=0.0), CHANGE, ranked())
-    loss, metrics, _ = run(objectives.rank_grpo(kl_coef=0.5), CHANGE, ranked())
+    plain, _, _ = run(objectives.make("rank_grpo", kl_coef=0.0), CHANGE, ranked())
+    loss, metrics, _ = run(objectives.make("rank_grpo", kl_coef=0.5), CHANGE, ranked())
     k3 = np.mean(np.exp(-CHANGE) + CHANGE - 1)
     np.testing.assert_allclose(metrics["kl"], k3, rtol=1e-4)
     np.testing.assert_allclose(loss - plain, 0.5 * k3, rtol=1e-4)
@@ -122,15 +122,15 @@ def test_rank_grpo_kl():
 def test_step_apo_worked_example():
     rollouts = from_lists([[0.6, -0.4]], ref_logprobs=jnp.full((1, 2, 1), -11.0), extras={"final": jnp.array([False])})
     new = np.array([[[-10.0], [-12.0]]])
-    loss, metrics, gradient = run(objectives.step_apo(), new, rollouts)
+    loss, metrics, gradient = run(objectives.make("step_apo"), new, rollouts)
     np.testing.assert_allclose(loss, 0.9130153, rtol=1e-6)
     slope = 0.3 / (1 + np.exp(-0.4))
     np.testing.assert_allclose(gradient[0, :, 0], [-slope, slope], rtol=1e-5)
     np.testing.assert_allclose(metrics["margin"] / metrics["paired"], 0.6, rtol=1e-5)
     assert metrics["paired"] == 0.5 and metrics["accuracy"] == 0.5
-    loss, _, _ = run(objectives.step_apo(alpha=0.0), new, rollouts)
+    loss, _, _ = run(objectives.make("step_apo", alpha=0.0), new, rollouts)
     np.testing.assert_allclose(loss, 0.437488, rtol=1e-5)
-    loss, _, _ = run(objectives.step_apo(label_smoothing=0.1), new, rollouts)
+    loss, _, _ = run(objectives.make("step_apo", label_smoothing=0.1), new, rollouts)
     np.testing.assert_allclose(loss, 0.9 * np.log1p(np.exp(0.4)) + 0.1 * np.log1p(np.exp(-0.4)), rtol=1e-6)
 
 
@@ -160,7 +160,7 @@ def test_step_apo_against_loops():
         losses += [np.log1p(np.exp(-(0.3 * (d[i] - d[j]) - scale * (q[k, i] - q[k, j])))) for i, j in pairs]
     rollouts = Rollouts(mask=jnp.asarray(mask), valid=jnp.asarray(valid), rewards=jnp.asarray(q, jnp.float32),
                         ref_logprobs=jnp.asarray(ref, jnp.float32), extras={"final": jnp.asarray(final)})
-    loss, _, _ = run(objectives.step_apo(), new, rollouts)
+    loss, _, _ = run(objectives.make("step_apo"), new, rollouts)
     assert len(losses) > 4
     np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
 
@@ -172,8 +172,8 @@ def test_lightningrl_worked_example():
     half = np.full((2, 4, 1), np.log(0.5), np.float32)
     extras = {"perf": jnp.array([[2.0, 4, 6, 8], [1, 2, 3, 4]]), "truncated": jnp.zeros((2, 4), bool)}
     rollouts = from_lists([[1, 1, 0, 0], [0, 0, 0, 0]], extras=extras, old_logprobs=half, ref_logprobs=half)
-    values, _ = advantages.lightningrl().update(rollouts, ())
-    loss, metrics, gradient = run(objectives.lightningrl(), half, rollouts, values)
+    values, _ = advantages.make("lightningrl").update(rollouts, ())
+    loss, metrics, gradient = run(objectives.make("lightningrl"), half, rollouts, values)
     np.testing.assert_allclose(loss, 0.0693147, atol=1e-6)
     assert metrics["kl"] == 0
     expected = -np.array([-0.643886, 1.041830, -1.041830, 0.643886]) / 4 - np.array([0.05, 0.05, 0, 0])
@@ -187,13 +187,13 @@ def test_lightningrl_terms_have_their_own_denominators():
     extras = {"truncated": jnp.array([[False, False]])}
     rollouts = from_lists([[1, 0]], lengths=[[2, 1]], extras=extras, old_logprobs=old, ref_logprobs=ref)
     options = dict(perf="length", kl_coef=0.3, nll_coef=0.7)
-    loss, _, _ = run(objectives.lightningrl(**options), new, rollouts, [[[1, 1], [-1, 0]]])
+    loss, _, _ = run(objectives.make("lightningrl", **options), new, rollouts, [[[1, 1], [-1, 0]]])
     pg = np.mean([np.mean([-1.2, -1.0]), 0.8])
     kl = (0.3 / 0.6 - np.log(0.3 / 0.6) - 1) / 3
     nll = -(np.log(0.6) + np.log(0.5)) / 2
     np.testing.assert_allclose(loss, pg + 0.3 * kl + 0.7 * nll, rtol=1e-5)
     wrong = rollouts.replace(rewards=jnp.zeros((1, 2)))
-    loss, _, gradient = run(objectives.lightningrl(**options), new, wrong, [[[1, 1], [-1, 0]]])
+    loss, _, gradient = run(objectives.make("lightningrl", **options), new, wrong, [[[1, 1], [-1, 0]]])
     assert loss == 0 and not np.any(gradient)
 
 
@@ -207,4 +207,4 @@ def test_unknown_names_are_refused():
         with pytest.raises(ValueError, match="Allowed"):
             objectives.make(slug, **hyper)
     with pytest.raises(ValueError, match=r"extras\['final'\]"):
-        run(objectives.step_apo(), np.zeros((1, 1, 1)), from_lists([[1]], ref_logprobs=jnp.zeros((1, 1, 1))))
+        run(objectives.make("step_apo"), np.zeros((1, 1, 1)), from_lists([[1]], ref_logprobs=jnp.zeros((1, 1, 1))))

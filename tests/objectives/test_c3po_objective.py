@@ -29,7 +29,7 @@ def example():
 def test_worked_example(truncate, counts, loss):
     logprobs, rollouts, A = example()
     assert within_budget(rollouts.mask, 5, truncate=truncate).sum(2).tolist() == [counts]
-    one = objectives.c3po(budget=5, truncate=truncate)
+    one = objectives.make("c3po", budget=5, truncate=truncate)
     (result, (metrics, _)), slope = jax.value_and_grad(one.update, has_aux=True)(logprobs, rollouts, A, ())
     close(result, loss, rtol=2e-6)
     assert ((slope != 0).sum(2) <= jnp.asarray([counts])).all()
@@ -50,7 +50,7 @@ def test_a_budget_is_spent_to_the_token():
 def test_the_divisor_stays_where_tokens_are_few():
     """Twice the budget is half the loss, when both hold all tokens."""
     logprobs, rollouts, A = example()
-    losses = [float(objectives.c3po(budget=budget).update(logprobs, rollouts, A, ())[0]) for budget in (8, 16, 80)]
+    losses = [float(objectives.make("c3po", budget=budget).update(logprobs, rollouts, A, ())[0]) for budget in (8, 16, 80)]
     close(losses, losses[0] * np.array([1, 0.5, 0.1]), rtol=1e-5)
     with pytest.raises(ValueError, match="budget=0 tokens of an update"):
-        objectives.c3po(budget=0)
+        objectives.make("c3po", budget=0)

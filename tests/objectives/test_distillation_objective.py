@@ -28,7 +28,7 @@ SEVERAL = ROLLOUTS.replace(extras={"teacher_logprobs": jnp.stack([BASE, TEACHER]
 def test_worked_example(slug, rollouts, weight, expected, loss, gradient):
     values, _ = advantages.make(slug, teacher_weight=weight).update(rollouts, ())
     np.testing.assert_allclose(values[0, 0], expected, atol=1e-6)
-    update = jax.value_and_grad(objectives.gopd().update, has_aux=True)
+    update = jax.value_and_grad(objectives.make("gopd").update, has_aux=True)
     (total, (metrics, _)), slope = update(NEW, rollouts, values, ())
     np.testing.assert_allclose(total, loss, atol=1e-6)
     np.testing.assert_allclose(slope[0, 0], gradient, atol=1e-6)
@@ -36,17 +36,17 @@ def test_worked_example(slug, rollouts, weight, expected, loss, gradient):
 
 
 def test_defaults_and_the_base():
-    values, _ = advantages.exopd().update(SEVERAL, ())
+    values, _ = advantages.make("exopd").update(SEVERAL, ())
     np.testing.assert_allclose(values[0, 0], [0.578752, -1.373265], atol=1e-6)
     other = ROLLOUTS.replace(extras={**ROLLOUTS.extras, "base_logprobs": log(0.9, 0.01)})
-    plain = [advantages.gopd().update(rollouts, ())[0] for rollouts in (ROLLOUTS, other)]
+    plain = [advantages.make("gopd").update(rollouts, ())[0] for rollouts in (ROLLOUTS, other)]
     np.testing.assert_allclose(*plain, atol=1e-6)
-    pull, _ = advantages.gopd(teacher_weight=0.0).update(ROLLOUTS, ())
+    pull, _ = advantages.make("gopd", teacher_weight=0.0).update(ROLLOUTS, ())
     np.testing.assert_allclose(pull, BASE - ROLLOUTS.old_logprobs, atol=1e-6)
-    first, _ = advantages.exopd().update(SEVERAL.replace(extras={**SEVERAL.extras, "teacher_id": jnp.array([0])}), ())
+    first, _ = advantages.make("exopd").update(SEVERAL.replace(extras={**SEVERAL.extras, "teacher_id": jnp.array([0])}), ())
     np.testing.assert_allclose(first, BASE - ROLLOUTS.old_logprobs, atol=1e-6)
     with pytest.raises(ValueError, match=r"shape \(1, 1, 2\), expected \[P, G, T, teachers\]"):
-        advantages.exopd().update(ROLLOUTS.replace(extras={**ROLLOUTS.extras, "teacher_id": jnp.array([0])}), ())
+        advantages.make("exopd").update(ROLLOUTS.replace(extras={**ROLLOUTS.extras, "teacher_id": jnp.array([0])}), ())
 
 
 def test_loss_against_float64_where_every_bound_is_met():
@@ -57,7 +57,7 @@ def test_loss_against_float64_where_every_bound_is_met():
     values = rng.normal(size=shape)
     rollouts = Rollouts(mask=jnp.asarray(mask), valid=jnp.ones((2, 3), bool), old_logprobs=jnp.float32(old),
                         behavior_logprobs=jnp.float32(behavior))
-    update = jax.value_and_grad(objectives.gopd().update, has_aux=True)
+    update = jax.value_and_grad(objectives.make("gopd").update, has_aux=True)
     (loss, (metrics, _)), gradient = update(jnp.float32(new), rollouts, jnp.float32(values), ())
 
     ratio, weight = np.exp(new - old), np.minimum(np.exp(old - behavior), 5)
@@ -74,4 +74,4 @@ def test_loss_against_float64_where_every_bound_is_met():
 
 def test_dual_clip_has_to_exceed_one():
     with pytest.raises(ValueError, match="larger than 1"):
-        objectives.gopd(dual_clip=1.0)
+        objectives.make("gopd", dual_clip=1.0)

@@ -91,7 +91,7 @@ ROWS = 4  # the published sum over the padded length is `fixed_length` times the
 
 
 def test_luffy_worked_example():
-    values, _ = advantages.luffy().update(GROUP, ())
+    values, _ = advantages.make("luffy").update(GROUP, ())
     close(values[..., 0], A, atol=1e-7)
     loss, metrics, gradient = run("luffy", NEW, GROUP, values, max_len=2)
     close(loss * ROWS, 0.145833, atol=1e-6)
@@ -339,7 +339,7 @@ def test_r3l_worked_example():
     rollouts = one_group(np.full((4, 3), 0.5), (0, 0.5, 1, 0.6), mask=[[True, False, True]] * 4,
                          step_ids=np.tile(np.array([0, -1, 1]), (1, 4, 1)),
                          extras={"retry_step": np.array([[1, 0, 1, 0]])})
-    values, _ = advantages.r3l().update(rollouts, ())
+    values, _ = advantages.make("r3l").update(rollouts, ())
     close(values[0, :, 0], [-0.525, -0.025, 1, 0.225], atol=1e-6)
     loss, metrics, gradient = run("r3l", np.log(np.full((1, 4, 3), 0.5, np.float32)), rollouts, values)
     close(loss, 0.050542, atol=1e-6)
@@ -398,7 +398,7 @@ def test_jsd_by_hand_and_its_estimate_by_enumeration(beta, double):
     def estimate(logits):
         """The objective's term, one rollout per token of the vocabulary, weighted by how often it is sampled."""
         logprobs = jax.nn.log_softmax(logits)[None, :, None]
-        values = [objectives.kepo(jsd_beta=beta).update(logprobs[:, [a]], one, jnp.zeros((1, 1, 1)), ())[0]
+        values = [objectives.make("kepo", jsd_beta=beta).update(logprobs[:, [a]], one, jnp.zeros((1, 1, 1)), ())[0]
                   for a, one in enumerate(sampled)]
         return jnp.stack(values) @ S
 
@@ -438,7 +438,7 @@ def test_kepo_gate_counts_only_the_tokens_behind_it(double):
     (1.0, 0.221325, [-0.078371, 0.421629, -0.036516, -0.189943])])
 def test_oapl_worked_example(beta2, expected, slope):
     rollouts = one_group([[0.9]] * 4, (1, 0, 0, 1), behavior_logprobs=np.full((1, 4, 1), np.log(0.4), np.float32))
-    values, _ = advantages.karl_oapl().update(rollouts, ())
+    values, _ = advantages.make("karl_oapl").update(rollouts, ())
     close(values[0, :, 0], [0.379885, -0.620115, -0.620115, 0.379885], atol=1e-6)
     new = np.log(np.float32([[[0.5], [0.5], [0.2], [0.4]]]))
     loss, _, gradient = run("karl_oapl", new, rollouts, values, beta2=beta2)
@@ -490,12 +490,12 @@ def test_otr_is_the_plain_policy_gradient_on_samples_per_position():
     samples = drawn.transpose(0, 2, 1)  # [P, G, T]
     rollouts = Rollouts(mask=jnp.ones((1, 4, 3), bool), valid=jnp.ones((1, 4), bool), tokens=samples,
                         extras={"targets": jnp.asarray(targets)[:, None]})
-    values, _ = advantages.otr().update(rollouts, ())
+    values, _ = advantages.make("otr").update(rollouts, ())
     np.testing.assert_array_equal(values, np.where(samples == targets[:, None], np.float32(1), np.float32(-0.1)))
 
     def composed(logits):
         logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), drawn, axis=-1)
-        return objectives.otr().update(logprobs.transpose(0, 2, 1), rollouts, values, ())[0]
+        return objectives.make("otr").update(logprobs.transpose(0, 2, 1), rollouts, values, ())[0]
 
     def direct(x):
         return one_token_loss(x, jnp.asarray(targets), jnp.ones((1, 3), bool), drawn)
@@ -511,7 +511,7 @@ RETURNS, VALUES, WEIGHTS = (np.float32(x).reshape(1, 3, 1) for x in ([1, 0.2, 2]
 def test_sil_worked_example():
     extras = {"returns": RETURNS, "values": VALUES, "replay_weights": WEIGHTS}
     rollouts = one_group(np.ones((3, 1)), extras=extras)
-    values, _ = advantages.sil().update(rollouts, ())
+    values, _ = advantages.make("sil").update(rollouts, ())
     close(values[0, :, 0], [0.6, 0, 1], atol=1e-6)
     policy, _, gradient = run("sil", np.float32([[[-1], [-2], [-7]]]), rollouts, values, min_count=2)
     close(policy, 1.55, atol=1e-6)
@@ -522,7 +522,7 @@ def test_sil_worked_example():
     close(slope[0, :, 0], [-0.0015, 0, -0.00125], atol=1e-8)
     close(policy - 0.01 * (0.5 + 0.5 * 0.5) / 2 + critic, 1.545275, atol=1e-6)
     none = rollouts.replace(extras=extras | {"values": RETURNS + 1})
-    assert run("sil", np.float32([[[-1], [-2], [-7]]]), none, advantages.sil().update(none, ())[0])[0] == 0
+    assert run("sil", np.float32([[[-1], [-2], [-7]]]), none, advantages.make("sil").update(none, ())[0])[0] == 0
 
 
 def test_sil_against_numpy(double):
@@ -548,7 +548,7 @@ SPEAR = one_group([[0.5]] * 3, (1, 1, 0), extras={"age": np.array([[5, 20, 1]]),
 
 
 def test_spear_worked_example():
-    values, _ = advantages.spear().update(SPEAR, ())
+    values, _ = advantages.make("spear").update(SPEAR, ())
     close(values[0, :, 0], [0.6, 0.6, -0.4], atol=1e-6)
     new = np.full((1, 3, 1), np.log(0.6), np.float32)
     loss, metrics, _ = run("spear", new, SPEAR, values, state=100)
@@ -565,7 +565,7 @@ def test_a_reward_equal_to_the_baseline_still_counts():
     """It has advantage 0 and no gradient, but its token is one of two in the mean."""
     rollouts = SPEAR.replace(extras={"age": np.array([[5, 20, 1]]), "reward_baseline": np.float32([0.0])})
     new = np.full((1, 3, 1), np.log(0.6), np.float32)
-    loss, metrics, _ = run("spear", new, rollouts, advantages.spear().update(rollouts, ())[0], state=200)
+    loss, metrics, _ = run("spear", new, rollouts, advantages.make("spear").update(rollouts, ())[0], state=200)
     close([loss, metrics["kept_fraction"]], [-1.2 / 2, 2 / 3], atol=1e-6)
 
 

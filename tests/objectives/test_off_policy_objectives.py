@@ -69,7 +69,7 @@ def test_cispo():
 
 
 def test_scalerl_from_rewards_to_gradient():
-    values, _ = advantages.scalerl().update(ROLLOUTS, ())
+    values, _ = advantages.make("scalerl").update(ROLLOUTS, ())
     np.testing.assert_allclose(values[0, :, 0], [0.999998, -0.999998], rtol=1e-6)
     advantage = [list(np.asarray(values)[0, 0]), list(np.asarray(values)[0, 1, :2])]
     expect("scalerl", 0.153029342, [-0.299999, -0.176, -0.25, 0.125, 0.12], advantage=advantage)
@@ -79,7 +79,7 @@ def test_llamarl():
     policies = [np.log(np.float32([rows])) for rows in (
         [[0.1, 0.5, 0.3], [0.2, 0.2, 0.2]], [[0.8, 0.5, 0.15], [0.1, 0.2, 0.6]])]
     rollouts = from_lists([[1, 0]], lengths=[[3, 2]], behavior_logprobs=policies[0])
-    values, _ = advantages.dr_grpo().update(rollouts, ())
+    values, _ = advantages.make("dr_grpo").update(rollouts, ())
     options = dict(advantage=[list(values[0, 0]), list(values[0, 1, :2])], rollouts=rollouts, new=policies[1])
     slope = np.array([-1, -0.25, -0.125, 0.125, 0.25])
     expect("llamarl", -0.0566122702, slope, **options)
@@ -100,7 +100,7 @@ def test_minpro():
 def test_minpro_skips_tokens_outside_the_mask():
     rollouts = from_lists([[1]], lengths=[[4]], behavior_logprobs=np.zeros((1, 1, 4), np.float32))
     rollouts = rollouts.replace(mask=jnp.array([[[False, True, False, True]]]))
-    _, gradient = jax.value_and_grad(lambda x: objectives.minpro().update(x, rollouts, jnp.ones((1, 1, 4)), ())[0])(
+    _, gradient = jax.value_and_grad(lambda x: objectives.make("minpro").update(x, rollouts, jnp.ones((1, 1, 4)), ())[0])(
         jnp.log(jnp.array([[[0.01, 2.0, 0.01, 3.0]]])))
     np.testing.assert_allclose(gradient, [[[0, -1, 0, -3]]], rtol=1e-6)  # weights 2 and 3 * 2, half each
 
@@ -164,7 +164,7 @@ def test_r2vpo_and_its_multiplier():
     assert state == 0  # on-policy the multiplier falls, but not below 0
     for most, expected in ((0.51, 0.51), (0.52, 0.5192)):
         np.testing.assert_allclose(run("r2vpo", multiplier=0.5, max_multiplier=most)[3], expected, rtol=1e-6)
-    assert objectives.r2vpo().whole_batch and not objectives.r2vpo(dual_rate=0.0).whole_batch
+    assert objectives.make("r2vpo").whole_batch and not objectives.make("r2vpo", dual_rate=0.0).whole_batch
 
 
 def test_icepop():

@@ -262,7 +262,7 @@ def test_bapo_search_step_by_step(order, statistic, target):
 
     with jax.enable_x64(True):
         rollouts = Rollouts(mask=jnp.asarray(MASK), valid=jnp.asarray(VALID), old_logprobs=jnp.asarray(OLD))
-        objective = objectives.bapo(low=(0.7, 0.9, 0.05), high=(1.1, 1.6, 0.05), order=order, statistic=statistic,
+        objective = objectives.make("bapo", low=(0.7, 0.9, 0.05), high=(1.1, 1.6, 0.05), order=order, statistic=statistic,
                                     target=target)
         (loss, (metrics, _)), gradient = jax.value_and_grad(objective.update, has_aux=True)(
             jnp.asarray(NEW), rollouts, jnp.asarray(ADVANTAGES - 0.02), ())

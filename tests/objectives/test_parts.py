@@ -130,7 +130,7 @@ def test_local_denominators_would_not_add_up():
     """The error that the weights prevent: a micro-batch that divides by its own token count."""
     rollouts = from_lists([[1, 0], [1, 0]], lengths=[[3, 3], [1, 1]])
     logprobs, advantages = -jnp.ones((2, 2, 3)), jnp.ones((2, 2, 3)) * jnp.array([1.0, 3.0])[:, None, None]
-    objective = objectives.reinforce()
+    objective = objectives.make("reinforce")
     whole, _ = objective.update(logprobs, rollouts, advantages, ())
     parts = [(logprobs[i : i + 1], take(rollouts, i, 1), advantages[i : i + 1]) for i in (0, 1)]
     local = [float(objective.update(*part, ())[0]) for part in parts]

@@ -105,7 +105,7 @@ def test_grpo_from_reward_to_loss():
     np.testing.assert_allclose(metrics["clip_fraction"], 2 / 3, rtol=1e-6)
     loss, _, _ = run(**options, aggregation="seq_mean_token_mean", kl_coef=0.1)
     np.testing.assert_allclose(loss, -0.08945428, atol=3e-8)
-    centred, _ = advantages.dr_grpo().update(rollouts, ())
+    centred, _ = advantages.make("dr_grpo").update(rollouts, ())
     loss, _, _ = run(**options | {"advantage": centred}, aggregation="fixed_length", max_len=4)
     np.testing.assert_allclose(loss, -0.0875, rtol=1e-6)
 

@@ -44,7 +44,7 @@ def check(slug, loss, gradient, rollouts=None, advantage=SIGNS, **hyper):
 
 
 def test_clip_cov_example():
-    objective = objectives.clip_cov(fraction=0.2, cov_low=0.2)
+    objective = objectives.make("clip_cov", fraction=0.2, cov_low=0.2)
     for step in range(40):
         loss, gradient, metrics = run(objective, example(), SIGNS, state=jnp.int32(step))
         assert np.sum(gradient == 0) == 1 and gradient[1] != 0  # one of the candidates is drawn
@@ -58,7 +58,7 @@ def test_clip_cov_example():
 
 def test_clip_cov_draws_uniformly_and_as_many_as_there_are():
     def dropped(step, fraction):
-        update = objectives.clip_cov(fraction=fraction, cov_low=0.2).update
+        update = objectives.make("clip_cov", fraction=fraction, cov_low=0.2).update
         slope = jax.grad(lambda lp: update(lp, example(), jnp.asarray(SIGNS), step)[0])(jnp.asarray(NEW))
         return (slope == 0).reshape(-1)[jnp.array([0, 1, 2, 3, 4])]
 
@@ -70,17 +70,17 @@ def test_clip_cov_draws_uniformly_and_as_many_as_there_are():
 
 def test_clip_cov_leaves_constant_advantages_and_clipped_tokens_alone():
     plain, _, _ = run(objectives.ppo_clip(), example(), np.ones_like(SIGNS))
-    same, _, metrics = run(objectives.clip_cov(fraction=0.5, cov_low=0.0, clip_low=0.2, clip_high=0.2), example(),
+    same, _, metrics = run(objectives.make("clip_cov", fraction=0.5, cov_low=0.0, clip_low=0.2, clip_high=0.2), example(),
                            np.ones_like(SIGNS))
     assert same == plain and metrics["candidates"] == 0
-    _, _, metrics = run(objectives.clip_cov(cov_low=0.2, clip_low=0.2, clip_high=0.28), example(), SIGNS)
+    _, _, metrics = run(objectives.make("clip_cov", cov_low=0.2, clip_low=0.2, clip_high=0.28), example(), SIGNS)
     np.testing.assert_allclose(metrics["candidates"], 0.4, rtol=1e-6)  # tokens 0 and 3 are clipped already
 
 
 def test_kl_cov_example():
     metrics = check("kl_cov", -0.057813957, [-0.1, -0.22, -0.1, 0.1, 0.5], fraction=0.4)
     np.testing.assert_allclose(metrics["held"], 0.4, rtol=1e-6)
-    _, gradient, _ = run(objectives.kl_cov(fraction=1.0), example(), SIGNS, new=OLD)
+    _, gradient, _ = run(objectives.make("kl_cov", fraction=1.0), example(), SIGNS, new=OLD)
     np.testing.assert_allclose(gradient, -SIGNS[REAL] / 5, atol=1e-7)  # no penalty where nothing has moved yet
 
 
@@ -90,9 +90,9 @@ def test_spear_schedule_and_loss():
     assert imitation_coef(jnp.int32(0), coef=0.3, warmup=0) == np.float32(0.3)
     extras = {"replayed": jnp.array([[False, True]]), "reward_baseline": jnp.array([0.5]), "age": jnp.array([[0, 3]])}
     rollouts = example(rewards=(0.2, 1.0), extras=extras)
-    advantage, _ = advantages.spear_clip().update(rollouts, ())
+    advantage, _ = advantages.make("spear_clip").update(rollouts, ())
     np.testing.assert_allclose(advantage[0], [[0, 0, 0], [0.5, 0.5, 0]], atol=1e-7)  # alone in its group; replayed
-    objective = objectives.spear_clip(max_len=4, cov_low=5.0)
+    objective = objectives.make("spear_clip", max_len=4, cov_low=5.0)
     advantage = advantage.at[0, 0, :].set(1.0)
     fresh = -(1.28 + 1.1 + 0.5) / 4
     for step, share in ((0, 0), (50, 0.146447), (400, 1)):
@@ -114,7 +114,7 @@ def test_aepo_clip_example():
     np.testing.assert_allclose(metrics["kept_gradient"], 0.2, rtol=1e-6)
     flipped = check("aepo_clip", 0.0, np.zeros(5), advantage=0 * SIGNS, entropy_scale=2.0)
     np.testing.assert_allclose(flipped["sign_flips"], 0.4, rtol=1e-6)  # z = -.83 and -1.16 for entropies .6 and .3
-    _, gradient, _ = run(objectives.aepo_clip(entropy_scale=0.0), example(), SIGNS, new=NEW + np.log(4) * REAL)
+    _, gradient, _ = run(objectives.make("aepo_clip", entropy_scale=0.0), example(), SIGNS, new=NEW + np.log(4) * REAL)
     np.testing.assert_allclose(gradient, [-0.256, -0.256, -0.256, 0.4, 0], atol=1e-6)  # ratio 6 at the dual bound
 
 
@@ -122,20 +122,20 @@ def test_aepo_clip_example():
     ("canonical", -0.182143350), ("exact", 0.241143445), ("pairwise", 0.906960828), ("simple", -0.052563824)])
 def test_kimi_opmd_example(variant, loss):
     rollouts = example()
-    advantage, _ = advantages.kimi_opmd().update(rollouts, ())
-    actual, gradient, _ = run(objectives.kimi_opmd(tau=0.5, variant=variant), rollouts, advantage)
+    advantage, _ = advantages.make("kimi_opmd").update(rollouts, ())
+    actual, gradient, _ = run(objectives.make("kimi_opmd", tau=0.5, variant=variant), rollouts, advantage)
     np.testing.assert_allclose(actual, loss, rtol=1e-6)
     if variant == "canonical":
         np.testing.assert_allclose(gradient, [-0.298093] * 3 + [0.178079] * 2, atol=1e-6)
         # the gradient of `exact` is 2 tau times that of `canonical`
-        _, exact, _ = run(objectives.kimi_opmd(tau=0.5, variant="exact"), rollouts, advantage)
+        _, exact, _ = run(objectives.make("kimi_opmd", tau=0.5, variant="exact"), rollouts, advantage)
         np.testing.assert_allclose(exact, gradient, rtol=1e-6)
 
 
 def test_kimi_opmd_with_the_log_of_the_mean_exponential():
-    advantage, _ = advantages.kimi_opmd(baseline="logavgexp", tau=0.5).update(example(), ())
+    advantage, _ = advantages.make("kimi_opmd", baseline="logavgexp", tau=0.5).update(example(), ())
     np.testing.assert_allclose(np.asarray(advantage)[0, :, 0], [1 - 0.716890, -0.716890], atol=1e-6)
-    loss, _, _ = run(objectives.kimi_opmd(tau=0.5), example(), advantage)
+    loss, _, _ = run(objectives.make("kimi_opmd", tau=0.5), example(), advantage)
     np.testing.assert_allclose(loss, -0.857177726, rtol=1e-6)
 
 
@@ -147,7 +147,7 @@ def test_rec_family_examples():
 
 def test_rec_family_weights_of_huge_advantages_are_finite():
     for scale, size in ((1.0, 1.0), (100.0, 20.0)):  # exp(A) up to the clamped exponent
-        loss, gradient, _ = run(objectives.rec_family(clip="none", weight="advantage"), example(), scale * SIGNS)
+        loss, gradient, _ = run(objectives.make("rec_family", clip="none", weight="advantage"), example(), scale * SIGNS)
         signs = SIGNS[REAL].astype(np.float64)
         slope = -scale * signs * np.exp(size * signs) / 5
         np.testing.assert_allclose(gradient, slope, rtol=1e-5)
@@ -155,35 +155,35 @@ def test_rec_family_weights_of_huge_advantages_are_finite():
 
 
 def test_rec_family_corners_are_the_named_methods():
-    plain, gradient, _ = run(objectives.reinforce(), example(), SIGNS)
+    plain, gradient, _ = run(objectives.make("reinforce"), example(), SIGNS)
     check("rec_family", plain, gradient, clip="none")
     _, gradient, _ = run(objectives.ppo_clip(), example(), SIGNS)
-    _, same, _ = run(objectives.rec_family(weight="importance_sampling"), example(), SIGNS)
+    _, same, _ = run(objectives.make("rec_family", weight="importance_sampling"), example(), SIGNS)
     np.testing.assert_allclose(same, gradient, atol=1e-7)
     with pytest.raises(ValueError, match="Did you mean 'one_side'"):
-        objectives.rec_family(clip="oneside")
+        objectives.make("rec_family", clip="oneside")
 
 
 def test_topr_example():
     rollouts = example(behavior_logprobs=OLD)
     metrics = check("topr", 0.044091057, [-0.5] * 3 + [0.375] * 2, rollouts=rollouts)
     np.testing.assert_allclose(metrics["weight"], 0.875, rtol=1e-6)
-    loss, gradient, _ = run(objectives.topr(positive=(1, 1), negative=(1, 1)), rollouts, SIGNS)
-    plain, expected, _ = run(objectives.reinforce(aggregation="seq_mean_token_sum"), rollouts, SIGNS)
+    loss, gradient, _ = run(objectives.make("topr", positive=(1, 1), negative=(1, 1)), rollouts, SIGNS)
+    plain, expected, _ = run(objectives.make("reinforce", aggregation="seq_mean_token_sum"), rollouts, SIGNS)
     np.testing.assert_allclose(loss, plain, rtol=1e-6)
     np.testing.assert_allclose(gradient, expected, atol=1e-7)
-    _, gradient, _ = run(objectives.topr(level="token"), rollouts, SIGNS)
+    _, gradient, _ = run(objectives.make("topr", level="token"), rollouts, SIGNS)
     np.testing.assert_allclose(gradient, [-0.5] * 3 + [0.25, 0.5], atol=1e-6)
-    _, gradient, _ = run(objectives.topr(), rollouts, SIGNS, new=NEW - 50 * REAL)
+    _, gradient, _ = run(objectives.make("topr"), rollouts, SIGNS, new=NEW - 50 * REAL)
     assert np.all(gradient[:3] == -0.5) and np.all(abs(gradient[3:]) < 1e-8)  # the unlikely mistake is left alone
 
 
 def test_qwen_stabilizing_example():
     rollouts = example()
-    advantage, _ = advantages.dr_grpo().update(rollouts, ())
+    advantage, _ = advantages.make("dr_grpo").update(rollouts, ())
     metrics = check("qwen_stabilizing", 0.334880957, [0, -0.22, -0.3125, 0, 0.15], rollouts, advantage)
     np.testing.assert_allclose(metrics["weight"], (1.5 + 0.88 + 1.25 + 0.625 + 0.6) / 5, rtol=1e-6)
-    _, gradient, _ = run(objectives.qwen_stabilizing(cap=0.7), rollouts, advantage)
+    _, gradient, _ = run(objectives.make("qwen_stabilizing", cap=0.7), rollouts, advantage)
     np.testing.assert_allclose(gradient, [0, -0.175, -0.175, 0, 0.15], atol=1e-6)
 
 
@@ -194,25 +194,25 @@ def test_guirlvg_example():
     metrics = check("guirlvg_adv_kl", 0.084422457, gradient, rollouts, advantage, kl_coef=0.1)
     np.testing.assert_allclose(metrics["alpha"], 0.625, rtol=1e-6)
     check("guirlvg_adv_kl", 0.0, np.zeros(5), example(rewards=(0, 0)), 0 * SIGNS, kl_coef=0.1)
-    loss, _, _ = run(objectives.guirlvg_adv_kl(kl_coef=0.1), example(rewards=(2, 2)), 0 * SIGNS)
+    loss, _, _ = run(objectives.make("guirlvg_adv_kl", kl_coef=0.1), example(rewards=(2, 2)), 0 * SIGNS)
     np.testing.assert_allclose(loss, 0.1 * (0.432466 / 3 + 0.098988 / 2) / 2, rtol=1e-5)
     with pytest.raises(ValueError, match="max_reward=0"):
-        objectives.guirlvg_adv_kl(max_reward=0)
+        objectives.make("guirlvg_adv_kl", max_reward=0)
 
 
 def test_prorl_example():
     rollouts = example()
     advantage, _ = advantages.grpo().update(rollouts, ())
-    loss, gradient, _ = run(objectives.prorl(kl_coef=0.1), rollouts, advantage)
+    loss, gradient, _ = run(objectives.make("prorl", kl_coef=0.1), rollouts, advantage)
     np.testing.assert_allclose(loss, -0.088365724, rtol=1e-6)
     np.testing.assert_allclose(gradient, [0.006667, -0.162836, -0.090711, -0.005, 0.218798], atol=1e-6)
 
 
 def test_t1_loss_from_reward_to_loss():
     rollouts = example(tokens=jnp.array([[[1, 1, 1], [1, 2, 0]]]))
-    advantage, _ = advantages.t1().update(rollouts, ())
+    advantage, _ = advantages.make("t1").update(rollouts, ())
     np.testing.assert_array_equal(advantage[0, :, 0], [1, -1])
-    loss, _, _ = run(objectives.t1(), rollouts, advantage)
+    loss, _, _ = run(objectives.make("t1"), rollouts, advantage)
     np.testing.assert_allclose(loss, -0.100893709, rtol=1e-6)
 
 
@@ -236,9 +236,9 @@ def test_t1_oversampling_from_reward_to_loss_and_anchor():
     ("token", -0.519998960, [-0.299999, -0.22, -0.1, 0.1, 0])])
 def test_qwenlong_aepo_example(gate, loss, gradient):
     bounds = {"entropy_low": 0.5, "entropy_high": 0.9} if gate == "adaptive" else {"entropy_high": 1.0}
-    estimator = advantages.qwenlong_aepo(scope="batch", gate=gate, **bounds)
+    estimator = advantages.make("qwenlong_aepo", scope="batch", gate=gate, **bounds)
     advantage, _ = estimator.update(example(), estimator.init())
-    actual, slope, metrics = run(objectives.qwenlong_aepo(), example(), advantage)
+    actual, slope, metrics = run(objectives.make("qwenlong_aepo"), example(), advantage)
     np.testing.assert_allclose(actual, loss, rtol=1e-6)
     np.testing.assert_allclose(slope, gradient, atol=1e-6)
     assert metrics["clip_fraction"] == 0
@@ -251,7 +251,7 @@ def test_oneshot_entropy_example():
     entropies = np.full((1, 2, 3), np.nan, np.float32)
     entropies[REAL] = -(probs * np.log(probs)).sum(-1)
     np.testing.assert_allclose(entropies[0, 0, 1], 0.801056, atol=1e-6)
-    loss, _, _ = run(objectives.oneshot_entropy(), example(entropies=jnp.asarray(entropies)), SIGNS)
+    loss, _, _ = run(objectives.make("oneshot_entropy"), example(entropies=jnp.asarray(entropies)), SIGNS)
     np.testing.assert_allclose(loss, -0.101162956, rtol=1e-6)
 
 
@@ -259,7 +259,7 @@ def test_entropy_bonus_is_unbiased_by_enumeration():
     """The expected gradient over all tokens of a vocabulary of 4, drawn from another policy, is the entropy's."""
     logits, old = jnp.array([2.0, 0.0, 0.0, -1.0]), jnp.array([1.0, 0.5, 0.0, -0.5])
     chances = jax.nn.softmax(old)
-    objective = objectives.oneshot_entropy(policy_coef=0, kl_coef=0, entropy_coef=1)
+    objective = objectives.make("oneshot_entropy", policy_coef=0, kl_coef=0, entropy_coef=1)
 
     def loss(z, token, entropy):
         def one(x):
@@ -420,7 +420,7 @@ def test_against_plain_loops_in_float64(name):
 def test_clip_cov_against_plain_loops():
     for seed in range(3):
         d = random_batch(seed)
-        objective = objectives.clip_cov(clip_low=0.2, clip_high=0.2, fraction=0.1, cov_low=0.3, cov_high=4.0)
+        objective = objectives.make("clip_cov", clip_low=0.2, clip_high=0.2, fraction=0.1, cov_low=0.3, cov_high=4.0)
         loss, gradient, _ = run(objective, d.rollouts, np.float32(d.A), new=np.float32(d.lp))
         A, lp = (np.array([x[i] for i in d.tokens]) for x in (d.A, d.lp))
         rho = np.exp(lp - [d.old[i] for i in d.tokens])

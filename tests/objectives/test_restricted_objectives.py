@@ -25,22 +25,22 @@ def run(objective, rollouts, values, new=NEW):
 
 def test_reinforce_rej_worked_example():
     rollouts = example([1, -1])
-    values, _ = advantages.reinforce_rej().update(rollouts, ())
-    loss, metrics, gradient = run(objectives.reinforce_rej(), rollouts, values)
+    values, _ = advantages.make("reinforce_rej").update(rollouts, ())
+    loss, metrics, gradient = run(objectives.make("reinforce_rej"), rollouts, values)
     np.testing.assert_allclose(loss, -0.157585181, atol=1e-7)
     np.testing.assert_allclose(gradient, [[[-0.199933, -0.200073, -0.2002], [0.19995, 0.200067, 0]]], atol=1e-6)
     np.testing.assert_allclose(metrics["kl"], 0.106291, atol=1e-6)
-    clipped, _, _ = run(objectives.reinforce_rej(variant="clip"), rollouts, values)
+    clipped, _, _ = run(objectives.make("reinforce_rej", variant="clip"), rollouts, values)
     np.testing.assert_allclose(clipped, -0.1 + 0.001 * 0.106290851, atol=1e-7)
 
 
 def test_a_rejected_prompt_only_pays_its_kl_unless_it_is_dropped():
     rollouts = example([1, 1])
-    values, _ = advantages.reinforce_rej().update(rollouts, ())
-    assert run(objectives.reinforce_rej(kl_coef=0.0), rollouts, values)[0] == 0
-    kept, _, _ = run(objectives.reinforce_rej(), rollouts, values)
+    values, _ = advantages.make("reinforce_rej").update(rollouts, ())
+    assert run(objectives.make("reinforce_rej", kl_coef=0.0), rollouts, values)[0] == 0
+    kept, _, _ = run(objectives.make("reinforce_rej"), rollouts, values)
     np.testing.assert_allclose(kept, 0.001 * 0.106291, atol=1e-8)
-    loss, _, gradient = run(objectives.reinforce_rej(drop=True), rollouts, values)
+    loss, _, gradient = run(objectives.make("reinforce_rej", drop=True), rollouts, values)
     assert loss == 0 and not np.any(gradient)
 
 
@@ -48,15 +48,15 @@ def test_a_rejected_prompt_only_pays_its_kl_unless_it_is_dropped():
 def test_dropping_takes_rejected_tokens_out_of_the_denominator():
     good, bad = example([1, -1]), example([1, 1])
     both = jax.tree.map(lambda *x: jnp.concatenate(x), good, bad)
-    values, _ = advantages.reinforce_rej().update(both, ())
+    values, _ = advantages.make("reinforce_rej").update(both, ())
     new = np.concatenate([NEW, NEW])
     for variant in ("reinforce", "clip"):
-        alone, _, gradient = run(objectives.reinforce_rej(variant=variant), good, values[:1])
-        dropped, _, wide = run(objectives.reinforce_rej(variant=variant, drop=True), both, values, new)
+        alone, _, gradient = run(objectives.make("reinforce_rej", variant=variant), good, values[:1])
+        dropped, _, wide = run(objectives.make("reinforce_rej", variant=variant, drop=True), both, values, new)
         np.testing.assert_allclose(dropped, alone, rtol=1e-6)
         np.testing.assert_allclose(wide, np.concatenate([gradient, np.zeros_like(gradient)]), atol=1e-7)
-        halved, _, _ = run(objectives.reinforce_rej(variant=variant, kl_coef=0.0), both, values, new)
-        full, _, _ = run(objectives.reinforce_rej(variant=variant, kl_coef=0.0), good, values[:1])
+        halved, _, _ = run(objectives.make("reinforce_rej", variant=variant, kl_coef=0.0), both, values, new)
+        full, _, _ = run(objectives.make("reinforce_rej", variant=variant, kl_coef=0.0), good, values[:1])
         np.testing.assert_allclose(2 * halved, full, rtol=1e-6)
 
 
@@ -65,14 +65,14 @@ def test_overlong_filtering():
     rollouts = example([1, 0], extras={"truncated": truncated})
     values, _ = advantages.grpo().update(rollouts, ())
     np.testing.assert_allclose(values[0, :, 0], [0.7071058, -0.7071058], atol=1e-6)
-    loss, metrics, gradient = run(objectives.dapo_overlong(), rollouts, values)
+    loss, metrics, gradient = run(objectives.make("dapo_overlong"), rollouts, values)
     np.testing.assert_allclose(loss, -0.7071058 * (1.28 + 1.1 + 0.5) / 3, atol=1e-6)
     np.testing.assert_allclose(gradient, np.array([[[0, -1.1, -0.5], [0, 0, 0]]]) * 0.7071058 / 3, atol=1e-6)
     np.testing.assert_allclose(metrics["clip_fraction"], 1 / 3, rtol=1e-6)
     all_cut = rollouts.replace(extras={"truncated": jnp.ones((1, 2), bool)})
-    assert run(objectives.dapo_overlong(), all_cut, values)[0] == 0
+    assert run(objectives.make("dapo_overlong"), all_cut, values)[0] == 0
     with pytest.raises(ValueError, match="'truncated'"):
-        run(objectives.dapo_overlong(), example([1, 0]), values)
+        run(objectives.make("dapo_overlong"), example([1, 0]), values)
 
 
 def test_asymmetric_reinforce_from_the_catalogue():

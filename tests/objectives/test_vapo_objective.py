@@ -14,7 +14,8 @@ ADVANTAGES = jnp.array([[[1.0, 1.0], [-2.0, 9.0]]])
 
 
 def loss_of(example, **hyper):
-    (loss, (result, _)), slope = jax.value_and_grad(objectives.vapo(**hyper).update, has_aux=True)(NEW, example, ADVANTAGES, ())
+    vapo = objectives.make("vapo", **hyper)
+    (loss, (result, _)), slope = jax.value_and_grad(vapo.update, has_aux=True)(NEW, example, ADVANTAGES, ())
     return float(loss), result, np.asarray(slope)
 
 

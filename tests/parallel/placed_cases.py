@@ -87,7 +87,8 @@ def communicated():
 
 def judged():
     """V0 on 2 x 4 devices, policies spread over one axis, prompts over the other: what is sent, the distance to one device."""
-    model = v0.V0(v0.Head(features=12, width=16, layers=2, heads=2), v0.Adapter(queries=4, size=3, heads=1, hidden=8), states=5)
+    model = v0.V0(v0.Head(features=12, width=16, layers=2, heads=2),
+                  v0.QueryAdapter(queries=4, size=3, heads=1, hidden=8), states=5)
     params, rng = jax.jit(model.init)(jax.random.key(0)), np.random.default_rng(0)
     contexts, outcomes, mask = rng.normal(size=(4, 6, 12)), rng.uniform(size=(4, 6)), rng.uniform(size=(4, 6)) > 0.3
     states, real = rng.normal(size=(8, 7, 5)), np.arange(7) < rng.integers(1, 8, (8, 1))

@@ -85,7 +85,7 @@ def test_gae_and_value_targets(turns, gamma, lam):
     arrays = rows(turns["token_rewards"]), rows(values), rows(turns["mask"])
     theirs, targets = verl.compute_gae_advantage_return(*arrays, gamma, lam)
     batch = rollouts(turns).replace(extras={"values": jnp.asarray(values)})
-    ours, _ = advantages.ppo_gae(gamma=gamma, lambda_policy=lam).update(batch, ())
+    ours, _ = advantages.make("ppo_gae", gamma=gamma, lambda_policy=lam).update(batch, ())
     mask = turns["mask"].reshape(P * G, T)  # verl leaves numbers outside the mask
     np.testing.assert_allclose(np.asarray(ours).reshape(P * G, T)[mask], theirs.numpy()[mask], rtol=1e-7, atol=1e-9)
     fitted = np.asarray(value_targets(batch, gamma=gamma, lambda_critic=lam)).reshape(P * G, T)

@@ -11,7 +11,7 @@ DOUBLE = {"input": "21\n", "output": "42\n"}
 
 
 def outcome(program, test=DOUBLE, deadline=20.0):
-    return run_test(program, test, sandbox.Limits(seconds=deadline, memory_mb=512), sandbox.require().mode)
+    return run_test(program, test, sandbox.ResourceLimits(seconds=deadline, memory_mb=512), sandbox.require().mode)
 
 
 @pytest.mark.parametrize(("completion", "program"), [

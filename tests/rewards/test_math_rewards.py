@@ -5,10 +5,11 @@ import threading
 import pytest
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import RewardError, combine, math, self_test, self_test_answers
+from jaxrl_llm.audits import answer_cases, verifiers
+from jaxrl_llm.audits.cases import wrong
+from jaxrl_llm.rewards import RewardError, combine, math
 from jaxrl_llm.rewards.math import last_boxed, normalise, quick_verdict
 from jaxrl_llm.rewards.process import Outcome
-from jaxrl_llm.rewards.self_test_case import wrong
 
 pytest.importorskip("math_verify")
 from jaxrl_llm.rewards.symbolic import symbolic_equal  # noqa: E402
@@ -174,32 +175,32 @@ def counts(result):
 
 @pytest.mark.parametrize("verifier", ["exact", "numeric", "last_number"])
 def test_counts_on_the_table_of_tricky_answers(verifier):
-    assert counts(self_test.report(verifier)) == EXPECTED[verifier]
+    assert counts(verifiers.report(verifier)) == EXPECTED[verifier]
 
 
 @pytest.mark.slow
 def test_counts_of_the_boxed_verifier():
-    result = self_test.report("boxed", deadline=20.0)  # a busy machine must not decide
+    result = verifiers.report("boxed", deadline=20.0)  # a busy machine must not decide
     assert counts(result) == EXPECTED["boxed"]
     assert result.false_positives == [
         (r"So \boxed{1,2}", "(1,2)"), (r"So \boxed{2,1,3}", "1,2,3"), (r"So \boxed{a}", "A")]
-    loose = self_test.report("boxed", strict=False, deadline=20.0)
-    assert len(self_test.WORK) == 124 and counts(loose) == (211, 56, 4)
+    loose = verifiers.report("boxed", strict=False, deadline=20.0)
+    assert len(verifiers.WORK) == 124 and counts(loose) == (211, 56, 4)
     assert loose.false_negatives == [(rf"So \boxed{{{form}}}", answer) for form, answer in (
         ("5 cm^2", "5"), (r"0.8\overline{3}", "5/6"), (r"0.8\bar{3}", "5/6"), ("5 km/h", "5"))]
 
 
 @pytest.mark.slow
 def test_further_answers_by_kind():
-    cases = self_test_answers.ANSWER_CASES
+    cases = answer_cases.ANSWER_CASES
     assert len(cases) == 207 and sum(case.right for case in cases) == 90
-    assert wrong(cases, self_test_answers.ANSWER_JUDGES["boxed"](cases)) == ([], [])
+    assert wrong(cases, answer_cases.ANSWER_JUDGES["boxed"](cases)) == ([], [])
 
 
 def test_further_numbers_and_stop_strings():
-    numbers, stops = self_test_answers.NUMBER_CASES, self_test_answers.STOP_CASES
-    assert len(numbers) == 35 and wrong(numbers, self_test_answers.NUMBER_JUDGES["last_number"](numbers)) == ([], [])
-    ours, without = self_test_answers.STOP_JUDGES.values()
+    numbers, stops = answer_cases.NUMBER_CASES, answer_cases.STOP_CASES
+    assert len(numbers) == 35 and wrong(numbers, answer_cases.NUMBER_JUDGES["last_number"](numbers)) == ([], [])
+    ours, without = answer_cases.STOP_JUDGES.values()
     assert wrong(stops, ours(stops)) == ([], []) and list(map(len, wrong(stops, without(stops)))) == [0, 4]
 
 
@@ -228,7 +229,7 @@ def test_what_math_verify_accepts_is_checked_again(answer, given, equal):
 
 
 def test_known_false_positives_of_last_number():
-    assert self_test.report("last_number").false_positives == [
+    assert verifiers.report("last_number").false_positives == [
         ("The answer is 2+3.", "3"), ("The answer is 5 or 6.", "6"),
         (r"The answer is \sqrt{2}.", "2"), (r"\boxed{1} \boxed{2} \boxed{}", "2"), ("The answer is not 5", "5"),
         ("It is 3, not 5", "5"), ("1 2 3 4 5 6 7 8 9", "9")]

@@ -11,7 +11,7 @@ import uvicorn
 from jaxrl_llm.generation import Sampling
 from jaxrl_llm.generation.engine import Engine, Request
 from jaxrl_llm.models import ModelConfig, Transformer
-from jaxrl_llm.serving.app import Served, make_app
+from jaxrl_llm.serving.app import ServedModel, make_app
 from jaxrl_llm.serving.connections import Connection
 from jaxrl_llm.serving.worker import Worker
 from jaxrl_llm.tokenizers import ByteTokenizer
@@ -52,7 +52,7 @@ def sampled(prompt, seeds, limit, weights=0, sampling=Sampling(), **fields):
 @contextlib.contextmanager
 def serving(worker, port=0, config=MODEL.config, around=lambda app: app, **options):
     """`http://...` of a server in a thread of its own; `around` may put another application before it."""
-    with listening(around(make_app(Served("tiny", config, TOKENIZER, worker, **options))), port) as url:
+    with listening(around(make_app(ServedModel("tiny", config, TOKENIZER, worker, **options))), port) as url:
         yield url
 
 

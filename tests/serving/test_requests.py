@@ -7,11 +7,11 @@ from published_templates import SMOLLM2
 from server import TOKENIZER
 
 from jaxrl_llm.generation import Sampling
-from jaxrl_llm.serving.requests import Limits, Refused, read
+from jaxrl_llm.serving.requests import ClientLimits, RequestError, read
 from jaxrl_llm.tokenizers import ByteTokenizer, conversation
 
 
-def asked(body, chat=False, limits=Limits()):
+def asked(body, chat=False, limits=ClientLimits()):
     return read(body, chat, TOKENIZER, 259, 128, "tiny", limits)
 
 
@@ -56,7 +56,7 @@ def test_conversations_reach_the_template_as_it_wants_them():
 
 
 def text_of(body, tokenizer=TOKENIZER):
-    return tokenizer.decode(read(body, True, tokenizer, 259, 4096, "tiny", Limits()).prompts[0], skip_special=False)
+    return tokenizer.decode(read(body, True, tokenizer, 259, 4096, "tiny", ClientLimits()).prompts[0], skip_special=False)
 
 
 def test_nulls_and_calls_without_arguments():
@@ -78,9 +78,9 @@ def test_the_end_of_a_prompt():
                              ({"continue_final_message": True, "add_generation_prompt": False}, opened),
                              ({"add_generation_prompt": True}, closed), ({"add_generation_prompt": False}, closed[:-10])):
         assert text_of({"messages": spoken, **fields}) == expected
-    with pytest.raises(Refused, match="give add_generation_prompt=False as well"):
+    with pytest.raises(RequestError, match="give add_generation_prompt=False as well"):
         asked({"messages": spoken, "continue_final_message": True, "add_generation_prompt": True}, chat=True)
-    with pytest.raises(Refused, match="continue_final_message=1; give true or false"):
+    with pytest.raises(RequestError, match="continue_final_message=1; give true or false"):
         asked({"messages": spoken, "continue_final_message": 1}, chat=True)
 
 
@@ -90,11 +90,11 @@ def test_what_the_template_would_leave_out_is_refused():
     call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "add"}}]}
     for body, reason, field in (({"messages": ask, "tools": tools}, "the tool 'add'", "tools"),
                                 ({"messages": [*ask, call, *ask]}, "the call of 'add'", "messages")):
-        with pytest.raises(Refused, match=f"the chat template of this model leaves out {reason}") as refused:
-            read(body, True, smol, 259, 4096, "tiny", Limits())
+        with pytest.raises(RequestError, match=f"the chat template of this model leaves out {reason}") as refused:
+            read(body, True, smol, 259, 4096, "tiny", ClientLimits())
         assert refused.value.param == field and refused.value.status == 400
     unused = {"messages": ask, "tools": tools, "tool_choice": "none"}
-    assert read(unused, True, smol, 259, 4096, "tiny", Limits()).prompts == [conversation.start(smol, ask)]
+    assert read(unused, True, smol, 259, 4096, "tiny", ClientLimits()).prompts == [conversation.start(smol, ask)]
 
 
 @pytest.mark.parametrize("given, first, second", [
@@ -107,7 +107,7 @@ def test_the_modality_text_changes_nothing():
     chat = {"messages": [{"role": "user", "content": "a"}]}
     assert asked(chat | {"modalities": ["text"]}, chat=True).prompts == asked(chat, chat=True).prompts
     for wrong in (["text", "audio"], ["audio"], "text", []):
-        with pytest.raises(Refused, match=r"modalities=.* is not supported; leave it out, or give \['text'\]"):
+        with pytest.raises(RequestError, match=r"modalities=.* is not supported; leave it out, or give \['text'\]"):
             asked(chat | {"modalities": wrong}, chat=True)
 
 
@@ -164,13 +164,13 @@ def test_wrong_requests_are_refused_with_a_reason(chat, body, reason):
     if reason is None:
         assert asked(body, chat).prompts == [[257]]
         return
-    with pytest.raises(Refused, match=reason if reason.endswith("$") else None) as result:
+    with pytest.raises(RequestError, match=reason if reason.endswith("$") else None) as result:
         asked(body, chat)
     assert reason.rstrip("$") in str(result.value) and result.value.status == 400
     json.dumps(result.value.param)
 
 
 def test_another_model_is_not_found():
-    with pytest.raises(Refused, match="'tiny'") as result:
+    with pytest.raises(RequestError, match="'tiny'") as result:
         asked({"prompt": "a", "model": "other"})
     assert result.value.status == 404 and result.value.code == "model_not_found"

@@ -16,7 +16,7 @@ from server import KEY, MODEL, SLOTS, TOKENIZER, make_worker, params, sampled, s
 from jaxrl_llm.generation import Sampling
 from jaxrl_llm.generation import engine as engines
 from jaxrl_llm.models import weights
-from jaxrl_llm.serving.requests import Limits
+from jaxrl_llm.serving.requests import ClientLimits
 from jaxrl_llm.serving.worker import Worker
 from jaxrl_llm.tokenizers import conversation
 
@@ -33,7 +33,7 @@ def worker():
 
 @pytest.fixture(scope="module")
 def url(worker, tmp_path_factory):
-    limits = Limits(completions=16, requests=8, body=20_000)
+    limits = ClientLimits(completions=16, requests=8, body=20_000)
     with serving(worker, weights_from=tmp_path_factory.getbasetemp(), limits=limits) as at:
         yield at
 
@@ -267,7 +267,7 @@ def test_errors_are_in_the_format_of_openai(client, url):
 @pytest.mark.slow
 def test_too_many_requests_are_refused_and_earlier_ones_continue():
     one = make_worker()
-    with serving(one, limits=Limits(requests=1)) as url, \
+    with serving(one, limits=ClientLimits(requests=1)) as url, \
             openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
         errors = []
         answer = in_between(one, lambda: complete(client, max_tokens=100),

@@ -10,7 +10,7 @@ from tokenizer_cases import train_byte_level
 from jaxrl_llm.generation.requests import Node, Request
 from jaxrl_llm.generation.stopping import REST, StopSearch, context
 from jaxrl_llm.serving.answers import Answer
-from jaxrl_llm.serving.requests import Asked
+from jaxrl_llm.serving.requests import CompletionRequest
 from jaxrl_llm.serving.spelling import Spelling
 from jaxrl_llm.tokenizers import ByteTokenizer
 from jaxrl_llm.tokenizers.base import CodecTokenizer
@@ -43,7 +43,7 @@ def node_of(ids, finish="limit"):
 
 def answer_to(prompt, tokenizer, stops=(), **flags):
     flags = dict(stream=False, usage=False, logprobs=True, token_ids=False, chat=False) | flags
-    return Answer(Asked([prompt], 1, Request(0, 99, stop_texts=stops), 0, **flags), tokenizer, "tiny", {0: "first"})
+    return Answer(CompletionRequest([prompt], 1, Request(0, 99, stop_texts=stops), 0, **flags), tokenizer, "tiny", {0: "first"})
 
 
 def pieces(text, sizes, stops=()):

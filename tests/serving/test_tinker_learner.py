@@ -9,7 +9,7 @@ import pytest
 from server import MODEL, params
 
 from jaxrl_llm.models import lora
-from jaxrl_llm.serving.tinker.learner import Adam, Learner, Shape
+from jaxrl_llm.serving.tinker.learner import Adam, AdapterLearner, LoraShape
 from jaxrl_llm.serving.tinker.losses import LOSSES, per_token, settings_of
 from jaxrl_llm.serving.tinker.rows import Datum, pack, unpack
 
@@ -18,7 +18,7 @@ LENGTHS = (5, 31, 12, 1, 20)
 
 @pytest.fixture(scope="module")
 def learner():
-    return Learner(MODEL, params(), longest=64, budget=64)
+    return AdapterLearner(MODEL, params(), longest=64, budget=64)
 
 
 def data(loss, seed=0):
@@ -33,7 +33,7 @@ def data(loss, seed=0):
     return made
 
 
-def adapter_of(learner, shape=Shape(3), seed=1):
+def adapter_of(learner, shape=LoraShape(3), seed=1):
     """An adapter that changes something."""
     adapter = learner.create(shape, seed)
     for i, one in enumerate(adapter.tree.values()):
@@ -148,16 +148,16 @@ def test_a_step_that_is_not_finite_changes_nothing(learner):
 
 
 def test_what_an_adapter_trains_follows_from_its_shape(learner):
-    assert set(learner.create(Shape(2, mlp=False), 0).tree) == {"q", "k", "v", "o"}
-    assert set(learner.create(Shape(2, attention=False), 0).tree) == {"gate", "up", "down"}
+    assert set(learner.create(LoraShape(2, mlp=False), 0).tree) == {"q", "k", "v", "o"}
+    assert set(learner.create(LoraShape(2, attention=False), 0).tree) == {"gate", "up", "down"}
     with pytest.raises(ValueError, match="set train_attn or train_mlp"):
-        learner.create(Shape(2, False, False), 0)
-    one, same, other = (learner.create(Shape(2), seed).tree["q"]["a"] for seed in (1, 1, 2))
+        learner.create(LoraShape(2, False, False), 0)
+    one, same, other = (learner.create(LoraShape(2), seed).tree["q"]["a"] for seed in (1, 1, 2))
     assert (one == same).all() and not (one == other).all()
 
 
 def test_an_adapter_filled_up_with_zeros_has_the_same_product(learner):
-    adapter = adapter_of(learner, Shape(3, mlp=False))
+    adapter = adapter_of(learner, LoraShape(3, mlp=False))
     padded = learner.padded(adapter.tree, 5)
     assert {x["a"].shape[-1] for x in padded.values()} == {5} and set(padded) > set(adapter.tree)
     expected, result = lora.merge(params(), adapter.tree), lora.merge(params(), padded)

@@ -19,7 +19,7 @@ import tinker
 from tinker import types
 from tinker.proto import tinker_public_pb2 as messages
 
-from jaxrl_llm.serving.requests import Refused
+from jaxrl_llm.serving.requests import RequestError
 from jaxrl_llm.serving.tinker import wire
 
 KEY = "tml-secret"
@@ -150,7 +150,7 @@ def test_stops_are_texts_tokens_or_none(client):
         return types.SampleRequest(prompt=types.ModelInput.from_ints(PROMPT), sampling_params=types.SamplingParams(stop=stop))
     assert wire.requests_of(asked(" a"), (), 128, 1)[0].stops_in_context
     for many in ([*range(17)], [chr(97 + i) for i in range(17)], ["a" * 1001]):
-        with pytest.raises(Refused, match="give up to 16, texts of up to 1000 letters"):
+        with pytest.raises(RequestError, match="give up to 16, texts of up to 1000 letters"):
             wire.requests_of(asked(many), (), 128, 1)
     greedy = sample(temperature=0.0, stop=[])
     assert sample(temperature=1.0, top_k=1, stop=[]).tokens == greedy.tokens

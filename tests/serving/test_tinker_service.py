@@ -17,10 +17,10 @@ from jaxrl_llm.generation import engine as engines
 from jaxrl_llm.generation.engine import Engine, Request
 from jaxrl_llm.models import lora
 from jaxrl_llm.serving.tinker import service as tinker
-from jaxrl_llm.serving.tinker.learner import Adam, Shape, fresh_moments
+from jaxrl_llm.serving.tinker.learner import Adam, LoraShape, fresh_moments
 from jaxrl_llm.serving.tinker.rows import Datum
-from jaxrl_llm.serving.tinker.store import Checkpoint, Store
-from jaxrl_llm.serving.tinker.turns import Snapshot
+from jaxrl_llm.serving.tinker.store import AdapterCheckpoint, Store
+from jaxrl_llm.serving.tinker.turns import AdapterSnapshot
 from jaxrl_llm.serving.worker import Failure
 
 PROMPT = list(b"a prompt")
@@ -33,7 +33,7 @@ def service(tmp_path_factory):
     one.worker.close()
 
 
-def created(service, session=None, shape=Shape(3), seed=1):
+def created(service, session=None, shape=LoraShape(3), seed=1):
     session = session or service.begin()
     name = f"{session}:train:{len(service._models)}"
     service.create(session, name, "tiny", shape, seed).result(60)
@@ -83,11 +83,11 @@ def check_nodes(result, expected):
 
 @pytest.mark.slow
 def test_many_adapters_are_sampled_at_once_each_under_its_own_weights(service):
-    names = [created(service, seed=seed, shape=shape) for seed, shape in ((1, Shape(3)), (2, Shape(RANK, mlp=False)))]
+    names = [created(service, seed=seed, shape=shape) for seed, shape in ((1, LoraShape(3)), (2, LoraShape(RANK, mlp=False)))]
     for i, name in enumerate(names):
         train(service, name, seed=i, steps=3)
     trees = [None, *(tree(service, name) for name in names)]
-    snapshots = [Snapshot(tree) for tree in trees]
+    snapshots = [AdapterSnapshot(tree) for tree in trees]
     order = [0, 1, 2, 1, 0, 2, 2, 1]
     futures = [service.sample(snapshots[which], rows(range(3 * i, 3 * i + 3))) for i, which in enumerate(order)]
     result = [future.result(120) for future in futures]
@@ -108,7 +108,7 @@ def test_two_models_do_not_disturb_each_other(service):
         train(service, other, 2)
         between.append(pending.result(60).loss)
         service.step(one, Adam(0.05)).result(60)
-        service.sample(Snapshot(tree(service, other)), rows([1], 4)).result(60)
+        service.sample(AdapterSnapshot(tree(service, other)), rows([1], 4)).result(60)
     assert between == pytest.approx(first, rel=1e-6) and equal(tree(service, one), tree(service, alone))
     assert not equal(tree(service, one), tree(service, other))
 
@@ -146,7 +146,7 @@ def test_wrong_checkpoints_are_refused(service, tmp_path):
     for wrong in ("tinker://x/weights/../y", "tinker://../weights/y", "tinker://x/other/y", "/etc/passwd", "tinker://x/weights"):
         refused(service.load(name, wrong, False, None), "the address .*; give tinker://MODEL/weights")
     refused(service.load(name, sampler, True, None), "has no optimiser state")
-    refused(service.load(created(service, session, Shape(2)), path, False, None), "create a training client from the state")
+    refused(service.load(created(service, session, LoraShape(2)), path, False, None), "create a training client from the state")
     service.name = "another"
     try:
         refused(service.load(name, path, False, None), "belongs to the model tiny, this server has another")
@@ -252,24 +252,24 @@ def test_log_probs_of_prompts_are_those_of_the_adapter(service):
     name = created(service)
     train(service, name, steps=2)
     for adapter in (tree(service, name), None):
-        result = service.score(Snapshot(adapter), PROMPT, None).result(60)
+        result = service.score(AdapterSnapshot(adapter), PROMPT, None).result(60)
         ids = np.array(PROMPT)
         states, _, _ = MODEL.hidden_states(params(), ids[None], np.ones((1, len(ids)), bool), lora=adapter)
         logits = jax.nn.log_softmax(MODEL.finished(states[0] @ MODEL.unembedding(params()).T))
         np.testing.assert_allclose(result[1:], logits[np.arange(len(ids) - 1), ids[1:]], atol=1e-4)
         assert np.isnan(result[0])
-    last = service.score(Snapshot(), PROMPT, 3).result(60)
+    last = service.score(AdapterSnapshot(), PROMPT, 3).result(60)
     assert np.isnan(last[:-3]).all() and (last[-3:] == result[-3:]).all()
-    assert np.isnan(service.score(Snapshot(), [65], None).result(60)).all()
+    assert np.isnan(service.score(AdapterSnapshot(), [65], None).result(60)).all()
 
 
 def test_refusals_of_the_engine_do_not_hold_up_others(service):
-    other = Snapshot(tree(service, created(service)))
+    other = AdapterSnapshot(tree(service, created(service)))
     with pytest.raises(ValueError, match="a slot holds 128"):
         service.sample(other, rows([1], 10_000)).result(60)
     with pytest.raises(ValueError, match="temperature"):
-        service.sample(Snapshot(), rows([1], sampling=Sampling(temperature=-1.0))).result(60)
-    check_nodes(service.sample(Snapshot(), rows([3])).result(60), merged(None, [3]))
+        service.sample(AdapterSnapshot(), rows([1], sampling=Sampling(temperature=-1.0))).result(60)
+    check_nodes(service.sample(AdapterSnapshot(), rows([3])).result(60), merged(None, [3]))
 
 
 @pytest.mark.parametrize("wrong, message", [
@@ -278,7 +278,7 @@ def test_refusals_of_the_engine_do_not_hold_up_others(service):
     ({"tokens": [2**31]}, "outside the vocabulary, 0 to 258")])
 def test_numbers_that_fit_no_array_fail_their_own_request_alone(service, wrong, message):
     """They would share an array with the row that runs."""
-    let_go, base = threading.Event(), Snapshot()
+    let_go, base = threading.Event(), AdapterSnapshot()
     service.worker.call(lambda engine: let_go.wait(30))
     good, bad = service.sample(base, rows([1], 100)), service.sample(base, [replace(rows([2])[0], **wrong)])
     let_go.set()
@@ -290,13 +290,13 @@ def test_numbers_that_fit_no_array_fail_their_own_request_alone(service, wrong, 
 def test_numbers_beyond_64_bits_are_refused_wherever_they_go(service):
     for token in (2**31, 2**70, -1):
         with pytest.raises(ValueError, match=f"model_input must have .* from .*{token}"):
-            service.score(Snapshot(), [*PROMPT, token, 65], None).result(60)
+            service.score(AdapterSnapshot(), [*PROMPT, token, 65], None).result(60)
     with pytest.raises(ValueError, match=f"seed={2**70}; give a whole number from"):
         created(service, seed=2**70)
 
 
 def test_an_adapter_that_does_not_fit_fails_its_request_and_holds_up_nobody(service, monkeypatch):
-    big, other = service.learner.create(Shape(RANK + 4), 0), Snapshot(tree(service, created(service)))
+    big, other = service.learner.create(LoraShape(RANK + 4), 0), AdapterSnapshot(tree(service, created(service)))
     publish, let_go = engines.Engine.publish, threading.Event()
     def broken(engine, version, params, adapter=None):
         if version == fails:
@@ -306,7 +306,7 @@ def test_an_adapter_that_does_not_fit_fails_its_request_and_holds_up_nobody(serv
     monkeypatch.setattr(engines.Engine, "publish", broken)
     fails = service.worker.call(lambda engine: engine.version).result() + 2  # the second switch
     service.worker.call(lambda engine: let_go.wait(30))
-    futures = [service.sample(one, rows([3])) for one in (other, Snapshot(big.tree), Snapshot(), other)]
+    futures = [service.sample(one, rows([3])) for one in (other, AdapterSnapshot(big.tree), AdapterSnapshot(), other)]
     let_go.set()
     for future, kind, message in zip(futures[1:3], (ValueError, MemoryError), ("broadcast", "the device is full")):
         with pytest.raises(kind, match=message):
@@ -314,7 +314,7 @@ def test_an_adapter_that_does_not_fit_fails_its_request_and_holds_up_nobody(serv
     for future in (futures[0], futures[3]):
         check_nodes(future.result(60), merged(other.tree, [3]))
     path = "tinker://someone:train:0/sampler_weights/big"
-    service.store.save(path, Checkpoint("tiny", big.shape, jax.device_get(big.tree)))
+    service.store.save(path, AdapterCheckpoint("tiny", big.shape, jax.device_get(big.tree)))
     with pytest.raises(ValueError, match=f"{path} holds an adapter of rank 8; this server takes 1 to 4 .start it with another"):
         service.open_sampler(f"{service.begin()}:sample:0", None, path)
 
@@ -328,12 +328,12 @@ def test_a_failing_engine_fails_its_rows_and_continues(service, monkeypatch):
         return decode(model, weights, slots, lanes, *arguments, **options)
 
     monkeypatch.setattr(engines.programs_of, "decode", broken)
-    other = Snapshot(tree(service, created(service)))
-    futures = [service.sample(Snapshot(), rows([77, 2])), service.sample(other, rows([77]))]
+    other = AdapterSnapshot(tree(service, created(service)))
+    futures = [service.sample(AdapterSnapshot(), rows([77, 2])), service.sample(other, rows([77]))]
     for future in futures:
         with pytest.raises(Failure, match="the device is on fire"):
             future.result(60)
-    check_nodes(service.sample(Snapshot(), rows([3])).result(60), merged(None, [3]))
+    check_nodes(service.sample(AdapterSnapshot(), rows([3])).result(60), merged(None, [3]))
 
 
 def test_sessions_that_are_lost_make_room(service, monkeypatch):
@@ -341,17 +341,17 @@ def test_sessions_that_are_lost_make_room(service, monkeypatch):
     first = created(service, lost)
     monkeypatch.setattr(service, "_most", len(service._models))
     with pytest.raises(ValueError, match="the most that this server holds; close a ServiceClient"):
-        service.create(session, "x:train:0", "tiny", Shape(2), 0).result(60)
+        service.create(session, "x:train:0", "tiny", LoraShape(2), 0).result(60)
     service._sessions[lost] -= 1000
-    service.create(session, "x:train:0", "tiny", Shape(2), 0).result(60)
+    service.create(session, "x:train:0", "tiny", LoraShape(2), 0).result(60)
     with pytest.raises(ValueError, match="holds no model"):
         service.model(first)
-    for shape, base, message in ((Shape(RANK + 1), "tiny", "takes 1 to 4"), (Shape(0), "tiny", "takes 1 to 4"),
-                                 (Shape(2), "Qwen", "this server has 'tiny'")):
+    for shape, base, message in ((LoraShape(RANK + 1), "tiny", "takes 1 to 4"), (LoraShape(0), "tiny", "takes 1 to 4"),
+                                 (LoraShape(2), "Qwen", "this server has 'tiny'")):
         with pytest.raises(ValueError, match=message):
             service.create(session, "x:train:1", base, shape, 0).result(60)
     with pytest.raises(ValueError, match="no session"):
-        service.create("nobody", "x:train:1", "tiny", Shape(2), 0).result(60)
+        service.create("nobody", "x:train:1", "tiny", LoraShape(2), 0).result(60)
     assert isinstance(service.finish(session), concurrent.futures.Future)
 
 
@@ -359,7 +359,7 @@ def test_a_checkpoint_has_its_scale_and_one_of_before_has_it_in_a(tmp_path):
     """Files without a scale were written when A was multiplied by it at the start: they are adapters of scale 1."""
     store, path = Store(tmp_path), "tinker://x:train:0/weights/one"
     one = lora.Adapters({"q": {"a": np.ones((1, 3, 2), np.float32), "b": np.ones((1, 2, 3), np.float32)}}, 16.0)
-    store.save(path, Checkpoint("tiny", Shape(2), one, fresh_moments(one)))
+    store.save(path, AdapterCheckpoint("tiny", LoraShape(2), one, fresh_moments(one)))
     file = next(tmp_path.rglob("*.safetensors"))
     loaded = store.load(path, "tiny")
     assert loaded.tree.scale == loaded.moments.mu.scale == loaded.moments.nu.scale == 16.0
@@ -383,10 +383,10 @@ def test_a_checkpoint_has_its_scale_and_one_of_before_has_it_in_a(tmp_path):
     ('{"base": "tiny", "rank": 5, "attention": true, "mlp": true}', {}, "of rank 5; this server takes 1 to 4"),
     (None, {"lora.v.b": np.float32([np.nan])}, "'lora.v.b' holds values that are NaN"), ("", {}, "describes no adapter")])
 def test_checkpoints_whose_tensors_are_others_than_their_header_says(service, header, change, words):
-    saved = service.learner.create(Shape(3), 1)
+    saved = service.learner.create(LoraShape(3), 1)
     path = service.store.path("hostile", "weights", "one")
-    service.store.save(path, Checkpoint("tiny", saved.shape, saved.tree, saved.moments), overwrite=True)
-    assert service.stored(path).shape == Shape(3)
+    service.store.save(path, AdapterCheckpoint("tiny", saved.shape, saved.tree, saved.moments), overwrite=True)
+    assert service.stored(path).shape == LoraShape(3)
     file = service.store.folder / "hostile" / "weights" / "one.safetensors"
     right = '{"base": "tiny", "rank": 3, "attention": true, "mlp": true}'
     save_file(load_file(file) | change, file, {"adapter": right if header is None else header})

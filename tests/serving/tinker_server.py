@@ -4,7 +4,7 @@ import contextlib
 from server import KEY, MODEL, SLOT_TOKENS, SLOTS, TOKENIZER, listening, params
 
 from jaxrl_llm.generation.engine import Engine
-from jaxrl_llm.serving.tinker.learner import Learner
+from jaxrl_llm.serving.tinker.learner import AdapterLearner
 from jaxrl_llm.serving.tinker.service import Service
 from jaxrl_llm.serving.tinker.store import Store
 from jaxrl_llm.serving.worker import Worker
@@ -13,7 +13,7 @@ RANK = 4
 
 
 def make_service(folder, models=4):
-    learner = Learner(MODEL, params(), longest=64, budget=256)
+    learner = AdapterLearner(MODEL, params(), longest=64, budget=256)
     engine = Engine(MODEL, params(), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,),
                     lora=learner.padded(None, RANK))
     return Service("tiny", learner, Worker(engine), Store(folder), rank=RANK, models=models)
@@ -22,7 +22,7 @@ def make_service(folder, models=4):
 @contextlib.contextmanager
 def serving(folder, service=None, **options):
     """`(http://..., service)` of a server in a thread of its own."""
-    from jaxrl_llm.serving.tinker.app import Served, make_app
+    from jaxrl_llm.serving.tinker.app import ServedTinker, make_app
     service = service or make_service(folder)
-    with listening(make_app(Served(service, None, tuple(TOKENIZER.stop_ids), **options))) as url:
+    with listening(make_app(ServedTinker(service, None, tuple(TOKENIZER.stop_ids), **options))) as url:
         yield url, service

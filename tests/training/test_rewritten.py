@@ -5,15 +5,16 @@ import json
 import chatter
 import numpy as np
 import pytest
+from jaxrl_llm.training.trajectories import complete
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import Environment, Turn, audit, base
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.environments import Environment, Turn, base
 from jaxrl_llm.environments.purified import merged, purified, similarity
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import seeded
 from jaxrl_llm.training import setup
-from jaxrl_llm.training.trajectories import complete
 from jaxrl_llm.training.trajectory import Trajectory
 
 CONFIG = {"environment": "purified(environment='chatter:letters', mark='')", "method": "cleaner_saar", "sampling.max_turns": 4}

@@ -230,7 +230,7 @@ VALUES = {"values": jnp.array([[[0.5, 0.6, 0.8]]])}
 
 def test_targets_come_from_the_estimator():
     example = from_lists([[1]], lengths=[[3]], extras=VALUES)
-    targets = advantages.ppo_gae(lambda_critic=0.0).value_targets
+    targets = advantages.make("ppo_gae", lambda_critic=0.0).value_targets
     np.testing.assert_allclose(targets(example, False)[0, 0], [0.6, 0.8, 1], rtol=1e-6)
     np.testing.assert_allclose(targets(example, True)[0, 0], [1, 1, 1], rtol=1e-6)
     assert advantages.grpo().value_targets is None
@@ -238,7 +238,7 @@ def test_targets_come_from_the_estimator():
 
 def test_targets_of_two_channels_are_advantages_plus_values():
     example = from_lists([[1]], lengths=[[3]], extras=VALUES, tokens=jnp.full((1, 1, 3), 4))
-    estimator = advantages.demystify_cot(max_len=8, margin=0, ngram=1, kl_coef=0.0)
+    estimator = advantages.make("demystify_cot", max_len=8, margin=0, ngram=1, kl_coef=0.0)
     result, _ = estimator.update(example, ())
     np.testing.assert_allclose(estimator.value_targets(example, False), result + VALUES["values"], rtol=1e-6)
     assert len(set(np.asarray(estimator.value_targets(example, True))[0, 0].tolist())) == 3  # the repeats are blamed

@@ -12,7 +12,7 @@ from jaxrl_llm.values.v0_prior import sample_tasks
 
 close = np.testing.assert_allclose
 N, Q, F = 12, 5, 6
-MODEL = v0.V0(v0.Head(F, width=16, layers=2, heads=2), v0.Adapter(queries=2, size=3, heads=3, hidden=8), states=7)
+MODEL = v0.V0(v0.Head(F, width=16, layers=2, heads=2), v0.QueryAdapter(queries=2, size=3, heads=3, hidden=8), states=7)
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,8 @@ def test_the_adapter_learns_which_tokens_make_a_prompt_hard():
             yield v0_training.Episode(rows[:16], outcomes[:16], np.ones(16, bool), rows[16:], outcomes[16:],
                                       *v0_training.pairs(outcomes[16:], 8))
 
-    model = v0.V0(v0.Head(6, width=16, layers=1, heads=2), v0.Adapter(queries=2, size=3, heads=3, hidden=4, dropout=0.0), 7)
+    model = v0.V0(v0.Head(6, width=16, layers=1, heads=2),
+                  v0.QueryAdapter(queries=2, size=3, heads=3, hidden=4, dropout=0.0), 7)
     losses = []
     start = jax.jit(model.init)(jax.random.key(0))
     fitted = v0_training.fit_adapter(model, start, states, mask, episodes(np.arange(400)), steps=300, batch=4,

@@ -27,7 +27,7 @@ class Completion(NamedTuple):
     finish: str
 
 
-class Description(NamedTuple):
+class ServedModelInfo(NamedTuple):
     """What the server reports about a model; None for what it does not report.
 
     Attributes:
@@ -62,7 +62,7 @@ def completion(body: Mapping[str, Any], vocab_size: int) -> Callable[[Any], Comp
     return read
 
 
-def description(answer: Any, name: str, url: str) -> Description:
+def description(answer: Any, name: str, url: str) -> ServedModelInfo:
     """The entry of a model in the list of models: the one with this name, or the only one if the name is empty."""
     entries = answer.get("data") if isinstance(answer, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(one, Mapping) and isinstance(one.get("id"), str) for one in entries):
@@ -71,7 +71,7 @@ def description(answer: Any, name: str, url: str) -> Description:
     if len(matches) != 1:
         raise Refusal(f"{url} serves {', '.join(one['id'] for one in entries) or 'no model'}; set server.model to one of them")
     most = matches[0].get("max_model_len")
-    return Description(matches[0]["id"], _tag(matches[0]), most if type(most) is int else None)
+    return ServedModelInfo(matches[0]["id"], _tag(matches[0]), most if type(most) is int else None)
 
 
 def updated(answer: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxrl_llm.models import Transformer, weights
 from jaxrl_llm.models.check import gguf_files, tiny
-from jaxrl_llm.models.check.comparisons import COLUMNS, Loaded, compare, in_transformers, plain_logits, torch_logits
+from jaxrl_llm.models.check.comparisons import COLUMNS, LoadedCheckpoint, compare, in_transformers, plain_logits, torch_logits
 
 _BEGIN, _END = "<!-- parity: python -m jaxrl_llm.models.check --all --write docs/guides/model.md -->", "<!-- end of parity -->"
 
@@ -20,7 +20,7 @@ def checked(directory: Path) -> tuple[str, dict[str, str]]:
     model, theirs = Transformer(config), in_transformers(directory)
     def plain(tokens, mask):
         return plain_logits(model, params, tokens, mask)
-    return config.family, compare(Loaded(directory, model, params, plain if theirs is None else torch_logits(theirs)))
+    return config.family, compare(LoadedCheckpoint(directory, model, params, plain if theirs is None else torch_logits(theirs)))
 
 
 def row_of_tiny(name: str) -> str:

@@ -22,7 +22,7 @@ Logits = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens and mask, both
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
+class LoadedCheckpoint:
     """A checkpoint as loaded here, and the logits of a reference for it."""
 
     directory: Path
@@ -111,7 +111,7 @@ def as_rows(prompt_tokens, prompt_mask, tokens) -> tuple[np.ndarray, np.ndarray]
             np.pad(both[1], ((0, 0), (0, tokens.shape[2])), constant_values=True))
 
 
-def compare(loaded: Loaded) -> dict[str, str]:
+def compare(loaded: LoadedCheckpoint) -> dict[str, str]:
     """The cells of `COLUMNS`: bounds on differences, counts of equal tokens."""
     model, params, reference = loaded.model, loaded.params, loaded.reference
     tokens, mask = padded_rows(model.config.vocab_size)
@@ -128,7 +128,7 @@ def bound(x: float) -> str:
     return "equal" if x == 0 else f"< 1e{int(np.floor(np.log10(x))) + 1}" if np.isfinite(x) else "not finite"
 
 
-def greedy_agreement(loaded: Loaded) -> tuple[int, int]:
+def greedy_agreement(loaded: LoadedCheckpoint) -> tuple[int, int]:
     """`(equal, all)`: how many greedily continued tokens are also the reference's choice, and how many there are."""
     prompts, mask, _ = groups(loaded.model.config.vocab_size)
     chosen = np.asarray(greedy(loaded.model, loaded.params, prompts, mask))
@@ -137,7 +137,7 @@ def greedy_agreement(loaded: Loaded) -> tuple[int, int]:
     return int((choices == chosen).sum()), chosen.size
 
 
-def packed_difference(loaded: Loaded) -> float:
+def packed_difference(loaded: LoadedCheckpoint) -> float:
     """Difference between log-probs of packed rows and of plain rows in the reference."""
     batch = groups(loaded.model.config.vocab_size)
     rows, mask = as_rows(*batch)
@@ -147,7 +147,7 @@ def packed_difference(loaded: Loaded) -> float:
     return difference(np.asarray(logprobs).ravel(), expected.ravel())
 
 
-def export_difference(loaded: Loaded) -> str:
+def export_difference(loaded: LoadedCheckpoint) -> str:
     """Logits of what was written, as transformers reads it; without transformers, weights as read back here."""
     with tempfile.TemporaryDirectory() as directory:
         weights.save_hf(directory, loaded.model.config, loaded.params)
@@ -159,7 +159,7 @@ def export_difference(loaded: Loaded) -> str:
         return bound(difference(torch_logits(again)(tokens[:1], mask[:1]), loaded.reference(tokens[:1], mask[:1])))
 
 
-def gguf_difference(loaded: Loaded) -> str:
+def gguf_difference(loaded: LoadedCheckpoint) -> str:
     """Difference between logits of the directory's GGUF file, which may be quantised, and of the directory itself."""
     files = sorted(loaded.directory.glob("*.gguf"))
     if not files:

@@ -25,7 +25,7 @@ _VISION = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_h
 _EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
 
 
-class Checkpoint(NamedTuple):
+class TinyConfig(NamedTuple):
     """A tiny `config.json`: its `model_type` and own keys.
 
     shows: the feature of the family that it tests.  gguf: whether GGUF can state it.  vision: config of a vision part, if any.
@@ -47,33 +47,33 @@ class Checkpoint(NamedTuple):
 
 
 CHECKPOINTS = {
-    "llama": Checkpoint("llama", dict(tie_word_embeddings=True)),
-    "llama_bias": Checkpoint("llama", _BIASES, "biases"),
-    "llama_llama3": Checkpoint("llama", dict(rope_parameters=_LLAMA3), "rope of 3.1", gguf=False),
-    "llama_yarn": Checkpoint("llama", dict(rope_parameters=_YARN), "YaRN"),
-    "llama_dynamic": Checkpoint("llama", dict(rope_parameters=_DYNAMIC), "dynamic NTK", gguf=False),
-    "qwen2": Checkpoint("qwen2", {}),
-    "qwen3": Checkpoint("qwen3", dict(head_dim=16, tie_word_embeddings=True)),
-    "gemma2": Checkpoint("gemma2", dict(head_dim=16, query_pre_attn_scalar=16, final_logit_softcapping=4.0,
+    "llama": TinyConfig("llama", dict(tie_word_embeddings=True)),
+    "llama_bias": TinyConfig("llama", _BIASES, "biases"),
+    "llama_llama3": TinyConfig("llama", dict(rope_parameters=_LLAMA3), "rope of 3.1", gguf=False),
+    "llama_yarn": TinyConfig("llama", dict(rope_parameters=_YARN), "YaRN"),
+    "llama_dynamic": TinyConfig("llama", dict(rope_parameters=_DYNAMIC), "dynamic NTK", gguf=False),
+    "qwen2": TinyConfig("qwen2", {}),
+    "qwen3": TinyConfig("qwen3", dict(head_dim=16, tie_word_embeddings=True)),
+    "gemma2": TinyConfig("gemma2", dict(head_dim=16, query_pre_attn_scalar=16, final_logit_softcapping=4.0,
                                         attn_logit_softcapping=3.0) | _ALTERNATE),
-    "gemma3_text": Checkpoint("gemma3_text", dict(head_dim=16, query_pre_attn_scalar=16, rope_parameters=_GEMMA3) | _ALTERNATE),
-    "mistral": Checkpoint("mistral", dict(head_dim=16, sliding_window=5)),
-    "ministral": Checkpoint("ministral", dict(head_dim=16) | _ALTERNATE),
-    "ministral3": Checkpoint("ministral3", dict(head_dim=16, rope_parameters=_MINISTRAL3)),
-    "phi3": Checkpoint("phi3", dict(sliding_window=5)),
-    "phi3_longrope": Checkpoint("phi3", dict(rope_parameters=_LONG, original_max_position_embeddings=96),
+    "gemma3_text": TinyConfig("gemma3_text", dict(head_dim=16, query_pre_attn_scalar=16, rope_parameters=_GEMMA3) | _ALTERNATE),
+    "mistral": TinyConfig("mistral", dict(head_dim=16, sliding_window=5)),
+    "ministral": TinyConfig("ministral", dict(head_dim=16) | _ALTERNATE),
+    "ministral3": TinyConfig("ministral3", dict(head_dim=16, rope_parameters=_MINISTRAL3)),
+    "phi3": TinyConfig("phi3", dict(sliding_window=5)),
+    "phi3_longrope": TinyConfig("phi3", dict(rope_parameters=_LONG, original_max_position_embeddings=96),
                                 "longrope, part rotated"),
-    "smollm3": Checkpoint("smollm3", dict(num_hidden_layers=4)),
-    "olmo2": Checkpoint("olmo2", {}),
-    "olmo3": Checkpoint("olmo3", dict(rope_parameters=_OLMO3) | _ALTERNATE),
-    "granite": Checkpoint("granite", _BIASES | _MULTIPLIERS),
-    "qwen2_5_vl_text": Checkpoint("qwen2_5_vl", dict(rope_parameters=_MROPE), vision=_VISION),
-    "glm": Checkpoint("glm", dict(head_dim=16)),
-    "glm4": Checkpoint("glm4", dict(head_dim=16)),
-    "mixtral": Checkpoint("mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
-    "qwen2_moe": Checkpoint("qwen2_moe", _EXPERTS | dict(shared_expert_intermediate_size=20)),
-    "qwen3_moe": Checkpoint("qwen3_moe", _EXPERTS | dict(head_dim=16, norm_topk_prob=True)),
-    "olmoe": Checkpoint("olmoe", dict(num_experts=5, num_experts_per_tok=3)),
+    "smollm3": TinyConfig("smollm3", dict(num_hidden_layers=4)),
+    "olmo2": TinyConfig("olmo2", {}),
+    "olmo3": TinyConfig("olmo3", dict(rope_parameters=_OLMO3) | _ALTERNATE),
+    "granite": TinyConfig("granite", _BIASES | _MULTIPLIERS),
+    "qwen2_5_vl_text": TinyConfig("qwen2_5_vl", dict(rope_parameters=_MROPE), vision=_VISION),
+    "glm": TinyConfig("glm", dict(head_dim=16)),
+    "glm4": TinyConfig("glm4", dict(head_dim=16)),
+    "mixtral": TinyConfig("mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
+    "qwen2_moe": TinyConfig("qwen2_moe", _EXPERTS | dict(shared_expert_intermediate_size=20)),
+    "qwen3_moe": TinyConfig("qwen3_moe", _EXPERTS | dict(head_dim=16, norm_topk_prob=True)),
+    "olmoe": TinyConfig("olmoe", dict(num_experts=5, num_experts_per_tok=3)),
 }
 
 

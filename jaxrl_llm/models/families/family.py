@@ -8,7 +8,7 @@ from jaxrl_llm.models.families.mixture import Mixture
 Raw = Mapping[str, Any]  # the contents of a config.json
 
 
-class Key(NamedTuple):
+class TranslatedKey(NamedTuple):
     """A key of `config.json` whose value is a field of `ModelConfig` in another form."""
 
     name: str
@@ -64,7 +64,7 @@ class Family:
     architecture: str
     title: str
     defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
-    keys: dict[str, str | Key] = dataclasses.field(default_factory=dict)
+    keys: dict[str, str | TranslatedKey] = dataclasses.field(default_factory=dict)
     fixed: dict[str, Any] = dataclasses.field(default_factory=dict)
     layer_types: bool = False
     names: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
@@ -75,10 +75,10 @@ class Family:
     written_as: str | None = None
     gguf: Gguf | None = None
 
-    def key(self, field: str) -> Key | None:
+    def key(self, field: str) -> TranslatedKey | None:
         """Where `config.json` states a field; None: nowhere."""
         entry = (KEYS | self.keys).get(field)
-        return Key(entry, lambda value: value, lambda value: value) if isinstance(entry, str) else entry
+        return TranslatedKey(entry, lambda value: value, lambda value: value) if isinstance(entry, str) else entry
 
     def stated(self) -> set[str]:
         """All keys of `config.json` that are fields."""
@@ -98,18 +98,18 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # their name -
 _THEIRS = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
 
 
-def activation(name: str) -> Key:
+def activation(name: str) -> TranslatedKey:
     """The activation function under the key `name`."""
-    return Key(name, ACTIVATIONS.__getitem__, _THEIRS.__getitem__)
+    return TranslatedKey(name, ACTIVATIONS.__getitem__, _THEIRS.__getitem__)
 
 
-KEYS: dict[str, str | Key] = {  # field of ModelConfig -> key of config.json, for all families
+KEYS: dict[str, str | TranslatedKey] = {  # field of ModelConfig -> key of config.json, for all families
     "vocab_size": "vocab_size", "hidden_size": "hidden_size", "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads", "head_dim": "head_dim",
     "mlp_size": "intermediate_size", "max_positions": "max_position_embeddings", "norm_eps": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings", "activation": activation("hidden_act"),
 }
-ATTENTION_BIAS: dict[str, str | Key] = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
+ATTENTION_BIAS: dict[str, str | TranslatedKey] = {"qkv_bias": "attention_bias", "o_bias": "attention_bias"}
 PLAIN = {  # key -> values with which the architecture is the plain one; others are refused unless the family reads the key
     "partial_rotary_factor": (None, 1.0),
     **dict.fromkeys(("attention_bias", "mlp_bias", "use_bidirectional_attention", "final_logit_softcapping",
@@ -124,9 +124,9 @@ DEFAULTS = {
 }
 
 
-def query_scalar(name: str = "query_pre_attn_scalar") -> Key:
+def query_scalar(name: str = "query_pre_attn_scalar") -> TranslatedKey:
     """The attention scale as one over the root of the value of a key."""
-    return Key(name, lambda scalar: scalar**-0.5, lambda scale: round(scale**-2))
+    return TranslatedKey(name, lambda scalar: scalar**-0.5, lambda scale: round(scale**-2))
 
 
 def windows_from(first: Callable[[Raw], int]) -> Callable[[Raw], list[str]]:

@@ -1,5 +1,5 @@
 """SmolLM3: every fourth layer leaves queries and keys as they are (no rotary embedding)."""
-from jaxrl_llm.models.families.family import ATTENTION_BIAS, Family, Gguf, Key
+from jaxrl_llm.models.families.family import ATTENTION_BIAS, Family, Gguf, TranslatedKey
 
 
 def _layer_types(raw):
@@ -18,7 +18,7 @@ FAMILY = Family(
               "no_rope_layers": lambda raw: [
                   int((i + 1) % raw["no_rope_layer_interval"] != 0) for i in range(raw["num_hidden_layers"])],
               "layer_types": _layer_types},
-    keys=ATTENTION_BIAS | {"mlp_bias": "mlp_bias", "rotary_layers": Key(  # one where a layer rotates, whatever its name says
+    keys=ATTENTION_BIAS | {"mlp_bias": "mlp_bias", "rotary_layers": TranslatedKey(  # 1 where a layer rotates, against its name
         "no_rope_layers", lambda flags: tuple(map(bool, flags)), lambda layers: list(map(int, layers)))},
     layer_types=True,
     gguf=Gguf("smollm3", paired=True),

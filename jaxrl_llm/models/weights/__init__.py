@@ -30,7 +30,7 @@ def load(path: str | Path, dtype: Any = jnp.float32, shardings: layout.Layout | 
     return checkpoint.config, checkpoint.params(dtype, shardings)
 
 
-def opened(path: str | Path) -> layout.Opened:
+def opened(path: str | Path) -> layout.OpenCheckpoint:
     """The checkpoint at such a path before its weights are read.
 
     Raises:
@@ -48,7 +48,7 @@ def opened(path: str | Path) -> layout.Opened:
     return gguf.opened(path)
 
 
-def _opened_directory(path: Path) -> layout.Opened:
+def _opened_directory(path: Path) -> layout.OpenCheckpoint:
     """A Hugging Face directory, one with a PEFT adapter, or one whose only model is a GGUF file."""
     if files.regular(path, "config.json"):
         return hf.opened(path)

@@ -30,7 +30,7 @@ _BIASES = {"attention_bias": "attn_q", "qkv_bias": "attn_q", "mlp_bias": "ffn_up
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")  # divisors of rotary frequencies
 
 
-def opened(path: Path) -> layout.Opened:
+def opened(path: Path) -> layout.OpenCheckpoint:
     """A GGUF file of an architecture that one of `models.families` names, with its tensors checked."""
     parts = _readers(path)
     tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}
@@ -64,10 +64,10 @@ def opened(path: Path) -> layout.Opened:
         part = place.gguf.read(tensor, place.shape[0], index)
         return part - config.norm_offset if place.path[-1] == "scale" else part  # stored with the offset included
 
-    return layout.Opened(config, functools.partial(layout.assemble, config, read))
+    return layout.OpenCheckpoint(config, functools.partial(layout.assemble, config, read))
 
 
-def as_matrix(place: layout.Place, shape: tuple[int, ...]) -> tuple[int, ...]:
+def as_matrix(place: layout.StoredTensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a stored tensor; a matrix of one row is stored as a vector."""
     return (1, *shape) if place.transposed and len(shape) == 1 else shape
 

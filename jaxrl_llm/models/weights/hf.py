@@ -17,7 +17,7 @@ _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_pr
 _DTYPES = ("F64", "F32", "F16", "BF16")  # those whose numbers are the weights themselves
 
 
-def opened(directory: Path) -> layout.Opened:
+def opened(directory: Path) -> layout.OpenCheckpoint:
     """A directory with `config.json` and safetensors, checked against each other."""
     config_file = directory / "config.json"
     described = files.read_object(directory, config_file.name)
@@ -46,7 +46,7 @@ def opened(directory: Path) -> layout.Opened:
         name = _stored_name(prefix, place.hf.name)
         return layout.finite(name, place.hf.read(tensors.find(name), place.shape[0], index), tensors.file_of[name])
 
-    return layout.Opened(config, functools.partial(layout.assemble, config, read))
+    return layout.OpenCheckpoint(config, functools.partial(layout.assemble, config, read))
 
 
 def read_json(file: Path) -> dict:

@@ -54,7 +54,7 @@ class Stored(NamedTuple):
         return tensor[slice(self.start + index[0].start, self.start + index[0].stop), *index[1:]]
 
 
-class Place(NamedTuple):
+class StoredTensor(NamedTuple):
     """One stored tensor: its `path` and `layer` in our tree (None outside the stack), its place in files, its shape there.
 
     expert: the layer's expert that it belongs to, if any; GGUF files store all experts of a layer as one tensor `[E, ...]`.
@@ -77,10 +77,10 @@ class Place(NamedTuple):
         return (stored.rows, *self.shape[1:])
 
 
-Read = Callable[[Place, Index], np.ndarray]
+Read = Callable[[StoredTensor, Index], np.ndarray]
 
 
-def places(config: ModelConfig) -> Iterator[Place]:
+def places(config: ModelConfig) -> Iterator[StoredTensor]:
     """All stored tensors of a model; those of one stacked parameter are consecutive."""
     family = families.by_name(config.family)
     names = NAMES | family.names
@@ -102,13 +102,13 @@ def places(config: ModelConfig) -> Iterator[Place]:
     for path, shape in leaves.items():
         if path[0] != "layers":
             hf, gguf = (Stored(f"{name}.weight", 0, shape[0], None) for name in names[path[0]])
-            yield Place(path, None, hf, gguf, shape)
+            yield StoredTensor(path, None, hf, gguf, shape)
             continue
         experts = range(shape[1]) if len(shape) == 4 else (None,)
         shape = shape[:-3:-1] if path[-1] == "kernel" else shape[1:]
         for i in range(config.num_layers):
             for expert in experts:
-                yield Place(path, i, in_layer(path, i, expert, 0), in_layer(path, i, expert, 1), shape, expert)
+                yield StoredTensor(path, i, in_layer(path, i, expert, 0), in_layer(path, i, expert, 1), shape, expert)
 
 
 def halves_from_pairs(tensor: np.ndarray, head_dim: int, rotary_dim: int) -> np.ndarray:
@@ -128,7 +128,7 @@ def _regrouped(tensor, head_dim, rotary_dim, groups):
     return np.concatenate([rotated, heads[:, rotary_dim:]], axis=1).reshape(tensor.shape)
 
 
-class Opened(NamedTuple):
+class OpenCheckpoint(NamedTuple):
     """A checkpoint whose description is read and checked: `params(dtype, shardings)` reads its weights, see `assemble`."""
 
     config: ModelConfig
@@ -151,7 +151,7 @@ def assemble(config: ModelConfig, read: Read, dtype: Any, layout: Layout | None 
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
 
 
-def _part(stored: tuple[Place, ...], shape: tuple[int, ...], read: Read, dtype: Any, index: Index) -> np.ndarray:
+def _part(stored: tuple[StoredTensor, ...], shape: tuple[int, ...], read: Read, dtype: Any, index: Index) -> np.ndarray:
     """The part `index` of a parameter of that `shape`; `()` is all of it."""
     index = tuple(slice(*one.indices(size)[:2]) for one, size in zip(index or (slice(None),) * len(shape), shape))
     if stored[0].layer is None:

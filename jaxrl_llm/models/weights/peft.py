@@ -62,7 +62,7 @@ def adapters(directory: Path, config: ModelConfig) -> lora.Adapters:
         raise FileNotFoundError(f"{directory} holds {CONFIG} but no {WEIGHTS}; save the adapter with safetensors")
     targets = {place.hf.name.removesuffix(".weight"): place for place in layout.places(config)
                if place.path[-1] == "kernel" and place.path[1] in lora.TARGETS and place.hf.rows == place.shape[0]}
-    pairs: dict[layout.Place, dict[str, np.ndarray]] = {}
+    pairs: dict[layout.StoredTensor, dict[str, np.ndarray]] = {}
     tensors = hf.safetensors_of(file)
     for name in tensors.keys():
         tensor, match = tensors.get_tensor(name), _NAME.fullmatch(name)
@@ -114,7 +114,7 @@ def _rank_and_scale(described: dict[str, Any], module: str, file: Path) -> tuple
     return rank, alpha / (rank**0.5 if described.get("use_rslora") else rank)
 
 
-def _stacked(pairs: dict[layout.Place, dict[str, np.ndarray]], layers: int, file: Path) -> lora.Adapters:
+def _stacked(pairs: dict[layout.StoredTensor, dict[str, np.ndarray]], layers: int, file: Path) -> lora.Adapters:
     """The pairs of all layers as a tree; ValueError for a matrix without its other half."""
     tree = lora.Adapters({}, 1.0)
     for place, pair in pairs.items():

@@ -16,20 +16,20 @@ from starlette.routing import Route
 from tinker import types
 
 from jaxrl_llm.serving.http import admit, handlers, in_thread, read, read_json, within
-from jaxrl_llm.serving.requests import Limits, Refused
+from jaxrl_llm.serving.requests import ClientLimits, RequestError
 from jaxrl_llm.serving.tinker import wire
 from jaxrl_llm.serving.tinker.futures import Futures
-from jaxrl_llm.serving.tinker.learner import Adam, Shape, checked
+from jaxrl_llm.serving.tinker.learner import Adam, LoraShape, checked
 from jaxrl_llm.serving.tinker.service import Service
 from jaxrl_llm.serving.worker import Failure
 
-LIMITS = Limits(completions=1024, requests=4096, body=64 << 20)
+LIMITS = ClientLimits(completions=1024, requests=4096, body=64 << 20)
 _PROTO = "application/x-protobuf"
 _HOLD = 20.0  # seconds that a request for a future waits; clients wait 45
 _M = TypeVar("_M", bound=pydantic.BaseModel)
 
 
-class Served(NamedTuple):
+class ServedTinker(NamedTuple):
     """The service and the settings of the server.
 
     Attributes:
@@ -43,11 +43,11 @@ class Served(NamedTuple):
     tokenizer_id: str | None
     stop_ids: tuple[int, ...]
     token: str = ""
-    limits: Limits = LIMITS
+    limits: ClientLimits = LIMITS
     hold: float = _HOLD
 
 
-def make_app(served: Served) -> Starlette:
+def make_app(served: ServedTinker) -> Starlette:
     """The application; it closes the worker when it ends."""
     server = _Server(served)
 
@@ -75,7 +75,7 @@ def make_app(served: Served) -> Starlette:
 class _Server:
     """The answers to requests."""
 
-    def __init__(self, served: Served):
+    def __init__(self, served: ServedTinker):
         self.served, self.service, self.futures = served, served.service, Futures()
 
     async def answered(self, answer: Callable[[Request], Any], request: Request) -> Response:
@@ -85,7 +85,7 @@ class _Server:
         try:
             return await within(2 * self.served.limits.arrival, answer(request))
         except ValueError as error:
-            raise Refused(str(error)) from error
+            raise RequestError(str(error)) from error
 
     # --- sessions -----------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class _Server:
     async def heartbeat(self, request: Request) -> Response:
         asked = await self.body(request, types.SessionHeartbeatRequest)
         if not self.service.alive(asked.session_id):
-            raise Refused(f"this server has no session {asked.session_id!r}; make a new ServiceClient", status=410)
+            raise RequestError(f"this server has no session {asked.session_id!r}; make a new ServiceClient", status=410)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def finish(self, request: Request) -> Response:
@@ -129,11 +129,11 @@ class _Server:
     async def create_model(self, request: Request) -> Response:
         asked = await self.body(request, types.CreateModelRequest)
         if asked.optimizer_config.type != "adamw":
-            raise Refused(f"optimizer_config={asked.optimizer_config.type!r}; this server has 'adamw'")
+            raise RequestError(f"optimizer_config={asked.optimizer_config.type!r}; this server has 'adamw'")
         if asked.lora_config is None:
-            raise Refused("no lora_config; this server trains LoRA adapters alone")
+            raise RequestError("no lora_config; this server trains LoRA adapters alone")
         model, lora = f"{asked.session_id}:train:{asked.model_seq_id}", asked.lora_config
-        shape = Shape(lora.rank, lora.train_attn, lora.train_mlp)
+        shape = LoraShape(lora.rank, lora.train_attn, lora.train_mlp)
         def start():
             return self.service.create(asked.session_id, model, asked.base_model, shape, lora.seed)
 
@@ -157,7 +157,7 @@ class _Server:
         asked = await self.body(request, types.OptimStepRequest)
         params = asked.optim_params
         if not isinstance(params, types.AdamParams):
-            raise Refused(f"optimizer_params of the type {params.type!r}; this server takes adam_params")
+            raise RequestError(f"optimizer_params of the type {params.type!r}; this server takes adam_params")
         adam = Adam(params.learning_rate, params.beta1, params.beta2, params.eps, params.weight_decay, params.grad_clip_norm)
         checked(adam)
         return self.later(f"{asked.model_id}:{asked.seq_id}", lambda: self.service.step(asked.model_id, adam),
@@ -172,19 +172,19 @@ class _Server:
     async def load_weights(self, request: Request) -> Response:
         asked = await self.body(request, types.LoadWeightsRequest)
         if asked.base_model not in (None, self.service.name):
-            raise Refused(f"base_model={asked.base_model!r}; this server has {self.service.name!r}")
+            raise RequestError(f"base_model={asked.base_model!r}; this server has {self.service.name!r}")
         model, number = asked.model_id, asked.seq_id
         if asked.session_id is not None:
             model, number = f"{asked.session_id}:train:{asked.model_seq_id}", 0
         if model is None:
-            raise Refused("neither model_id nor session_id; give one of them")
+            raise RequestError("neither model_id nor session_id; give one of them")
         return self.later(f"{model}:{number}", lambda: self.service.load(model, asked.path, asked.optimizer, asked.session_id),
                           lambda _: JSONResponse({"type": "load_weights", "path": asked.path, "model_id": model}))
 
     async def weights_info(self, request: Request) -> Response:
         body = await read_json(request, self.served.limits)
         if not isinstance(body, dict) or not isinstance(body.get("tinker_path"), str):
-            raise Refused("give {'tinker_path': 'tinker://MODEL/KIND/NAME'}")
+            raise RequestError("give {'tinker_path': 'tinker://MODEL/KIND/NAME'}")
         saved = await in_thread(self.service.stored, body["tinker_path"])
         return JSONResponse({"base_model": saved.base, "is_lora": True, "lora_rank": saved.shape.rank, "train_unembed": False,
                              "train_mlp": saved.shape.mlp, "train_attn": saved.shape.attention})
@@ -194,7 +194,7 @@ class _Server:
     async def save_weights_for_sampler(self, request: Request) -> Response:
         asked = await self.body(request, types.SaveWeightsForSamplerRequest)
         if asked.path is None and asked.sampling_session_seq_id is None:
-            raise Refused("neither path nor sampling_session_seq_id; give one of them")
+            raise RequestError("neither path nor sampling_session_seq_id; give one of them")
         session = asked.model_id.partition(":")[0]
         sampler = None if asked.path is not None else f"{session}:sample:{asked.sampling_session_seq_id}"
         key = "path" if sampler is None else "sampling_session_id"
@@ -205,7 +205,7 @@ class _Server:
     async def create_sampling_session(self, request: Request) -> Response:
         asked = await self.body(request, types.CreateSamplingSessionRequest)
         if not self.service.alive(asked.session_id):
-            raise Refused(f"this server has no session {asked.session_id!r}; make a new ServiceClient")
+            raise RequestError(f"this server has no session {asked.session_id!r}; make a new ServiceClient")
         sampler = f"{asked.session_id}:sample:{asked.sampling_session_seq_id}"
         await in_thread(self.service.open_sampler, sampler, asked.base_model, asked.model_path)
         return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
@@ -217,10 +217,10 @@ class _Server:
     async def sample(self, request: Request) -> Response:
         asked = await self.body(request, types.SampleRequest)
         if asked.sampling_session_id is None or asked.seq_id is None:
-            raise Refused("no sampling_session_id and seq_id; create a sampling session first")
+            raise RequestError("no sampling_session_id and seq_id; create a sampling session first")
         if self.futures.open >= self.served.limits.requests:
-            raise Refused(f"{self.futures.open} requests are not done, the most that this server allows; try again later",
-                          status=429, code="rate_limit_exceeded")
+            raise RequestError(f"{self.futures.open} requests are not done, the most that this server allows; try again later",
+                               status=429, code="rate_limit_exceeded")
         snapshot = self.service.snapshot_of(asked.sampling_session_id)
         rows = wire.requests_of(asked, self.served.stop_ids, self.service.worker.slot_tokens, self.served.limits.completions)
         tokens = list(rows[0].tokens)
@@ -247,8 +247,8 @@ class _Server:
         try:
             pending = self.futures.get(asked.request_id)
         except KeyError:
-            raise Refused(f"this server has no request {asked.request_id!r}: its result was dropped, or the server was started "
-                          "again", status=410) from None
+            raise RequestError(f"this server has no request {asked.request_id!r}: its result was dropped, or the server was "
+                               "started again", status=410) from None
         future, loop, done = pending.future, asyncio.get_running_loop(), asyncio.Event()
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(done.set))
         with contextlib.suppress(TimeoutError):
@@ -266,13 +266,13 @@ class _Server:
         return JSONResponse({"error": f"{type(error).__name__}: {str(error)[:300]}", "category": "server"})
 
     async def body(self, request: Request, kind: type[_M]) -> _M:
-        """The JSON of the body as one of the client's own types. Raises `Refused` if it does not fit."""
+        """The JSON of the body as one of the client's own types. Raises `RequestError` if it does not fit."""
         body = await read_json(request, self.served.limits)
         try:
             return kind.model_validate(body)
         except pydantic.ValidationError as error:
             wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:4])
-            raise Refused(f"the body is no {kind.__name__}: {wrong}") from None
+            raise RequestError(f"the body is no {kind.__name__}: {wrong}") from None
 
 
 def _with(samples: Future, logprobs: Future | None) -> Future:

@@ -12,13 +12,13 @@ import optax
 from jaxrl_llm.models import Transformer, lora
 from jaxrl_llm.models.logprobs import token_logprobs
 from jaxrl_llm.serving.tinker.losses import LOSSES, per_token, settings_of
-from jaxrl_llm.serving.tinker.rows import Datum, Rows, pack, unpack
+from jaxrl_llm.serving.tinker.rows import Datum, PackedExamples, pack, unpack
 
 ALPHA = 32  # LoRA's scale is ALPHA / rank
 _ATTENTION = ("q", "k", "v", "o")
 
 
-class Shape(NamedTuple):
+class LoraShape(NamedTuple):
     """The shape of an adapter: its rank, and whether attention and the feed-forward layers are adapted."""
 
     rank: int
@@ -42,18 +42,18 @@ class Adapter:
     """An adapter in training.
 
     Attributes:
-      shape: see `Shape`.  tree: its matrices, as from `lora.init`.
+      shape: see `LoraShape`.  tree: its matrices, as from `lora.init`.
       moments: Adam's moments, with the step count.
       grads: gradients added up since the last step; None: there are none.
     """
 
-    shape: Shape
+    shape: LoraShape
     tree: Any
     moments: Any
     grads: Any = None
 
 
-class Outcome(NamedTuple):
+class PassResult(NamedTuple):
     """The results of a pass: log-prob and loss of each token, one `f32[n]` for each example, and the sum of the losses."""
 
     logprobs: list[np.ndarray]
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
     loss: float
 
 
-class Learner:
+class AdapterLearner:
     """A frozen base on one device, with passes and steps of adapters on it. Not thread-safe."""
 
     def __init__(self, model: Transformer, params: Any, *, longest: int, budget: int):
@@ -74,7 +74,7 @@ class Learner:
         model.check_length(longest)
         self.model, self.params, self.longest, self.budget = model, params, longest, budget
 
-    def targets_of(self, shape: Shape) -> list[str]:
+    def targets_of(self, shape: LoraShape) -> list[str]:
         """The matrices that have an adapter. Raises ValueError if there are none."""
         there = [name for name in lora.TARGETS if name in self.params["layers"]
                  and (shape.attention if name in _ATTENTION else shape.mlp)]
@@ -83,7 +83,7 @@ class Learner:
                              "adapter here, nor have a mixture's experts)")
         return there
 
-    def check(self, shape: Shape, tree: Any, moments: Any, where: str) -> None:
+    def check(self, shape: LoraShape, tree: Any, moments: Any, where: str) -> None:
         """Raises ValueError unless the arrays of an adapter, and Adam's, are those of an adapter of this shape on the base."""
         sizes = {target: self.params["layers"][target]["kernel"].shape for target in self.targets_of(shape)}
         wanted = {target: {"a": (layers, fan_in, shape.rank), "b": (layers, shape.rank, fan_out)}
@@ -100,7 +100,7 @@ class Learner:
         if moments is not None and (moments.count.shape != () or moments.count.dtype.kind not in "iu"):
             raise ValueError(f"{where}: its tensor 'count' is of shape {moments.count.shape}; expected one whole number")
 
-    def create(self, shape: Shape, seed: int) -> Adapter:
+    def create(self, shape: LoraShape, seed: int) -> Adapter:
         """An adapter that changes nothing yet. Raises ValueError as `lora.init` does, and if nothing would be trained."""
         tree = lora.init(jax.random.key(seed), self.params, shape.rank, ALPHA, self.targets_of(shape))
         return Adapter(shape, tree, fresh_moments(tree))
@@ -114,11 +114,11 @@ class Learner:
             padded[target]["a"][..., :own], padded[target]["b"][:, :own] = given["a"], given["b"]
         return padded
 
-    def forward(self, tree: Any, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> Outcome:
+    def forward(self, tree: Any, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> PassResult:
         """Log-probs and losses under an adapter, or the base (None). Raises ValueError for wrong examples or settings."""
         return self._run(tree, data, loss, given, None)[0]
 
-    def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> Outcome:
+    def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> PassResult:
         """As `forward`; also adds the gradient to the adapter's. After an error the adapter is unchanged."""
         zeros = jax.tree.map(jnp.zeros_like, adapter.tree)
         outcome, grads = self._run(adapter.tree, data, loss, given, zeros)
@@ -158,7 +158,7 @@ class Learner:
                 grads, outputs = _backward(self.model, loss, self.params, tree, rows, settings, grads)
             for kept, values in zip((logprobs, losses), jax.device_get(outputs)):
                 kept.append(values)
-        outcome = Outcome(unpack(logprobs, data, places), unpack(losses, data, places), float(sum(x.sum() for x in losses)))
+        outcome = PassResult(unpack(logprobs, data, places), unpack(losses, data, places), float(sum(x.sum() for x in losses)))
         return outcome, grads
 
     def _checked(self, i: int, one: Datum, loss: str) -> Datum:
@@ -203,7 +203,7 @@ def fresh_moments(tree: Any) -> Any:
     return optax.scale_by_adam().init(tree)
 
 
-def _losses(model, loss, params, tree, rows: Rows, settings):
+def _losses(model, loss, params, tree, rows: PackedExamples, settings):
     states = model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=tree)
     c = model.config
     logprobs, _ = token_logprobs(states.reshape(-1, states.shape[-1]), model.unembedding(params), rows.targets.reshape(-1),

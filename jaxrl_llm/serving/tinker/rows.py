@@ -19,10 +19,10 @@ class Datum(NamedTuple):
     fields: Mapping[str, np.ndarray]
 
 
-class Rows(NamedTuple):
+class PackedExamples(NamedTuple):
     """Examples packed one after the other in `[R, N]` slots; none sees another.
 
-    tokens, positions, targets: i32; 0 on padding.  end: i32, the slot after the example, 0 on padding, see `packing.Rows`.
+    tokens, positions, targets: i32; 0 on padding.  end: i32, the slot after the example, else 0, see `packing.PackedRows`.
     fields: name -> f32, 0 on padding.
     """
 
@@ -33,14 +33,14 @@ class Rows(NamedTuple):
     fields: dict[str, np.ndarray]
 
 
-class Place(NamedTuple):
+class ExamplePlace(NamedTuple):
     """The place of an example: the number of its row, counted through all micro-batches, and its first slot."""
 
     row: int
     start: int
 
 
-def pack(data: Sequence[Datum], budget: int) -> tuple[list[Rows], list[Place]]:
+def pack(data: Sequence[Datum], budget: int) -> tuple[list[PackedExamples], list[ExamplePlace]]:
     """Micro-batches of at most `budget` slots, or of one row if an example is longer, and the place of each example.
 
     Rows are as long as the longest example, rounded up to a power of two; examples go into the first row that has room, the
@@ -50,13 +50,13 @@ def pack(data: Sequence[Datum], budget: int) -> tuple[list[Rows], list[Place]]:
     length = _SHORTEST
     while length < longest:
         length *= 2
-    places, totals = [Place(0, 0)] * len(data), []
+    places, totals = [ExamplePlace(0, 0)] * len(data), []
     for i in sorted(range(len(data)), key=lambda i: -len(data[i].tokens)):
         count = len(data[i].tokens)
         row = next((row for row, used in enumerate(totals) if used + count <= length), len(totals))
         if row == len(totals):
             totals.append(0)
-        places[i] = Place(row, totals[row])
+        places[i] = ExamplePlace(row, totals[row])
         totals[row] += count
     size = 1
     while size < len(totals) and 2 * size * length <= budget:
@@ -65,13 +65,13 @@ def pack(data: Sequence[Datum], budget: int) -> tuple[list[Rows], list[Place]]:
     whole = _filled(data, places, (count, length))
     def cut(first):
         part = slice(first, first + size)
-        return Rows(*(x[part] for x in whole[:4]), {name: x[part] for name, x in whole.fields.items()})
+        return PackedExamples(*(x[part] for x in whole[:4]), {name: x[part] for name, x in whole.fields.items()})
     return [cut(first) for first in range(0, count, size)], places
 
 
-def _filled(data: Sequence[Datum], places: Sequence[Place], shape: tuple[int, int]) -> Rows:
-    whole = Rows(np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32),
-                 {name: np.zeros(shape, np.float32) for name in data[0].fields})
+def _filled(data: Sequence[Datum], places: Sequence[ExamplePlace], shape: tuple[int, int]) -> PackedExamples:
+    whole = PackedExamples(np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32),
+                           np.zeros(shape, np.int32), {name: np.zeros(shape, np.float32) for name in data[0].fields})
     for one, (row, start) in zip(data, places, strict=True):
         slots = slice(start, start + len(one.tokens))
         whole.tokens[row, slots], whole.targets[row, slots] = one.tokens, one.targets
@@ -81,7 +81,7 @@ def _filled(data: Sequence[Datum], places: Sequence[Place], shape: tuple[int, in
     return whole
 
 
-def unpack(values: Sequence[np.ndarray], data: Sequence[Datum], places: Sequence[Place]) -> list[np.ndarray]:
+def unpack(values: Sequence[np.ndarray], data: Sequence[Datum], places: Sequence[ExamplePlace]) -> list[np.ndarray]:
     """`[n]` of each example, from `[R, N]` of each micro-batch."""
     rows = np.concatenate(values)
     return [rows[row, start:start + len(one.tokens)] for one, (row, start) in zip(data, places, strict=True)]

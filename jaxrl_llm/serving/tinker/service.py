@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from jaxrl_llm.generation.engine import Node, Request
-from jaxrl_llm.serving.tinker.learner import Adam, Adapter, Learner, Outcome, Shape, fresh_moments
+from jaxrl_llm.serving.tinker.learner import Adam, Adapter, AdapterLearner, LoraShape, PassResult, fresh_moments
 from jaxrl_llm.serving.tinker.rows import Datum
-from jaxrl_llm.serving.tinker.store import Checkpoint, Stamp, Store
-from jaxrl_llm.serving.tinker.turns import Snapshot, Turns
+from jaxrl_llm.serving.tinker.store import AdapterCheckpoint, Stamp, Store
+from jaxrl_llm.serving.tinker.turns import AdapterSnapshot, Turns
 from jaxrl_llm.serving.worker import Worker
 
 _UNNAMED = 8  # unnamed snapshots that are held for each model
@@ -39,7 +39,7 @@ class Service:
     Futures raise ValueError for what a client did wrong.
     """
 
-    def __init__(self, name: str, learner: Learner, worker: Worker, store: Store, *, rank: int, models: int):
+    def __init__(self, name: str, learner: AdapterLearner, worker: Worker, store: Store, *, rank: int, models: int):
         """
         Args:
           name: name of the base.
@@ -48,13 +48,13 @@ class Service:
         """
         self.name, self.learner, self.worker, self.store = name, learner, worker, store
         self._rank, self._most = rank, models
-        self._base = Snapshot()
+        self._base = AdapterSnapshot()
         self._turns = Turns(worker, learner, rank, self._base)
         self._sessions: dict[str, float] = {}
         self._models: dict[str, Model] = {}
         self._samplers: dict[str, str | None] = {}  # to the address of a checkpoint, or of a snapshot that is held; None: base
-        self._held: dict[str, Snapshot] = {}
-        self._cached: OrderedDict[str, tuple[Stamp, Snapshot]] = OrderedDict()  # by address
+        self._held: dict[str, AdapterSnapshot] = {}
+        self._cached: OrderedDict[str, tuple[Stamp, AdapterSnapshot]] = OrderedDict()  # by address
         self._lock = threading.Lock()  # of their order, which the event loop and threads beside it change
 
     # --- sessions -----------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class Service:
 
     # --- training -----------------------------------------------------------------------------------------------------------
 
-    def create(self, session: str, model: str, base: str, shape: Shape, seed: int | None) -> Future:
+    def create(self, session: str, model: str, base: str, shape: LoraShape, seed: int | None) -> Future:
         """A new adapter under the name `model`."""
         def make():
             self._check_base(base)
@@ -96,7 +96,7 @@ class Service:
 
         return self._do(make)
 
-    def run(self, model: str, data: list[Datum], loss: str, settings: Any, backward: bool) -> Future[Outcome]:
+    def run(self, model: str, data: list[Datum], loss: str, settings: Any, backward: bool) -> Future[PassResult]:
         """A pass over examples; with `backward` it adds its gradient to the adapter's."""
         def go():
             adapter = self.model(model).adapter
@@ -114,7 +114,7 @@ class Service:
         """Writes weights and optimiser state; returns their address."""
         def write():
             adapter, path = self.model(model).adapter, self.store.path(model, "weights", name)
-            self.store.save(path, Checkpoint(self.name, adapter.shape, adapter.tree, adapter.moments), overwrite)
+            self.store.save(path, AdapterCheckpoint(self.name, adapter.shape, adapter.tree, adapter.moments), overwrite)
             return path
 
         return self._do(write)
@@ -162,10 +162,10 @@ class Service:
             tree = jax.device_get(one.adapter.tree)
             if name is not None:
                 path = self.store.path(model, "sampler_weights", name)
-                self.store.save(path, Checkpoint(self.name, one.adapter.shape, tree))
+                self.store.save(path, AdapterCheckpoint(self.name, one.adapter.shape, tree))
                 return path
             key = f"{model}/inflight" if inflight else sampler
-            self._held[key], self._samplers[sampler] = Snapshot(tree), key
+            self._held[key], self._samplers[sampler] = AdapterSnapshot(tree), key
             if inflight:
                 one.inflight = key
             else:
@@ -193,7 +193,7 @@ class Service:
         key = self._samplers[sampler]
         return key if key and key.startswith("tinker://") else None
 
-    def snapshot_of(self, sampler: str) -> Snapshot:
+    def snapshot_of(self, sampler: str) -> AdapterSnapshot:
         """The snapshot that a sampler samples from. Raises ValueError for one that is not held."""
         path = self.address_of(sampler)
         if path is not None:
@@ -206,11 +206,11 @@ class Service:
                              f"{_UNNAMED} snapshots without a name are; save weights with a name to keep them")
         return self._held[key]
 
-    def sample(self, snapshot: Snapshot, requests: list[Request]) -> Future[list[Node]]:
+    def sample(self, snapshot: AdapterSnapshot, requests: list[Request]) -> Future[list[Node]]:
         """A completion for each request."""
         return self._turns.sample(snapshot, requests)
 
-    def score(self, snapshot: Snapshot, tokens: list[int], last: int | None) -> Future[np.ndarray]:
+    def score(self, snapshot: AdapterSnapshot, tokens: list[int], last: int | None) -> Future[np.ndarray]:
         """Log-prob of each token after those before it, f32[n] at temperature 1; NaN for the first and all but the `last`."""
         def go():
             logprobs = np.full(len(tokens), np.nan, np.float32)
@@ -224,7 +224,7 @@ class Service:
 
         return self._do(go)
 
-    def stored(self, path: str) -> Checkpoint:
+    def stored(self, path: str) -> AdapterCheckpoint:
         """A checkpoint of an adapter of this server's model. Raises ValueError for another."""
         saved = self.store.load(path, self.name)
         if saved.shape.rank > self._rank:
@@ -242,13 +242,13 @@ class Service:
         if base != self.name:
             raise ValueError(f"base_model={base!r}; this server has {self.name!r}")
 
-    def _of_checkpoint(self, path: str) -> Snapshot:
+    def _of_checkpoint(self, path: str) -> AdapterSnapshot:
         """The snapshot of what was saved last. Several threads call this, also while the checkpoint is written again."""
         stamp = self.store.stamp(path)  # before the checkpoint is read: that of a later one would hide that it is older
         known, snapshot = self._cached.get(path, (None, None))
         if known != stamp:
             saved = self.stored(path)
-            snapshot = Snapshot(saved.tree)
+            snapshot = AdapterSnapshot(saved.tree)
         with self._lock:
             self._cached[path] = stamp, snapshot
             self._cached.move_to_end(path)
@@ -256,7 +256,7 @@ class Service:
                 self._cached.popitem(last=False)
         return snapshot
 
-    def _make_room(self, session: str, shape: Shape) -> None:
+    def _make_room(self, session: str, shape: LoraShape) -> None:
         """Drops the models of lost sessions if needed; raises ValueError if one more adapter still does not fit."""
         if not 0 < shape.rank <= self._rank:
             raise ValueError(f"rank={shape.rank}; this server takes 1 to {self._rank} (start it with another --rank)")

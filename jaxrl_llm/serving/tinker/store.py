@@ -14,14 +14,14 @@ from safetensors.numpy import save_file
 
 from jaxrl_llm.files import regular
 from jaxrl_llm.models.lora import Adapters
-from jaxrl_llm.serving.tinker.learner import Shape
+from jaxrl_llm.serving.tinker.learner import LoraShape
 
 KINDS = ("weights", "sampler_weights")  # to train from; to sample from
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9:_-]{0,127}")
 
 
-class Checkpoint(NamedTuple):
+class AdapterCheckpoint(NamedTuple):
     """An adapter as it was saved.
 
     base: name of the model that it belongs to.  shape, tree: see `Adapter`.
@@ -29,7 +29,7 @@ class Checkpoint(NamedTuple):
     """
 
     base: str
-    shape: Shape
+    shape: LoraShape
     tree: Any
     moments: Any = None
 
@@ -50,7 +50,7 @@ class Store:
                              "most, a letter or digit first")
         return f"tinker://{model}/{kind}/{name}"
 
-    def save(self, path: str, checkpoint: Checkpoint, overwrite: bool = False) -> None:
+    def save(self, path: str, checkpoint: AdapterCheckpoint, overwrite: bool = False) -> None:
         """Writes a checkpoint atomically. Raises ValueError for an address that is taken."""
         file = self._file(path)
         if file.exists() and not overwrite:
@@ -65,7 +65,7 @@ class Store:
         save_file(arrays, part, {"adapter": header})
         os.replace(part, file)
 
-    def load(self, path: str, base: str) -> Checkpoint:
+    def load(self, path: str, base: str) -> AdapterCheckpoint:
         """The checkpoint. Raises ValueError for no such address, another base, and a file that `save` did not write."""
         try:
             with safe_open(self._existing(path), "numpy") as opened:
@@ -80,7 +80,7 @@ class Store:
         moments = None
         if "count" in arrays:
             moments = optax.ScaleByAdamState(arrays["count"], _tree("mu", arrays, scale), _tree("nu", arrays, scale))
-        return Checkpoint(own, shape, _tree("lora", arrays, scale), moments)
+        return AdapterCheckpoint(own, shape, _tree("lora", arrays, scale), moments)
 
     def stamp(self, path: str) -> Stamp:
         """What tells a checkpoint from an earlier one at its address. Raises ValueError for an address that does not exist."""
@@ -105,11 +105,11 @@ def _named(head: str, tree: Any) -> dict[str, np.ndarray]:
     return {f"{head}.{target}.{name}": np.asarray(x) for target, one in jax.device_get(tree).items() for name, x in one.items()}
 
 
-def _header(text: Any, path: str) -> tuple[Any, Shape, float]:
+def _header(text: Any, path: str) -> tuple[Any, LoraShape, float]:
     """Base, shape and scale of an adapter, as `Store.save` writes them; the A of files without a scale includes it."""
     try:
         said = json.loads(text)
-        own, scale, shape = said.pop("base"), said.pop("scale", 1.0), Shape(**said)
+        own, scale, shape = said.pop("base"), said.pop("scale", 1.0), LoraShape(**said)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path}: its header {str(text)[:80]!r} describes no adapter ({error!r})") from error
     if [type(value) for value in shape] != [int, bool, bool] or shape.rank < 1:

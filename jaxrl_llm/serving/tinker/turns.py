@@ -9,11 +9,11 @@ from typing import Any
 
 from jaxrl_llm.generation.engine import Engine, Node, Request
 from jaxrl_llm.serving.app import joined
-from jaxrl_llm.serving.tinker.learner import Learner
+from jaxrl_llm.serving.tinker.learner import AdapterLearner
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
 
 
-class Snapshot:
+class AdapterSnapshot:
     """Weights of an adapter that do not change, on the host; `tree` is None for the base alone."""
 
     def __init__(self, tree: Any = None):
@@ -24,7 +24,7 @@ class Snapshot:
 class _Job:
     """A request: its rows, the results of each so far, and how many are still running."""
 
-    snapshot: Snapshot
+    snapshot: AdapterSnapshot
     requests: Sequence[Request]
     future: Future
     parts: list[list[Node]]
@@ -39,13 +39,13 @@ class Turns:
     worker's thread.
     """
 
-    def __init__(self, worker: Worker, learner: Learner, rank: int, base: Snapshot):
+    def __init__(self, worker: Worker, learner: AdapterLearner, rank: int, base: AdapterSnapshot):
         """`rank`: rank of the engine's adapter, which begins as that of `base`."""
         self._worker, self._learner, self._rank, self._current = worker, learner, rank, base
         self._waiting: deque[_Job] = deque()
         self._running = 0
 
-    def sample(self, snapshot: Snapshot, requests: Sequence[Request]) -> Future:
+    def sample(self, snapshot: AdapterSnapshot, requests: Sequence[Request]) -> Future:
         """The future gives a node for each request, in order; it raises ValueError, `Failure`, or an error of the switch."""
         job = _Job(snapshot, requests, Future(), [[] for _ in requests], len(requests))
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 from jaxrl_llm import rewards, sandbox
+from jaxrl_llm.audits.cases import Case
 from jaxrl_llm.rewards.program_tests import read
-from jaxrl_llm.rewards.self_test_case import Case
 from jaxrl_llm.tasks.base import Problem
 
-_LIMITS = sandbox.Limits(seconds=10.0, memory_mb=512)
+_LIMITS = sandbox.ResourceLimits(seconds=10.0, memory_mb=512)
 _ECHO = "import sys\nsys.stdout.write(sys.stdin.read())"
 
 

@@ -1,6 +1,6 @@
 r"""A table of right and wrong answers in tricky forms, and how each verifier judges them.
 
-`python -m jaxrl_llm.rewards.self_test` prints, for each verifier, how many wrong answers it accepts (false positives)
+`python -m jaxrl_llm.audits.verifiers` prints, for each verifier, how many wrong answers it accepts (false positives)
 and how many right ones it rejects (false negatives), and which. Some are intended: `exact` rejects every other spelling.
 Then come further cases by kind, beside the rules of math-verify, verl (where installed) and LiveCodeBench. The exit code is 1
 where a verifier of this package judges one of these wrongly.
@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import attacks, graders
-from jaxrl_llm.rewards import self_test_answers as answers
-from jaxrl_llm.rewards import self_test_programs as programs
+from jaxrl_llm.audits import answer_cases, program_attacks, program_cases
+from jaxrl_llm.audits.cases import judged, table
+from jaxrl_llm.rewards import graders
 from jaxrl_llm.rewards.rational import parse_rational
-from jaxrl_llm.rewards.self_test_case import judged, table
 
 # (what the policy gave as its answer, reference, is it right?)
 FORMS = (
@@ -305,8 +304,10 @@ def print_kinds() -> int:
     """
     print("\nFurther cases by kind. Each cell: wrong ones accepted / right ones rejected; the first column is this package's.")
     total = mistakes = 0
-    for cases, judges in ((answers.ANSWER_CASES, answers.ANSWER_JUDGES), (answers.NUMBER_CASES, answers.NUMBER_JUDGES),
-                          (answers.STOP_CASES, answers.STOP_JUDGES), (programs.PROGRAM_CASES, programs.PROGRAM_JUDGES)):
+    for cases, judges in ((answer_cases.ANSWER_CASES, answer_cases.ANSWER_JUDGES),
+                          (answer_cases.NUMBER_CASES, answer_cases.NUMBER_JUDGES),
+                          (answer_cases.STOP_CASES, answer_cases.STOP_JUDGES),
+                          (program_cases.PROGRAM_CASES, program_cases.PROGRAM_JUDGES)):
         errors = judged(cases, judges)
         print(f"\n{table(cases, errors)}", flush=True)
         name, ours = next(iter(errors.items()))
@@ -319,14 +320,14 @@ def print_kinds() -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.rewards.self_test", description="What each verifier gets wrong.")
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.audits.verifiers", description="What each verifier gets wrong.")
     parser.add_argument("--compare", action="store_true", help="the boxed verifier beside other graders, as a table")
     parser.add_argument("--attacks", action="store_true", help="hostile completions and programs, and what came of each")
     chosen = parser.parse_args(arguments)
     if chosen.compare:
         compare()
     elif chosen.attacks:
-        return 0 if attacks.report() else 1
+        return 0 if program_attacks.report() else 1
     else:
         print_errors()
         return 1 if print_kinds() else 0

@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.environments.replay WORKDIR UID`: plays a trajectory again that the environment of a run lost.
+"""`python -m jaxrl_llm.audits.replay WORKDIR UID`: plays a trajectory again that the environment of a run lost.
 
 It is played alone, in this process and without a deadline, from what WORKDIR/invalid.jsonl has of it. Each turn is printed, and
 the failure with its traceback. The exit code is 1 if the environment fails, 0 if not, 2 if there is nothing to replay.
@@ -77,7 +77,7 @@ def _show(message: base.Message) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replays a lost trajectory; returns 1 if the environment fails, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.environments.replay", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.audits.replay", description=__doc__)
     parser.add_argument("workdir", type=Path, help="the folder of a run")
     parser.add_argument("uid", type=int, help="of the trajectory, as errors and invalid.jsonl have it")
     given = parser.parse_args(arguments)

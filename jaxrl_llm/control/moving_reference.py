@@ -8,7 +8,7 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 @controller
-def t1(*, decay: float = 0.99) -> Controller:
+def moving_reference(*, decay: float = 0.99) -> Controller:
     """`reference`, the parameters that give `ref_logprobs`: `decay * reference + (1 - decay) * params` at each update.
 
     `init(params)` starts it as a copy of the policy. Facts: `params` after the update.

@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.environments.audit NAME`: checks an environment's rewards for trivial policies, and its replays.
+"""`python -m jaxrl_llm.audits.environments NAME`: checks an environment's rewards for trivial policies, and its replays.
 
 Four policies play: one that says nothing, one that says something at random, a perfect one if the environment has an oracle,
 and one that attacks parsers and verifiers. Each check holds, fails, or was not checked, with the reason. The exit code is 1 if
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm import environments, turn_info
+from jaxrl_llm.audits.injections import ATTACKS
 from jaxrl_llm.environments import base
-from jaxrl_llm.environments.attacks import ATTACKS
 from jaxrl_llm.environments.threads import Threads
 from jaxrl_llm.rewards.worker import describe
 from jaxrl_llm.tasks.base import Problem
@@ -41,7 +41,7 @@ class Check(NamedTuple):
         return self.state == FAILS
 
 
-class Played(NamedTuple):
+class AuditedTrajectory(NamedTuple):
     """One trajectory: its problem, key, the policy's messages, all turns, seconds of each step, and the environment's error.
 
     `late`: the reset or step that exceeded the deadline; the trajectory ends there.
@@ -69,7 +69,7 @@ class Played(NamedTuple):
 
 
 Policy = Callable[[base.Environment, Any, base.Turn, random.Random, int], str]  # the last: number of the message
-Trajectories = Mapping[str, Sequence[Played]]  # by policy
+Trajectories = Mapping[str, Sequence[AuditedTrajectory]]  # by policy
 
 
 def _nothing(environment: base.Environment, state: Any, turn: base.Turn, chance: random.Random, number: int) -> str:
@@ -94,9 +94,9 @@ POLICIES: dict[str, Policy] = {"null": _nothing, "random": _random, "oracle": _o
 
 
 def play(environment: base.Environment, policy: Policy, problem: Problem, key: int, first: int = 0, deadline: float = DEADLINE
-         ) -> Played:
+         ) -> AuditedTrajectory:
     """One trajectory to its end, to the environment's error or to the first step that is late; messages count from `first`."""
-    chance, played = random.Random(key), Played(problem, key, [], [], [])
+    chance, played = random.Random(key), AuditedTrajectory(problem, key, [], [], [])
     try:
         (state, turn), _ = _within(deadline, base.begin, environment, problem, key)
         played.turns.append(turn)
@@ -175,7 +175,7 @@ def audit(environment: base.Environment, again: base.Environment, count: int, se
 
 
 def _played(environment: base.Environment, policy: Policy, problems: Sequence[Problem], firsts: Sequence[int], seed: int,
-            deadline: float) -> Iterator[Played]:
+            deadline: float) -> Iterator[AuditedTrajectory]:
     """A trajectory of each of the first problems; `firsts`: the number of the first message of each."""
     for uid, (problem, first) in enumerate(zip(problems, firsts)):
         yield (one := play(environment, policy, problem, base.key_of(seed, uid), first, deadline))
@@ -183,7 +183,7 @@ def _played(environment: base.Environment, policy: Policy, problems: Sequence[Pr
             return
 
 
-def _row(name: str, played: Sequence[Played]) -> dict[str, str | int | float]:
+def _row(name: str, played: Sequence[AuditedTrajectory]) -> dict[str, str | int | float]:
     totals = np.array([one.total for one in played])
     milliseconds = 1000 * np.array([second for one in played for second in one.seconds] or [np.nan])
     return {"policy": name, "trajectories": len(played), "mean return": float(totals.mean()), "lowest": float(totals.min()),
@@ -216,7 +216,7 @@ def _out_of_range(all_played: Trajectories, returns: tuple[float, float]) -> Che
     return Check(FAILS, f"{len(outside)} outside of {list(returns)}, for instance {outside[0]:g}") if outside else Check(HOLDS)
 
 
-def _opens_alike(environment: base.Environment, played: Sequence[Played], deadline: float) -> Check:
+def _opens_alike(environment: base.Environment, played: Sequence[AuditedTrajectory], deadline: float) -> Check:
     """Checks that another key gives the same opening, since the trajectories of a group start alike."""
     opened = [one for one in played if one.turns]
     for one in opened:
@@ -229,7 +229,7 @@ def _opens_alike(environment: base.Environment, played: Sequence[Played], deadli
     return Check(HOLDS) if opened else Check(UNCHECKED, "no trajectory was opened")
 
 
-def _repeats(environment: base.Environment, played: Sequence[Played], deadline: float) -> Check:
+def _repeats(environment: base.Environment, played: Sequence[AuditedTrajectory], deadline: float) -> Check:
     """Checks that the same messages get the same turns again; an environment that is not replayable may answer otherwise."""
     if not played:
         return Check(UNCHECKED, "no trajectory was played without an error")
@@ -239,7 +239,7 @@ def _repeats(environment: base.Environment, played: Sequence[Played], deadline: 
     return Check(UNCHECKED, f"it is not replayable, and did not repeat itself: {different}")
 
 
-def _difference(environment: base.Environment, one: Played, deadline: float) -> str:
+def _difference(environment: base.Environment, one: AuditedTrajectory, deadline: float) -> str:
     """The first difference when a trajectory is played again, "" if there is none."""
     state: Any = None
     for place, first in enumerate(one.turns):
@@ -255,7 +255,7 @@ def _difference(environment: base.Environment, one: Played, deadline: float) -> 
     return ""
 
 
-def _leak(played: Sequence[Played]) -> Check:
+def _leak(played: Sequence[AuditedTrajectory]) -> Check:
     """Checks that a problem's answer is not shown before the end more often than another problem's answer.
 
     The difference may be `LEAK` plus two standard errors; for a share of n these are at most 1 / sqrt(n).
@@ -272,12 +272,12 @@ def _leak(played: Sequence[Played]) -> Check:
     return Check(FAILS, finding) if own - other > LEAK + len(answered) ** -0.5 else Check(HOLDS)
 
 
-def _shows(one: Played, answer: str) -> bool:
+def _shows(one: AuditedTrajectory, answer: str) -> bool:
     text = "\n".join(message["content"] for turn in one.turns if not turn.done for message in turn.messages)
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 
-def _earned(all_played: Trajectories, repeated: Sequence[Played], returns: tuple[float, float]) -> Check:
+def _earned(all_played: Trajectories, repeated: Sequence[AuditedTrajectory], returns: tuple[float, float]) -> Check:
     """Checks that neither all attacks nor the best one, `repeated`, earn more than chance and silence, by two standard errors.
 
     The mean over all attacks hides one that always succeeds among many that never do. A single attack may be the commonest
@@ -304,7 +304,7 @@ def _earned(all_played: Trajectories, repeated: Sequence[Played], returns: tuple
     return Check(HOLDS)
 
 
-def _commonest(played: Sequence[Played]) -> float:
+def _commonest(played: Sequence[AuditedTrajectory]) -> float:
     """The share of the problems that have the commonest answer."""
     return max(Counter(one.problem.answer for one in played if one.problem.answer).values(), default=0) / len(played)
 
@@ -348,7 +348,7 @@ def _named(text: str) -> tuple[str, dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table and the checks; returns 1 if a check fails, 2 if the environment cannot be made, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.environments.audit", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.audits.environments", description=__doc__)
     parser.add_argument("name", help=f"one of {', '.join(environments.FACTORIES)}, or your own module:function; options may "
                                      "follow in brackets, as in config.environment: \"treasure(size=4)\"")
     parser.add_argument("--options", type=_options, default={}, help='more options, as JSON: {"size": 4}')

@@ -1,4 +1,4 @@
-"""Attacks of hostile programs on the code reward, and their outcomes: `python -m jaxrl_llm.rewards.self_test --attacks`.
+"""Attacks of hostile programs on the code reward, and their outcomes: `python -m jaxrl_llm.audits.verifiers --attacks`.
 
 Every attack is a program that passes its test, stops the run or leaves something behind if a barrier is missing. The answer of
 the test is in a file of this machine, in this process's memory and in its environment, and nowhere in the sandbox.
@@ -281,7 +281,7 @@ os._exit(0)
 )
 
 
-class Result(NamedTuple):
+class AttackResult(NamedTuple):
     """`outcome` of `rewards.code`; `held`: the test was not passed, in time, and nothing is left (else `why` not)."""
 
     attack: Attack
@@ -326,19 +326,19 @@ def left_behind(mark: bytes) -> list[int]:
     return pids
 
 
-def attempt(attack: Attack, mode: str) -> Result:
+def attempt(attack: Attack, mode: str) -> AttackResult:
     """One attack in one mode of the sandbox."""
     with target() as (answer, known):
         program = "".join(f"{name} = {value!r}\n" for name, value in known.items()) + attack.program
         test = {"output": answer} if attack.function is None else {"function": attack.function, "args": [], "result": answer}
         begun = time.monotonic()
-        limits = sandbox.Limits(seconds=SECONDS, memory_mb=512, scratch_mb=32,
-                                processes=attack.processes if mode in sandbox.NAMESPACES else 1)
+        limits = sandbox.ResourceLimits(seconds=SECONDS, memory_mb=512, scratch_mb=32,
+                                        processes=attack.processes if mode in sandbox.NAMESPACES else 1)
         outcome = run_test(program, test, limits, mode)
         seconds = time.monotonic() - begun
         problems = ["it passed the test"] * (outcome == PASS) + ["it took too long"] * (seconds > 2 * SECONDS + 5)
         left = left_behind(known["MARK"])
-        return Result(attack, outcome, seconds, "; ".join(problems + [f"processes are left: {left}"] * bool(left)))
+        return AttackResult(attack, outcome, seconds, "; ".join(problems + [f"processes are left: {left}"] * bool(left)))
 
 
 # (description, reward and its options, completion, answer, the correct score)

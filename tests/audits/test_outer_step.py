@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm.evaluation import outer_step
+from jaxrl_llm.audits import outer_step
 
 
 @pytest.mark.parametrize("samples, excess", [(16, 0.041667), (64, 0.010417), (256, 0.002604)])

@@ -9,8 +9,8 @@ equations, hedges. "sentences and lists": what surrounds an answer, and lists th
 from collections.abc import Iterator, Sequence
 
 from jaxrl_llm import rewards
+from jaxrl_llm.audits.cases import Case, Judge
 from jaxrl_llm.rewards import graders
-from jaxrl_llm.rewards.self_test_case import Case, Judge
 from jaxrl_llm.rewards.text import through_stop_string
 
 # kind: {answer: (right boxes, wrong boxes)}

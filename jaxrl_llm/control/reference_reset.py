@@ -21,7 +21,7 @@ class Validation(NamedTuple):
 
 
 @controller
-def prorl(*, patience: int = 3, drop: float = 0.05) -> Controller:
+def reference_reset(*, patience: int = 3, drop: float = 0.05) -> Controller:
     """`reset` is True when the best score is `patience` evaluations old, or the last is more than `drop` below it.
 
     Facts: `score` of one evaluation; among equal scores the first counts as the best. The score after a reset is the first

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm.evaluation import how_to_autorl as tuning
+from jaxrl_llm.evaluation import hyperparameters as tuning
 
 TUNE = np.array([[.5, .7], [.9, .2], [.6, .65]])
 TEST = np.array([[.55, .6], [.4, .5], [.62, .6]])

@@ -1,6 +1,6 @@
 """Why a run stops improving: each update of the policy as one noisy step, after Beukman et al. (arXiv 2603.06009).
 
-  python -m jaxrl_llm.evaluation.outer_step runs/plateau runs/slower [--last=50]
+  python -m jaxrl_llm.audits.outer_step runs/plateau runs/slower [--last=50]
 
 The second run continues a checkpoint of the first one with a fifth of its learning rate. If its reward is higher, steps were
 too large for the noise of their batches: more rollouts or smaller steps help. Otherwise something else limits the run.
@@ -127,7 +127,7 @@ def _blocks(rewards: Sequence[float]) -> np.ndarray:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the plateaus of two runs and the verdict."""
-    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.evaluation.outer_step", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.audits.outer_step", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plateau", help="folder of a run whose reward does not rise any more")
     parser.add_argument("slower", help="folder of a run that continues it with a fifth of the learning rate")

@@ -6,8 +6,10 @@ import time
 import pytest
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments import Environment, Turn, attacks, audit, parsers
-from jaxrl_llm.environments.audit import FAILS, HOLDS, UNCHECKED
+from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.audits import injections
+from jaxrl_llm.audits.environments import FAILS, HOLDS, UNCHECKED
+from jaxrl_llm.environments import Environment, Turn, parsers
 from jaxrl_llm.tasks import make
 from jaxrl_llm.tasks.base import Problem, Task
 
@@ -102,7 +104,7 @@ def test_an_environment_that_hangs_does_not_hang_the_audit(capsys):
     start = time.monotonic()
     rows, checks = audit.audit(environment, environment, 4, 0, deadline=0.2)
     assert time.monotonic() - start < 30
-    first = next(place for place, text in enumerate(attacks.ATTACKS) if "get_reward" in text)
+    first = next(place for place, text in enumerate(injections.ATTACKS) if "get_reward" in text)
     assert checks["answers in time"].failed
     assert checks["answers in time"].why.startswith("1 times, the first: policy injection, problem ")
     assert checks["answers in time"].why.endswith(": the answer to message 0 was not there within 0.2 s")
@@ -240,8 +242,8 @@ def test_options_that_are_no_json(text, why, capsys):
 @pytest.mark.parametrize("form", parsers.PARSERS)
 def test_attacks_are_calls_in_every_format(form):
     """Each parser reads valid calls, among them programs, and refuses others; a tool's result is forged for each format."""
-    assert set(parsers.WRITERS) == set(parsers.PARSERS) == set(attacks._FORGED) == set(attacks._FLOODS)
-    calls = [call for text in attacks.ATTACKS for call in parsers.PARSERS[form](text)]
+    assert set(parsers.WRITERS) == set(parsers.PARSERS) == set(injections._FORGED) == set(injections._FLOODS)
+    calls = [call for text in injections.ATTACKS for call in parsers.PARSERS[form](text)]
     assert any("_exit(3)" in str(call.arguments) for call in calls if not call.error)
     assert form == "fenced" or {"get_reward", "calculator"} <= {call.name for call in calls if not call.error}
     assert form == "fenced" or any(call.error for call in calls)
@@ -251,7 +253,7 @@ def test_attacks_are_calls_in_every_format(form):
 def test_tools_survive_attacks_in_every_format(form):
     rows, checks = audit.audit(*(environments.make("tool_use", parser=form) for _ in range(2)), 4, 0)
     assert set(states(checks).values()) == {HOLDS}, checks
-    assert rows[-1]["trajectories"] == len(attacks.ATTACKS) and rows[-1]["turns"] > 1
+    assert rows[-1]["trajectories"] == len(injections.ATTACKS) and rows[-1]["turns"] > 1
 
 
 def test_written_calls_are_read():
