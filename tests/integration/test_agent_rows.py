@@ -26,4 +26,4 @@ def test_its_configuration_makes_a_run(row):
     assert run.method.slug == row.method and run.config.steps == 20 and run.config.seed == 1
     assert isinstance(run.source.sampler, Trajectories) == bool(run.config.environment)
     if run.config.environment:
-        run.source.sampler.runner.close()
+        run.source.stream.partner.runner.close()

@@ -37,7 +37,7 @@ def chain(forest, end):
 
 def test_every_context_begins_with_the_opening_and_what_was_kept(played):
     run, finished, _ = played
-    forest, tokenizer, offset = finished.forest, run.source.sampler.tokenizer, finished.forest.offset
+    forest, tokenizer, offset = finished.forest, run.source.stream.tokenizer, finished.forest.offset
     kept = {}
     for leaf in forest.leaves:
         nodes, uid, row = chain(forest, leaf), int(forest.uid[leaf]), int(forest.prompt[leaf])
@@ -122,7 +122,7 @@ def test_a_memory_that_fills_the_context_ends_the_trajectory():
 def test_the_oracle_is_imitated_in_all_contexts():
     run, _ = setup.build(chatter.get_config(**CONFIG))
     shown = oracle_demonstrations(run.source, [run.source.task.train[i] for i in range(2)])
-    decode = run.source.sampler.tokenizer.decode
+    decode = run.source.stream.tokenizer.decode
     assert shown.mask.shape[:2] == (2, 3) and shown.valid.all()
     assert ["".join(decode(row[own])) for row, own in zip(shown.tokens[0], shown.mask[0])] == ["aa", "aa", "aa"]
 

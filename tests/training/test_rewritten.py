@@ -119,7 +119,7 @@ def test_trajectories_equal_those_that_begin_with_the_correction(sampled):
         assert [{**turn.info, "rewritten": info["rewritten"]} for turn, info in zip(turns, result)] == result
         corrected += sum(info["rewritten"] for info in result)
     assert corrected > 0
-    tokens = run.source.sampler.tokenizer
+    tokens = run.source.stream.tokenizer
     for node in np.flatnonzero(forest.role == Role.POLICY):
         ids = forest.tokens[forest.offset[node]:][:forest.length[node]].tolist()
         assert tokens.decode(ids[:-1] if ids[-1] == tokens.eos_id else ids, skip_special=False) == forest.texts[node]

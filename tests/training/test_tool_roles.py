@@ -89,7 +89,7 @@ def test_a_template_that_cannot_show_results_is_refused_at_the_start(configured)
     with pytest.raises(ValueError, match="'forced' answers calls, and the chat template writes neither messages of tools"):
         setup.build(configured("gemma3", **{"model.chat_template": MUTE}))
     run, _ = setup.build(configured("gemma3", **{"model.chat_template": MUTE, "environment": "single(options={'chat': True})"}))
-    assert [name for name, _ in run.source.sampler.prepare()] == ["environment"], "nothing is to be shown after its one turn"
+    assert [name for name, _ in run.source.stream.prepare()] == ["environment"], "nothing is to be shown after its one turn"
 
 
 @pytest.mark.parametrize("family, described", [("smollm2", True), ("gemma3", True), ("qwen2.5", False)])
@@ -105,7 +105,7 @@ def test_a_template_that_shows_no_tools_gets_a_description_of_them(configured, f
     assert shown.count('"expression"') == 1 + described or not described
     preface = [{"role": "system", "content": "Call the calculator."}]
     run, _ = setup.build(configured(family, environment=f"tool_use(turns=3, parser=pythonic, preface={preface!r})"))
-    assert "tools" not in dict(run.source.sampler.prepare()), "the messages say it"
+    assert "tools" not in dict(run.source.stream.prepare()), "the messages say it"
 
 
 @pytest.mark.parametrize("template, lost", [

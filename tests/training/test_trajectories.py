@@ -54,12 +54,12 @@ def test_an_environment_reads_a_message_through_its_stop_string(played):
     tokens, zeros = np.array(list(b"<answer>5</answer>\n\nx"), np.int32), np.zeros(21, np.float32)
     node = Node(0, None, 0, tokens, zeros, zeros, zeros.astype(np.int32), "stop")
     assert sampler._said(node) == {"role": "assistant", "content": "<answer>5</answer>"} and len(node.tokens) == 21
-    assert played[0].source.sampler._said(node)["content"] == "<answer>5</answer>\n\nx"
+    assert played[0].source.stream.partner._said(node)["content"] == "<answer>5</answer>\n\nx"
 
 
 def test_tokens_are_those_of_the_conversation(played):
     run, _, finished = played
-    forest, tokenizer, offset = finished.forest, run.source.sampler.tokenizer, finished.forest.offset
+    forest, tokenizer, offset = finished.forest, run.source.stream.tokenizer, finished.forest.offset
     for end in forest.ends[:4]:
         ids = forest.prompt_ids(int(forest.prompt[end])).tolist()
         for node in chain(forest, end):
@@ -96,7 +96,7 @@ def test_a_trajectory_depends_on_its_uid_alone(played):
 def test_the_oracle_is_imitated_in_its_turns_alone(played):
     source = played[0].source
     shown = oracle_demonstrations(source, [source.task.train[i] for i in range(3)])
-    text = source.sampler.tokenizer.decode(shown.tokens[0, 0], skip_special=False).rstrip("\0")
+    text = source.stream.tokenizer.decode(shown.tokens[0, 0], skip_special=False).rstrip("\0")
     assert text == "a<|eos|>\nGood.\nb<|eos|>\nGood.\nc<|eos|>"
     np.testing.assert_array_equal(shown.mask[0, 0], np.isin(shown.tokens[0, 0], [*b"abc", 258]))
 
@@ -105,7 +105,7 @@ def test_strays_are_read_and_not_imitated():
     run, _ = setup.build(chatter.get_config(environment="treasure(size=2, brief=True)", **{
         "sampling.max_tokens": 320, "sampling.turn_tokens": 12, "sampling.max_turns": 8, "prompts.max_tokens": 64}))
     problems = [run.source.task.train[i] for i in range(12)]
-    plain, strayed = (run.source.sampler.demonstrated(problems, share) for share in (0.0, 0.5))
+    plain, strayed = (run.source.stream.partner.demonstrated(problems, share) for share in (0.0, 0.5))
     assert (plain.components[plain.ends] == 1).all() and not (plain.role == Role.HINT).any()
     hints = (strayed.role == Role.HINT).sum() / ((strayed.role == Role.HINT) | (strayed.role == Role.POLICY)).sum()
     assert 0.3 < hints < 0.7 and (strayed.components[strayed.ends] == 1).any()
@@ -118,10 +118,10 @@ def test_strays_are_read_and_not_imitated():
 
 def test_turns_that_the_policy_ended_are_counted():
     run, params = setup.build(chatter.get_config(environment="chatter:letters(facts={'eos': 'count'})"))
-    shown = run.source.sampler.demonstrated([run.source.task.train[0]])
+    shown = run.source.stream.partner.demonstrated([run.source.task.train[0]])
     assert run.source.view(shown, 0).extras["eos"][0, 0] == 3  # the oracle ends all of its turns
     finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
-    forest, end = finished.forest, run.source.sampler.tokenizer.eos_id
+    forest, end = finished.forest, run.source.stream.tokenizer.eos_id
     assert end not in forest.tokens[np.repeat(forest.role == Role.POLICY, forest.length)]
     assert not finished.rollouts.extras["eos"].any()  # all were cut
 
