@@ -5,7 +5,7 @@ from test_topologies import asked, follow
 
 from jaxrl_llm.control.adhint_hints import hint_length, hint_ratio
 from jaxrl_llm.topologies import guided, make_guide
-from jaxrl_llm.training.groups import halves
+from jaxrl_llm.training.one_turn import halves
 
 
 def test_shares_of_the_worked_examples():

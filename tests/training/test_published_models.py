@@ -5,10 +5,12 @@ import jax
 import pytest
 import tokenizers as hugging_face
 
+from jaxrl_llm.control import Settings
 from jaxrl_llm.models import ModelConfig, Transformer, weights
 from jaxrl_llm.tokenizers import ByteTokenizer
 from jaxrl_llm.training import setup, start
 from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.snapshot import Snapshot
 
 
 @pytest.fixture(scope="module")
@@ -77,5 +79,5 @@ def test_where_the_tokenizer_files_of_an_export_come_from(gemma, tmp_path):
 def test_sampling_that_cannot_work_is_refused_before_it_compiles(gemma):
     run, params = setup.build(config_of(gemma))
     with pytest.raises(ValueError, match="temperature=-1.0: must be >= 0"):
-        run.source.sampler.under(params, None, -1.0)
-    run.source.sampler.under(params, None, 0.0)
+        run.source.stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=-1.0)))
+    run.source.stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=0.0)))
