@@ -246,7 +246,8 @@ class Stream:
             self._start(timer)
         with timer("rollout"):
             ran, nodes = self._sampled()
-        replies = self.partner.hear({node.uid % REQUEST: node for node in nodes}, not ran and not nodes, timer)
+        ended = {node.uid % REQUEST if self.partner.goes_on else node.uid: node for node in nodes}
+        replies = self.partner.hear(ended, not ran and not nodes, timer)
         with timer("rollout"):
             for uid, ids in replies.items():
                 self._go_on(uid, ids)
