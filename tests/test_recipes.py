@@ -198,11 +198,11 @@ def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path, teacher):
         config.teacher.path = str(teacher)
     run, _ = setup.build(config)
     if name in ENVIRONMENTS:
-        environment = run.source.sampler.runner.environment
+        environment = run.source.stream.partner.runner.environment
         assert environment.name.startswith({"game": "treasure", "tools": "arithmetic/mul2+calculator"}[name])
-        assert run.source.sampler.prompt_tokens == 1024 and json.dumps(config.to_dict())
+        assert run.source.stream.prompt_tokens == 1024 and json.dumps(config.to_dict())
         return
-    task, reward = run.source.task, run.source.sampler.reward
+    task, reward = run.source.task, run.source.stream.partner.reward
     assert len(task.train) and len(task.heldout) and "{" not in task.train[0].prompt[0]["content"].replace(r"\boxed{}", "")
     problem = task.train[0]
     if name == "code":

@@ -131,9 +131,8 @@ def test_loops_over_tokens_are_recognised(text, slow):
 
 
 WITHOUT_HOLES = {  # files that sum masks over tokens, and why that is right there
-    "diagnostics/opd_alignment.py": "completions of single turns", "generation/by_engine.py": "what a sampler has just written",
-    "generation/sampler.py": "what it has just written", "training/groups.py": "completions of single turns",
-    "training/scoring.py": "completions of single turns", "rollouts.py": "`Rollouts.lengths` is the number of trained tokens"}
+    "diagnostics/opd_alignment.py": "completions of single turns", "generation/sampler.py": "what it has just written",
+    "generation/scan.py": "what a sampler has just written", "rollouts.py": "`Rollouts.lengths` is the number of trained tokens"}
 
 
 def sums_of_masks(text):

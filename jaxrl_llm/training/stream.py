@@ -281,7 +281,8 @@ class Stream:
 
     def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> None:
         """Lets the partner hear these turns, and the policy read what it answers."""
-        replies = self.partner.hear({node.uid % REQUEST: node for node in nodes}, wait, timer)
+        ended = {node.uid % REQUEST if self.partner.goes_on else node.uid: node for node in nodes}
+        replies = self.partner.hear(ended, wait, timer)
         with timer("rollout"):
             for uid, ids in replies.items():
                 self._go_on(uid, ids)

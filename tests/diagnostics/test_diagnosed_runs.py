@@ -114,7 +114,7 @@ def test_success_after_a_forced_token_is_that_of_the_whole_answer(run):
     """At the last digit a right digit means success whenever the end follows, and a forced end needs no sample."""
     student = trained(run)
     problem = next(p for p in student.source.task.heldout if len(p.answer) == 2)
-    tokenizer = student.source.sampler.tokenizer
+    tokenizer = student.source.stream.tokenizer
     prompt = tokenizer.encode(problem.prompt)
     prefix, eos = tokenizer.encode(problem.answer[:1]), tokenizer.eos_id
     chances = np.full(student.policy.model.config.vocab_size, 1e-9)

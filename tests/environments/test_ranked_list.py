@@ -75,7 +75,7 @@ def test_rollouts_have_the_ranks_of_their_tokens():
     rollouts, forest = finished.rollouts, finished.forest
     ranks, eos, tokens = (np.asarray(x) for x in (rollouts.extras["ranks"], rollouts.extras["eos"], rollouts.tokens))
     assert rollouts.extras["hits"].shape == (4, 4, 3) and ranks.dtype == np.int32 and eos.dtype == bool
-    decode, stop = run.source.sampler.tokenizer.decode, run.source.sampler.tokenizer.eos_id
+    decode, stop = run.source.stream.tokenizer.decode, run.source.stream.tokenizer.eos_id
     for place, end in enumerate(forest.ends):
         row = np.unravel_index(place, rollouts.valid.shape)
         own = rollouts.mask[row]

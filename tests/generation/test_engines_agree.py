@@ -5,7 +5,7 @@ import os
 import jax
 import numpy as np
 import pytest
-from engines import DENSE, KEY, STOPS, G, P, S, T, V, params, prompts
+from engines import DENSE, KEY, MODELS, STOPS, G, P, S, T, V, params, prompts
 
 from jaxrl_llm.generation import Sampling, base, generate, kinds, row_keys, scan
 from jaxrl_llm.generation.caches import widths_of
@@ -27,9 +27,9 @@ def asked(sampling=WARM, limits=(T,) * P, forced=None, stop_ids=STOPS, ids=None,
                     forced=() if forced is None else forced[n], **fields) for n, uid in enumerate(uids.tolist())]
 
 
-def scanning(stop_ids=STOPS, most=T, parts=1, prompts=P, prompt_tokens=S, group=G, wants=frozenset(), seed=0):
-    program = functools.partial(generate, DENSE, max_tokens=most, stop_ids=stop_ids)
-    return ScanEngine(program, params(seed=seed), None, 5, prompts=prompts, group=group, parts=parts, wants=wants,
+def scanning(name="dense", stop_ids=STOPS, most=T, parts=1, prompts=P, prompt_tokens=S, group=G, wants=frozenset(), columns=()):
+    program = functools.partial(generate, MODELS[name], max_tokens=most, stop_ids=stop_ids, columns=columns)
+    return ScanEngine(program, params(name), None, 5, prompts=prompts, group=group, parts=parts, wants=wants,
                       prompt_tokens=prompt_tokens, max_tokens=most, mesh=make_mesh(data=1), vocab=V)
 
 

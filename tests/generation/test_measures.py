@@ -5,11 +5,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import MODELS, STOPS, G, P, drain, engine, logits_before, params, prompts, request
-from test_by_engine import asked, joined
+from engines import KEY, MODELS, STOPS, G, P, drain, engine, logits_before, params, prompts, request
+from test_engines_agree import asked, nodes, scanning
 
 from jaxrl_llm.columns import Column
-from jaxrl_llm.generation import Sampling, generate, measures
+from jaxrl_llm.generation import Sampling, generate, measures, row_keys
 from jaxrl_llm.generation.engine import Engine
 from jaxrl_llm.generation.measures import MEASURES, Measure
 
@@ -58,18 +58,18 @@ def check(columns, before, tokens):
 
 @pytest.mark.slow
 def test_all_engines_measure_what_a_plain_pass_says():
-    given = params("experts"), *asked(), Sampling(np.float32(0.8))
-    scan, slots, paged = (jax.device_get(f(MODEL, *given, max_tokens=8, stop_ids=STOPS, columns=BOTH)) for f in (
-        generate, functools.partial(joined, slots=4), functools.partial(joined, slots=8, paged=True)))
-    np.testing.assert_array_equal(scan.tokens, slots.tokens)
-    for name in BOTH:
-        assert scan.columns[name].shape[:3] == (P, G, 8) and (scan.columns[name][~scan.mask] == -1).all()
-        np.testing.assert_array_equal(scan.columns[name], slots.columns[name])
-        np.testing.assert_array_equal(scan.columns[name], paged.columns[name])
-    for p, g in np.ndindex(P, G):
-        kept = scan.mask[p, g]
-        check({name: x[p, g][kept] for name, x in scan.columns.items()}, tuple(prompts()[p]), tuple(scan.tokens[p, g][kept]))
-    assert len(np.unique(scan.columns["routes"])) == 5  # all four experts, and none
+    requests = asked(limits=(8,) * P)
+    scan, slots, paged = (nodes(one, requests) for one in (
+        scanning("experts", most=8, columns=BOTH), engine("experts", slots=4, columns=BOTH),
+        engine("experts", slots=8, paged=True, columns=BOTH)))
+    for n, asked_for in enumerate(requests):
+        one, *others = (made[asked_for.uid] for made in (scan, slots, paged))
+        for other in others:
+            np.testing.assert_array_equal(one.tokens, other.tokens)
+            for name in BOTH:
+                np.testing.assert_array_equal(one.columns[name], other.columns[name])
+        check(one.columns, tuple(prompts()[n // G]), tuple(one.tokens))
+    assert len(np.unique(np.concatenate([node.columns["routes"].ravel() for node in scan.values()]))) == 5  # and none
 
 
 @pytest.mark.slow
@@ -119,6 +119,8 @@ def test_a_column_that_the_model_has_not_is_refused():
 def test_what_nobody_asks_for_is_not_compiled():
     """The sampler has the same operations with an empty list of columns as without the argument."""
     assert measures.tally((), MODEL.config) is None
+    given = np.ones((P, 2), np.int32), np.ones((P, 2), bool), row_keys(KEY, np.arange(P * G).reshape(P, G)), Sampling(
+        np.float32(0.8))
     traced = [jax.make_jaxpr(functools.partial(generate, MODEL, max_tokens=3, stop_ids=STOPS, **more))(
-        params("experts"), *asked(), Sampling(np.float32(0.8))) for more in ({}, {"columns": ()}, {"columns": ("routes",)})]
+        params("experts"), *given) for more in ({}, {"columns": ()}, {"columns": ("routes",)})]
     assert str(traced[0]) == str(traced[1]) and "i16" not in str(traced[0]) and "i16" in str(traced[2])

@@ -1,10 +1,10 @@
 """The rows of experiments/agent_rows.py: every method of agents is among them, and each configuration makes a run."""
 import pytest
+from jaxrl_llm.training.trajectories import Trajectories
 
 from jaxrl_llm import methods, sandbox
 from jaxrl_llm.experiments import agent_rows
 from jaxrl_llm.training import setup
-from jaxrl_llm.training.trajectories import Trajectories
 
 ANYWHERE = {"aepo_advantage", "aepo_clip", "b_coder", "spear"}  # methods of agents that also run on a task
 TEACHER = "the recorder `teacher` with config.teacher.path"
@@ -26,4 +26,4 @@ def test_its_configuration_makes_a_run(row):
     assert run.method.slug == row.method and run.config.steps == 20 and run.config.seed == 1
     assert isinstance(run.source.sampler, Trajectories) == bool(run.config.environment)
     if run.config.environment:
-        run.source.sampler.runner.close()
+        run.source.stream.partner.runner.close()

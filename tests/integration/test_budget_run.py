@@ -138,8 +138,8 @@ def test_the_oracle_asks_the_policy(built):
         return Scores(total, solved[:, None], ("exact",), {})
 
     c = config(**{"budget.prompts": 4, "budget.utility": "per_rollout", "prior.source": "oracle"})
-    unknown = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.sampler.prompt_tokens, Capture(0))
-    reward = run_files.called(run.source.sampler.reward, answer)
+    unknown = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.stream.prompt_tokens, Capture(0))
+    reward = run_files.called(run.source.stream.partner.reward, answer)
     problems = run_files.Given([run.source.task.train[i] for i in (5, 9, 2, 7)])
     topology = oracle(budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout"), prompts=ROWS, draws=3)
     source = dataclasses.replace(run.source, data=problems, prior=unknown, topology=topology,

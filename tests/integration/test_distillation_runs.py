@@ -98,7 +98,7 @@ def test_impossible_settings_are_refused(taught, tmp_path):
 
 def test_a_teacher_that_reads_other_tokens_is_refused(taught, monkeypatch):
     run, _ = setup.build(tiny(**{"teacher.path": str(taught)}))
-    tokenizer = run.source.sampler.tokenizer
+    tokenizer = run.source.stream.tokenizer
 
     class Shifted(type(tokenizer)):
         def encode(self, text):

@@ -162,7 +162,7 @@ def test_programs_that_run_beside_the_engine_change_no_trajectory():
     result, shape = [], {"prompts.per_step": 2, "prompts.max_tokens": 128, "sampling.max_tokens": 64}
     for waits in ("no", "auto"):
         run, params = setup.build(chatter.get_config(environment="chatter:programs", environment_waits=waits, **shape))
-        runner = run.source.sampler.runner
+        runner = run.source.stream.partner.runner
         assert runner.environment.waits == (waits == "auto")
         finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
         runner.close()
@@ -254,7 +254,7 @@ def test_the_share_of_lost_trajectories_is_one_of_an_evaluation_too():
     for _ in range(2):
         forest = sample_held_out(run.source, params, None, 5, jax.random.key(0))
         assert forest.lost.tolist() == [0, 0, 0, 0, 4] and len(forest.ends) == 16
-    runner = run.source.sampler.runner
+    runner = run.source.stream.partner.runner
     assert len(runner.invalid) == 4
     run.source.next(run.learner.publish(setup.initial_state(run, params)))
     assert not runner.invalid  # a step begins anew

@@ -40,7 +40,7 @@ def test_they_run_by_name():
 def test_an_expert_is_in_every_group_and_others_are_counted_without_it():
     run, step = batch(tiny("luffy", guidance="traces=2"))
     rollouts, forest, metrics = step.finished.rollouts, step.finished.forest, step.finished.metrics
-    tokenizer = run.source.sampler.tokenizer
+    tokenizer = run.source.stream.tokenizer
     for p, problem in enumerate(forest.problems):
         solution = [*tokenizer.encode(problem.answer), tokenizer.eos_id]
         for g in (0, 1):
@@ -62,7 +62,7 @@ def test_hints_are_prefixes_that_the_policy_completes():
     """The policy solves nothing alone: hints are .8 of the answer's digits, followed by the policy's own tokens."""
     run, step = batch(tiny("adhint_schedule", guidance="noise=0.0"))
     rollouts, forest = jax.device_get(step.finished.rollouts), step.finished.forest
-    tokenizer = run.source.sampler.tokenizer
+    tokenizer = run.source.stream.tokenizer
     assert rollouts.valid.shape == (4, 8) and not rollouts.extras["hinted"][:, :4].any()
     for p, problem in enumerate(forest.problems):
         answer = tokenizer.encode(problem.answer)

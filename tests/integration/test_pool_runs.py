@@ -44,7 +44,7 @@ def test_a_batch_holds_groups_of_others(tmp_path):
     rollouts, metrics = finished.rollouts, finished.metrics
     assert rollouts.extras["replayed"].tolist() == [[False] * 4] * 3 + [[True] * 4]
     assert rollouts.rewards[3].tolist() == [1, 0, 0, 1] and rollouts.prompt_ids[3] == 7
-    tokenizer = run.source.sampler.tokenizer
+    tokenizer = run.source.stream.tokenizer
     assert rollouts.tokens[3, 0, :3].tolist() == [*tokenizer.encode("ab"), tokenizer.eos_id]
     assert rollouts.tokens[3, 3].tolist() == tokenizer.encode("cdefgh") and rollouts.extras["truncated"][3, 3]  # T is 6
     assert metrics["pool/groups"] == 1 and metrics["pool/left_size"] == 1 and metrics["pool/read"] == 2

@@ -34,7 +34,7 @@ def tiny(method, **changes):
 
 def with_factor(run, factor):
     """The run with rewards times `factor[0]`, which may change during the run."""
-    reward = run.source.sampler.reward
+    reward = run.source.stream.partner.reward
 
     def scaled(*rest):
         result = reward(*rest)

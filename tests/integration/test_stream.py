@@ -188,7 +188,7 @@ def begun(config, at, uid=100, rows=2):
 @pytest.mark.parametrize("environment", ("", "chatter:letters(replayable=True)",
                                          "chatter:letters(replayable=True, waits=True)", "chatter:alphabet"))
 def test_what_grows_goes_on_in_another_stream(environment):
-    """Cut anywhere: between turns, within one, while an environment answers, with completions that wait for their group."""
+    """Wherever it is cut: between turns, within one, while an environment answers, before a group is complete."""
     config = (chatter.get_config(environment=environment, **{"sampling.turn_tokens": 24, "sampling.max_tokens": 96})
               if environment else tiny(**{"sampling.engine": "slots", "sampling.max_tokens": 40, "sampling.group": 3,
                                                 "prompts.per_step": 2, "sampling.micro_batches": 2}))

@@ -239,7 +239,7 @@ def test_supervised_warm_up_teaches_the_answers(tmp_path):
 def shared():
     """One compiled sampler for all methods; voting methods take the whole completion as its answer."""
     run, params = setup.build(tiny())
-    reward = dataclasses.replace(run.source.sampler.reward.rewards[0], extract=str.strip)
+    reward = dataclasses.replace(run.source.stream.partner.reward.rewards[0], extract=str.strip)
     sampler = dataclasses.replace(run.source.sampler, reward=rewards.combine([reward]))
     return dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=sampler)), params
 
@@ -478,7 +478,7 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
     problems = [{"prompt": f"{n:020}" + "x" * (130 * (n % 2)), "answer": str(n)} for n in range(64)]
     (tmp_path / "problems.jsonl").write_text("\n".join(map(json.dumps, problems)))
     built, params = setup.build(tiny(task=f"jsonl(path={tmp_path / 'problems.jsonl'})", **{"prompts.per_step": 2}))
-    assert built.source.sampler.prompt_tokens == 152
+    assert built.source.stream.prompt_tokens == 152
     state, shapes = setup.initial_state(built, params), set()
     for length in (20, 150):
         rows = [p for p in built.source.task.train if len(p.prompt) == length]
@@ -493,8 +493,8 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
 def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     letters = string.ascii_letters
     built, params = setup.build(tiny(**{"sampling.stop_strings": (*letters, "12")}))
-    assert setup.stop_ids(built.source.sampler.tokenizer, (*letters, "12")) == (
-        *built.source.sampler.tokenizer.stop_ids, *map(ord, letters))
+    assert setup.stop_ids(built.source.stream.tokenizer, (*letters, "12")) == (
+        *built.source.stream.tokenizer.stop_ids, *map(ord, letters))
     source = dataclasses.replace(built.source, data=run_files.Given(list(built.source.task.train)[:4]))
     rollouts, forest, *_ = source.next(built.learner.publish(setup.initial_state(built, params)))
     ends = [(row, int(np.argmax(np.isin(row, list(map(ord, letters)))))) for row in rollouts.tokens.reshape(16, -1)
@@ -522,7 +522,7 @@ def test_a_warm_up_ends_at_its_loss():
         w = {"steps": 40, "learning_rate": 1e-2, "prompt_tokens": 16, "max_tokens": 8, "overlong": "fail"}
         data = batches(built.source.task.train, 8, seed=0)
         own = jax.tree.map(np.copy, params)  # the warm-up donates what it starts from
-        return imitate(built.learner.policy, own, data, built.source.sampler.tokenizer, loss=loss, progress=progress, **w)[1]
+        return imitate(built.learner.policy, own, data, built.source.stream.tokenizer, loss=loss, progress=progress, **w)[1]
 
     whole = losses(0.0)
     means = np.convolve(whole, np.ones(10) / 10, "valid")

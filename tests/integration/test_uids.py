@@ -4,11 +4,11 @@ import json
 import jax
 import numpy as np
 import pytest
+import streams
 import tiny_config
 
 from jaxrl_llm.generation import row_keys
-from jaxrl_llm.training import groups, loop, setup
-from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training import loop, setup, stream
 from jaxrl_llm.training.source import fitting_problems
 
 G = 4
@@ -28,12 +28,11 @@ def built():
 def drawn(built, problems, firsts, seed=3):
     """Tokens of each uid, for these problems of the task with G uids each from `firsts` on, as a source samples them."""
     run, params = built
-    sampler, value = run.source.sampler, {}
-    rows = fitting_problems([run.source.task.train[i] for i in problems], sampler.tokenizer, sampler.prompt_tokens, "fail")
-    generate = sampler.under(params, None)
+    own, value = run.source.stream, {}
+    rows = fitting_problems([run.source.task.train[i] for i in problems], own.tokenizer, own.prompt_tokens, "fail")
     for first in sorted(set(firsts)):
         chosen = np.flatnonzero(np.asarray(firsts) == first)
-        forest = sampler.groups(generate, run.source.planted(rows, 0), chosen, first, jax.random.key(seed), 0, PhaseTimer())
+        forest = streams.grow(own, params, run.source.planted(rows, 0), chosen, first, jax.random.key(seed))
         value |= {int(forest.uid[end]): forest.tokens[forest.offset[end]:][:forest.length[end]].tolist() for end in forest.ends}
     return value
 
@@ -62,15 +61,14 @@ def test_keys_differ_in_all_bits_of_a_uid():
 
 
 def watch(monkeypatch):
-    """The `(key, uids of real rows)` of every call of the sampler from now on."""
-    asked, keys = [], groups.row_keys
+    """The `(key, uids)` of all that is submitted to engines at once, from now on."""
+    asked, words = [], stream.words_of
 
     def watched(key, uids):
-        asked.append((tuple(np.asarray(jax.random.key_data(key)).tolist()), uids[uids[:, 0] >= 0]))
-        assert (uids[uids[:, 0] < 0] == -1).all()  # filling rows have no uids
-        return keys(key, uids)
+        asked.append((tuple(np.asarray(jax.random.key_data(key)).tolist()), uids))
+        return words(key, uids)
 
-    monkeypatch.setattr(groups, "row_keys", watched)
+    monkeypatch.setattr(stream, "words_of", watched)
     return asked
 
 

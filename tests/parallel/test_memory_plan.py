@@ -252,7 +252,7 @@ def small():
 def test_a_run_prints_its_memory_and_warns_on_a_cpu_that_is_too_small(monkeypatch):
     run, _ = setup.build(small())
     rows = dict(forecast(run))
-    w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic=False)
+    w = work_of(run.config, run.source.stream.prompt_tokens, run.needs, critic=False)
     architecture = run.learner.policy.model.config
     result = plan.estimate(architecture, w, run.learner.mesh.shape)
     assert rows["memory per device, estimated"].startswith(f"{result.updating / 1e9:.2f} GB updating, ")
@@ -267,7 +267,7 @@ def test_a_run_prints_its_memory_and_warns_on_a_cpu_that_is_too_small(monkeypatc
 def test_an_accelerator_that_is_certainly_too_small_is_refused(monkeypatch, memory, refused):
     """Of a device with this share of what is estimated; the estimate may be 25% off."""
     run, _ = setup.build(small())
-    w = work_of(run.config, run.source.sampler.prompt_tokens, run.needs, critic=False)
+    w = work_of(run.config, run.source.stream.prompt_tokens, run.needs, critic=False)
     peak = plan.estimate(run.learner.policy.model.config, w, run.learner.mesh.shape).peak
     device = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB",
                                    memory_stats=lambda: {"bytes_limit": peak * memory})

@@ -1,11 +1,11 @@
 """The share of a solution that completions begin with: the worked examples of ADHint, plans on forests, and refusals."""
 import numpy as np
 import pytest
-from jaxrl_llm.training.groups import halves
 from test_topologies import asked, follow
 
 from jaxrl_llm.control.hint_share import hint_length, hint_ratio
 from jaxrl_llm.topologies import guided, make_guide
+from jaxrl_llm.training.one_turn import halves
 
 
 def test_shares_of_the_worked_examples():

@@ -39,7 +39,7 @@ def games_of(forest):
 @pytest.mark.slow
 def test_each_agent_reads_its_own_card_and_its_own_words(played):
     run, finished, _ = played
-    forest, tokenizer, offset = finished.forest, run.source.sampler.tokenizer, finished.forest.offset
+    forest, tokenizer, offset = finished.forest, run.source.stream.tokenizer, finished.forest.offset
     games = games_of(forest)
     assert sorted(games) == list(range(16)) and max(map(len, games.values())) == 2
     for contexts in games.values():
@@ -153,7 +153,7 @@ def test_games_that_are_cut_have_no_outcome():
 
 def test_the_oracle_is_imitated_by_both_agents():
     run, _ = setup.build(chatter.get_config(**CONFIG))
-    forest = run.source.sampler.demonstrated([run.source.task.train[i] for i in range(2)])
+    forest = run.source.stream.partner.demonstrated([run.source.task.train[i] for i in range(2)])
     said = {agent: [forest.texts[n] for n in nodes[1::2]] for agent, nodes in games_of(forest)[0].items()}
     assert said == {0: ["a"] * 3, 1: ["b"] * 3} and len(forest.leaves) == 4
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import streams
 
 from jaxrl_llm import advantages, methods
 from jaxrl_llm.forest import contexts, grow, metrics, plant
@@ -11,7 +12,6 @@ from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training import setup
-from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.warmup import oracle_demonstrations
 
 CONFIG = {"environment": "chatter:forgetful", "method": "multi_context_grpo", "sampling.max_turns": 6,
@@ -37,7 +37,7 @@ def chain(forest, end):
 
 def test_every_context_begins_with_the_opening_and_what_was_kept(played):
     run, finished, _ = played
-    forest, tokenizer, offset = finished.forest, run.source.sampler.tokenizer, finished.forest.offset
+    forest, tokenizer, offset = finished.forest, run.source.stream.tokenizer, finished.forest.offset
     kept = {}
     for leaf in forest.leaves:
         nodes, uid, row = chain(forest, leaf), int(forest.uid[leaf]), int(forest.prompt[leaf])
@@ -104,10 +104,10 @@ def test_packed_rows_learn_the_same_from_contexts(played):
 
 def test_a_trajectory_depends_on_its_uid_alone(played):
     run, finished, _ = played
-    sampler, forest = run.source.sampler, finished.forest
+    stream, forest = run.source.stream, finished.forest
     state = setup.initial_state(run, run.learner.policy.model.init(jax.random.key(run.config.seed)))
-    alone = sampler.plant([forest.problems[2]], [forest.prompt_ids(2).tolist()], 0)
-    alone = sampler.groups(sampler.under(state.params, None), alone, np.array([0]), 8, state.key, 0, PhaseTimer())
+    alone = stream.partner.plant([forest.problems[2]], [forest.prompt_ids(2).tolist()], 0)
+    alone = streams.grow(stream, state.params, alone, np.array([0]), 8, state.key)
     assert [forest.texts[leaf] for leaf in forest.leaves if forest.prompt[leaf] == 2] == alone.texts[alone.leaves].tolist()
 
 
@@ -122,7 +122,7 @@ def test_a_memory_that_fills_the_context_ends_the_trajectory():
 def test_the_oracle_is_imitated_in_all_contexts():
     run, _ = setup.build(chatter.get_config(**CONFIG))
     shown = oracle_demonstrations(run.source, [run.source.task.train[i] for i in range(2)])
-    decode = run.source.sampler.tokenizer.decode
+    decode = run.source.stream.tokenizer.decode
     assert shown.mask.shape[:2] == (2, 3) and shown.valid.all()
     assert ["".join(decode(row[own])) for row, own in zip(shown.tokens[0], shown.mask[0])] == ["aa", "aa", "aa"]
 

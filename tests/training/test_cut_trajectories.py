@@ -45,7 +45,7 @@ def test_a_trajectory_that_is_cut_gets_the_reward_of_its_object(changes):
     assert len(owner) == 16 and not forest.failures and set(expected) == {0.0, 1.0}
     np.testing.assert_array_equal(forest.rewards[forest.ends], expected)
     assert forest.turn_rewards is not None and forest.turn_rewards.sum() == expected.sum()
-    assert not run.source.sampler.runner._running and not run.source.sampler.runner._sent
+    assert not run.source.stream.partner.runner._running and not run.source.stream.partner.runner._sent
 
 
 @pytest.mark.slow

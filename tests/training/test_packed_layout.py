@@ -5,11 +5,11 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import forest
+from jaxrl_llm import forest, guard
 from jaxrl_llm.packing import pack
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.training import guard, layouts, setup
+from jaxrl_llm.training import layouts, setup
 from jaxrl_llm.training.config import default_config
 from jaxrl_llm.training.shapes import MAX_PROGRAMS
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_scoring import EOS
+from streams import EOS
 
 from jaxrl_llm import advantages, objectives, recorders, rollouts
 from jaxrl_llm.control import Controller

@@ -5,10 +5,12 @@ import jax
 import pytest
 import tokenizers as hugging_face
 
+from jaxrl_llm.control import Settings
 from jaxrl_llm.models import ModelConfig, Transformer, weights
 from jaxrl_llm.tokenizers import ByteTokenizer
 from jaxrl_llm.training import setup, start
 from jaxrl_llm.training.config import default_config
+from jaxrl_llm.training.snapshot import Snapshot
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +42,8 @@ def problems(path, prompt):
 
 def test_a_vocabulary_with_a_token_that_the_model_does_not_embed(gemma, tmp_path):
     run, params = setup.build(config_of(gemma))
-    assert params["embed"].shape == (259, 16) and run.source.sampler.tokenizer.vocab_size == 259
-    assert run.source.sampler.tokenizer.encode("7+5=") == [*b"7+5="] and run.source.sampler.prompt_tokens == 8
+    assert params["embed"].shape == (259, 16) and run.source.stream.tokenizer.vocab_size == 259
+    assert run.source.stream.tokenizer.encode("7+5=") == [*b"7+5="] and run.source.stream.prompt_tokens == 8
     task = problems(tmp_path / "image.jsonl", "what is <image_soft_token>?")
     with pytest.raises(ValueError, match="prompt 1?[0-9]+: the text holds '<image_soft_token>', token 259, but the model"):
         setup.build(config_of(gemma, task=task))
@@ -59,7 +61,7 @@ def test_the_tokenizer_of_another_model_is_refused(gemma, tmp_path):
 
 
 def test_sequences_longer_than_the_model_was_made_for(gemma):
-    assert setup.build(config_of(gemma, **{"sampling.max_tokens": 56}))[0].source.sampler.prompt_tokens == 8
+    assert setup.build(config_of(gemma, **{"sampling.max_tokens": 56}))[0].source.stream.prompt_tokens == 8
     for changes in ({"sampling.max_tokens": 57}, {"sampling.max_tokens": 32, "prompts.max_tokens": 33}):
         with pytest.raises(ValueError, match=r"make 65, but the model was made for 64; lower sampling.max_tokens"):
             setup.build(config_of(gemma, **changes))
@@ -77,5 +79,5 @@ def test_where_the_tokenizer_files_of_an_export_come_from(gemma, tmp_path):
 def test_sampling_that_cannot_work_is_refused_before_it_compiles(gemma):
     run, params = setup.build(config_of(gemma))
     with pytest.raises(ValueError, match="temperature=-1.0: must be >= 0"):
-        run.source.sampler.under(params, None, -1.0)
-    run.source.sampler.under(params, None, 0.0)
+        run.source.stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=-1.0)))
+    run.source.stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=0.0)))

@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from test_scoring import BYTES
+from streams import BYTES
 from test_source import sampled
 
 from jaxrl_llm.control import Settings

@@ -5,7 +5,6 @@ import json
 import chatter
 import numpy as np
 import pytest
-from jaxrl_llm.training.trajectories import complete
 
 from jaxrl_llm import environments
 from jaxrl_llm.audits import environments as audit
@@ -15,6 +14,7 @@ from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import seeded
 from jaxrl_llm.training import setup
+from jaxrl_llm.training.dialogue import complete
 from jaxrl_llm.training.trajectory import Trajectory
 
 CONFIG = {"environment": "purified(environment='chatter:letters', mark='')", "method": "cleaner_saar", "sampling.max_turns": 4}
@@ -120,7 +120,7 @@ def test_trajectories_equal_those_that_begin_with_the_correction(sampled):
         assert [{**turn.info, "rewritten": info["rewritten"]} for turn, info in zip(turns, result)] == result
         corrected += sum(info["rewritten"] for info in result)
     assert corrected > 0
-    tokens = run.source.sampler.tokenizer
+    tokens = run.source.stream.tokenizer
     for node in np.flatnonzero(forest.role == Role.POLICY):
         ids = forest.tokens[forest.offset[node]:][:forest.length[node]].tolist()
         assert tokens.decode(ids[:-1] if ids[-1] == tokens.eos_id else ids, skip_special=False) == forest.texts[node]
@@ -131,23 +131,24 @@ def test_trajectories_equal_those_that_begin_with_the_correction(sampled):
     ("\u7b97 |f(1", "a|print(\"\u7b97\")")])
 def test_characters_of_several_tokens_stay_whole(sampled, failed, correction):
     """The tokens are those of the text that the environment reads, each with its own numbers."""
-    sampler, one = sampled[0].source.sampler, Trajectory([], 0, [])
+    partner, one = sampled[0].source.stream.partner, Trajectory([], 0, [])
     text, parts = merged(failed, correction, "|", 0.5)
 
     def turn(text, first):
-        ids = [*sampler.tokenizer.encode(text), sampler.tokenizer.eos_id]
+        ids = [*partner.tokenizer.encode(text), partner.tokenizer.eos_id]
         numbers = first + np.arange(len(ids))
-        return {"ids": ids, "text": text, "logprobs": numbers, "entropies": numbers}
+        return {"ids": ids, "text": text, "logprobs": numbers, "entropies": numbers, "version": 1000 + numbers}
 
     one.append(Role.POLICY, [1], "first")
     one.append(Role.POLICY, **turn(failed, 0))
     one.append(Role.ENVIRONMENT, [1], "error")
-    result = sampler._rewritten(one, {"role": Role.POLICY, **turn(correction, 100)}, parts)
-    assert result["ids"] == [*sampler.tokenizer.encode(text), sampler.tokenizer.eos_id] and result["text"] == text
+    result = partner._rewritten(one, {"role": Role.POLICY, **turn(correction, 100)}, parts)
+    assert result["ids"] == [*partner.tokenizer.encode(text), partner.tokenizer.eos_id] and result["text"] == text
     kept = len(failed.partition("|")[0].encode()) if len(parts) == 2 else 0
     begun = 100 + len(correction.partition("|")[0].encode()) * (kept > 0)
     numbers = [*range(kept), *range(begun, 101 + len(correction.encode()))]
     assert result["logprobs"].tolist() == result["entropies"].tolist() == numbers
+    assert result["version"].tolist() == [1000 + number for number in numbers], "each token keeps the weights that drew it"
 
 
 def test_sizes_of_what_is_decoded_without_characters_that_lack_tokens():

@@ -1,26 +1,28 @@
 """Texts of completions: stop tokens, stop strings; completions are written out by hand."""
+import dataclasses
+
 import numpy as np
 import pytest
+import streams
+from streams import BYTES
 
 from jaxrl_llm import rewards
-from jaxrl_llm.generation import Completions
-from jaxrl_llm.tokenizers.byte import ByteTokenizer
-from jaxrl_llm.training.scoring import cut_at_stop_strings, decode
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.one_turn import OneTurn
+from jaxrl_llm.training.scoring import cut_and_spelled, cut_at_stop_strings
+from jaxrl_llm.training.trajectory import Trajectory
 
-BYTES, EOS = ByteTokenizer(), 258
 
-
-def completions(groups, T=8):
-    """`Completions` of texts; a text that ends in `$` ends with the stop token, others were cut."""
-    P, G = len(groups), len(groups[0])
-    tokens, mask, stopped = np.zeros((P, G, T), np.int32), np.zeros((P, G, T), bool), np.zeros((P, G), bool)
-    for p, g in np.ndindex(P, G):
-        text = groups[p][g]
-        stopped[p, g] = text.endswith("$")
-        ids = [*text.removesuffix("$").encode(), *([EOS] if stopped[p, g] else [])]
-        tokens[p, g, :len(ids)], mask[p, g, :len(ids)] = ids, True
-    return Completions(tokens, mask, np.where(mask, -0.5, 0).astype(np.float32), np.where(mask, 1.5, 0).astype(np.float32),
-                       stopped, np.int32(T))
+def ended(node, stops):
+    """`(number of tokens, whether it stopped, text)` of a completion in the forest."""
+    partner, problems = OneTurn(rewards.combine(["exact"]), BYTES, 1, 1, 24, stops), [Problem("?", "", 0)]
+    partner.begin({0: Trajectory([1], 0)}, problems, PhaseTimer())
+    assert partner.hear({0: node}, True, PhaseTimer()) == {0: None}
+    forest = partner.grown(partner.plant(problems, [[1]], 0), {0: 0}, 0)
+    end = forest.ends[0]
+    assert forest.tokens[forest.offset[end]:].tolist() == node.tokens[:forest.length[end]].tolist()
+    return int(forest.length[end]), bool(forest.stopped[end]), str(forest.texts[end])
 
 
 @pytest.mark.parametrize("text, stops, kept, wanted", (
@@ -28,10 +30,8 @@ def completions(groups, T=8):
     ("a.b;c", (";", "."), 2, "a."), ("a;;b", (";;", ";"), 2, "a;"), ("stop", ("stop",), 4, "stop"), ("é.x", (".",), 3, "é."),
     ("a-->b", ("-->", "->"), 4, "a-->"), ("abcd", ("abc", "b"), 2, "ab")))
 def test_stop_strings_cut_tokens_and_text_behind_them(text, stops, kept, wanted):
-    cut, texts = decode(completions([[text]]), BYTES, stops)
-    assert texts == [wanted]
-    assert cut.mask[0, 0].sum() == kept and cut.mask[0, 0, :kept].all()
-    assert bool(cut.stopped[0, 0]) == (text.endswith("$") or any(s in text for s in stops))
+    stopped = text.endswith("$") or any(s in text for s in stops)
+    assert ended(streams.node(0, text), stops) == (kept, stopped, wanted)
 
 
 def test_a_stop_string_that_no_byte_prefix_decodes_early():
@@ -40,18 +40,17 @@ def test_a_stop_string_that_no_byte_prefix_decodes_early():
 
 
 def test_decoding_leaves_the_given_completions_alone():
-    given = completions([["ab;c"]])
-    decode(given, BYTES, (";",))
-    assert given.mask.sum() == 4 and not given.stopped.any()
+    given = streams.node(0, "ab;c")
+    assert ended(given, (";",))[0] == 3
+    assert given.tokens.tolist() == [*b"ab;c"] and given.finish == "limit"
 
 
 def test_rewards_read_the_stop_string():
     score = rewards.make("format", pattern="<answer>.*</answer>")
-    _, texts = decode(completions([["<answer>5</answer> junk"]], T=24), BYTES, ("</answer>",))
+    _, _, texts = cut_and_spelled([np.array([*b"<answer>5</answer> junk"])], BYTES, ("</answer>",))
     assert texts == ["<answer>5</answer>"] and rewards.combine([score])(texts, ["5"]).total.tolist() == [1.0]
 
 
 def test_a_stop_string_that_is_one_token_stays_in_the_text():
-    given = completions([["ab;"]])  # the sampler ended it at the token of `;`
-    cut, texts = decode(given.replace(stopped=np.array([[True]])), BYTES, (";",))
-    assert texts == ["ab;"] and cut.mask.sum() == 3 and cut.stopped.all()
+    given = dataclasses.replace(streams.node(0, "ab;"), finish="stop")  # the sampler ended it at the token of `;`
+    assert ended(given, (";",)) == (3, True, "ab;")

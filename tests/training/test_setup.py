@@ -40,7 +40,7 @@ def test_the_prompt_length_covers_held_out_problems_too():
     config.task = "arithmetic(level=digit)"
     config.model.hidden_size, config.model.num_layers = 32, 1
     run, _ = setup.build(config)
-    assert run.source.sampler.prompt_tokens == 8  # BOS and "7+5=", rounded up to a multiple of 8
+    assert run.source.stream.prompt_tokens == 8  # BOS and "7+5=", rounded up to a multiple of 8
     assert run.needs <= provision.everywhere()
 
 

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 import run_files
-from test_scoring import BYTES, EOS, completions
+import streams
+from streams import BYTES, EOS, completions
 
 from jaxrl_llm import rewards, rollouts
 from jaxrl_llm.forest import metrics
@@ -18,9 +19,9 @@ from jaxrl_llm.topologies import single
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts, setup, shapes, source, start
 from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.groups import Sampler
-from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.training.one_turn import OneTurn
 from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.training.stream import Stream
 
 
 def sampled(groups, prompts=None, T=8, first_uid=0):
@@ -33,12 +34,14 @@ def sampled(groups, prompts=None, T=8, first_uid=0):
         return completions(groups + [groups[0]] * (prompts - len(groups)), T)
 
     mesh = make_mesh()
-    sampler = Sampler(generate, Sampling(), prompts, len(groups[0]), 4, BYTES, rewards.combine(["exact"]), mesh, np.float32)
+    group = len(groups[0])
+    partner = OneTurn(rewards.combine(["exact"]), BYTES, prompts, group, T)
+    stream = Stream(streams.in_parts(generate, prompts, group, max_tokens=T), partner, Sampling(), prompts, group, 4, T, BYTES,
+                    (EOS,), mesh, np.float32)
     task = Task("q", problems, problems, "exact")
-    made = source.Source(task, run_files.Given([]), sampler, single(prompts), prompts, T, mesh)
+    made = source.Source(task, run_files.Given([]), stream, single(prompts), prompts, T, mesh)
     forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
-    forest = sampler.groups(sampler.under({}, None), forest, np.arange(len(groups)), first_uid, jax.random.key(0), 3,
-                            PhaseTimer())
+    forest = streams.grow(stream, {}, forest, np.arange(len(groups)), first_uid, jax.random.key(0), 3)
     return made, forest, seen
 
 
@@ -51,7 +54,7 @@ def test_texts_leave_the_stop_token_out_and_rewards_follow_rows():
     facts = metrics(forest)
     assert facts["reward/mean"] == 0.75 and facts["reward/exact"] == 0.75
     assert facts["completion/length"] == (3 + 3 + 2 + 5) / 4 and facts["completion/truncated"] == 0.25
-    assert facts["groups/all_equal"] == 0.5 and forest.decode_steps == 8
+    assert facts["groups/all_equal"] == 0.5
 
 
 def test_a_short_batch_is_filled_and_the_filling_dropped():
@@ -86,26 +89,32 @@ def test_failures_of_rewards_are_counted():
         return Scores(np.zeros(len(texts), np.float32), np.zeros((len(texts), 1), np.float32), ("exact",), {"code/timeout": 2})
 
     made, forest, _ = sampled([["1$", "2$"]])
-    sampler = dataclasses.replace(made.sampler, reward=run_files.called(made.sampler.reward, broken))
+    stream = made.stream.apart(partner=made.stream.partner.scoring(run_files.called(made.stream.partner.reward, broken)))
     for uid in (9, 11):
-        forest = sampler.groups(sampler.under({}, None), forest, np.array([0]), uid, jax.random.key(0), 0, PhaseTimer())
+        forest = streams.grow(stream, {}, forest, np.array([0]), uid, jax.random.key(0))
     assert metrics(forest)["reward_failures/code/timeout"] == 4 and len(forest.ends) == 6
 
 
 GROUPS = [["12$", "1;2"], ["7$", "12$"], ["5", "12;$"], ["$", "12$"], ["12", "3$"]]
 
 
-def grown(made, sampler, count):
+def grown(made, stream, count):
     """The forest of one group for each of `count` problems, whose prompts begin with 10, 11, ..."""
     problems = [Problem(f"q{p}", "12", p) for p in range(count)]
     forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
-    return sampler.groups(sampler.under({}, None), forest, np.arange(count), 40, jax.random.key(0), 3, PhaseTimer())
+    return streams.grow(stream, {}, forest, np.arange(count), 40, jax.random.key(0), 3)
+
+
+def of_six(made, kind, reward):
+    """The stream of `made` with another engine, another reward, a stop string, and 6 prompts of a batch."""
+    partner = dataclasses.replace(made.stream.partner, prompts=6, reward=reward, stop_strings=(";",))
+    return made.stream.apart(kind=kind, partner=partner, prompts=6, stop_strings=(";",))
 
 
 def in_parts(made, parts, reward=None, groups=GROUPS):
     """`(forest, log)` of `groups` sampled in parts by a batch of 6 prompts; the log says what was begun, in order."""
     log = []
-    reward = reward or made.sampler.reward
+    reward = reward or made.stream.partner.reward
 
     def generate(params, tokens, mask, keys, sampling, lora):
         log.append(("sample", *tokens[:, 0].tolist()))
@@ -115,9 +124,8 @@ def in_parts(made, parts, reward=None, groups=GROUPS):
         log.append(("reward", *dict.fromkeys(10 + problem.id for problem in problems)))
         return reward(texts, answers, problems, lengths, spent)
 
-    sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, micro_batches=parts,
-                                  reward=run_files.called(reward, rewarded), stop_strings=(";",))
-    return grown(made, sampler, len(groups)), log
+    stream = of_six(made, streams.in_parts(generate, 6, 2, parts), run_files.called(reward, rewarded))
+    return grown(made, stream, len(groups)), log
 
 
 @pytest.mark.parametrize("parts", (2, 3, 6))
@@ -125,8 +133,7 @@ def test_parts_make_the_forest_of_the_whole(parts):
     made, _, _ = sampled([["1$", "2$"]])
     (whole, _), (forest, log) = in_parts(made, 1), in_parts(made, parts)
     for name, column in vars(whole).items():
-        if name != "decode_steps":  # of each part its own
-            np.testing.assert_equal(vars(forest)[name], column, err_msg=name)
+        np.testing.assert_equal(vars(forest)[name], column, err_msg=name)
     assert whole.rewards[whole.ends].sum() == 4 and len(log) == 2 * -(-5 // (6 // parts))  # none of filling alone
 
 
@@ -138,64 +145,68 @@ def test_a_part_is_begun_before_the_rewards_of_the_one_before():
 
 def test_the_head_says_when_rewards_that_run_programs_begin():
     made, _, _ = sampled([["1$", "2$"]])
-    def head(sampler):
-        return dict(sampler.prepare()).get("rewards begin")
-    slow = dataclasses.replace(made.sampler, reward=rewards.combine([rewards.make("boxed")]))
+    def head(stream, parts=1):
+        return dict(stream.prepare(parts)).get("rewards begin")
+    slow = made.stream.apart(partner=made.stream.partner.scoring(rewards.combine([rewards.make("boxed")])))
     assert head(slow) == "after the last completion; with sampling.micro_batches=2 after the first half"
-    for other in (made.sampler, dataclasses.replace(slow, micro_batches=2), dataclasses.replace(slow, streams=True)):
-        assert head(other) is None
+    assert head(made.stream) is None and head(slow, 2) is None and head(slow.apart(kind=streams.beside(iter))) is None
 
 
-def streaming(made, generate, rewarded):
-    """The forest of `GROUPS` from a sampler whose `generate` is an iterator."""
-    sampler = dataclasses.replace(made.sampler, generate=generate, prompts=6, streams=True, stop_strings=(";",),
-                                  reward=run_files.called(made.sampler.reward, rewarded))
-    return grown(made, sampler, len(GROUPS))
+def streaming(made, tell, rewarded):
+    """The forest of `GROUPS` from an engine that samples beside the rewards, see `streams.beside`."""
+    reward = run_files.called(made.stream.partner.reward, rewarded)
+    return grown(made, of_six(made, streams.beside(tell), reward), len(GROUPS))
 
 
-def test_prompts_of_an_iterator_are_sampled_beside_the_rewards_of_those_before():
+def told(requests, version, part):
+    """The nodes of these of the `GROUPS`, whose prompts begin with 10, 11, ..."""
+    texts = {10 + number: iter(GROUPS[number]) for number in range(*part.indices(len(GROUPS)))}
+    return [streams.node(one.uid, next(texts[one.tokens[0]]), len(one.tokens), version) for one in requests
+            if one.tokens[0] in texts]
+
+
+def test_prompts_of_an_engine_are_sampled_beside_the_rewards_of_those_before():
     """Each part's rewards wait for the beginning of the next part, which waits for them to begin: both must run at once."""
     made, _, _ = sampled([["1$", "2$"]])
     parts = slice(0, 2), slice(2, 3), slice(3, 5)
     begun, scored = ([threading.Event() for _ in range(4)] for _ in range(2))
 
-    def generate(params, tokens, mask, keys, sampling, lora):
-        assert tokens[:, 0].tolist() == [10, 11, 12, 13, 14] and isinstance(tokens, np.ndarray)  # none of filling
+    def tell(requests, version):
+        assert [one.tokens for one in requests[::2]] == [[10 + p, 20] for p in range(5)] and len(requests) == 10  # no filling
         for number, part in enumerate(parts):
             begun[number].set()
             assert not number or scored[number - 1].wait(60)
-            yield completions(GROUPS[part])
+            yield told(requests, version, part)
         begun[3].set()
 
     def rewarded(texts, answers, problems, *others):
         number = [part.start for part in parts].index(problems[0].id)
         scored[number].set()
         assert begun[number + 1].wait(60)
-        return made.sampler.reward(texts, answers, problems, *others)
+        return made.stream.partner.reward(texts, answers, problems, *others)
 
     whole, _ = in_parts(made, 1)
-    for name, column in vars(streaming(made, generate, rewarded)).items():
-        if name != "decode_steps":
-            np.testing.assert_equal(column, vars(whole)[name], err_msg=name)
+    for name, column in vars(streaming(made, tell, rewarded)).items():
+        np.testing.assert_equal(column, vars(whole)[name], err_msg=name)
 
 
 def test_an_error_of_the_sampling_thread_is_raised_and_one_of_a_reward_waits_for_nothing():
     made, _, _ = sampled([["1$", "2$"]])
     silent = threading.Event()
 
-    def breaks(*given, **settings):
-        yield completions(GROUPS[:2])
+    def breaks(requests, version):
+        yield told(requests, version, slice(2))
         raise OSError("the server died")
 
-    def never_answers(*given, **settings):
-        yield completions(GROUPS[:2])
+    def never_answers(requests, version):
+        yield told(requests, version, slice(2))
         silent.wait(60)
 
     def broken(*given):
         raise ZeroDivisionError
 
     with pytest.raises(OSError, match="the server died"):
-        streaming(made, breaks, made.sampler.reward)
+        streaming(made, breaks, made.stream.partner.reward)
     with pytest.raises(ZeroDivisionError):
         streaming(made, never_answers, broken)
     assert not silent.is_set()
@@ -221,7 +232,7 @@ def test_parts_share_one_deadline():
         zeros = np.zeros((len(texts), 1), np.float32)
         return Scores(zeros[:, 0], zeros, ("exact",), {"exact/late": 1}, np.array([1.5]))
 
-    forest, _ = in_parts(made, 3, run_files.called(made.sampler.reward, slow))
+    forest, _ = in_parts(made, 3, run_files.called(made.stream.partner.reward, slow))
     assert seen == [0.0, [1.5], [3.0]] and forest.failures == {"exact/late": 3}
 
 
@@ -274,19 +285,21 @@ def by_uid(forest):
 def test_a_trajectory_does_not_change_with_its_company(run):
     """The same uids in one batch, alone, in another order and after others."""
     built, state = run
-    sampler, key = built.source.sampler, state.key
-    generate = sampler.under(state.params, None)
-    rows = source.fitting_problems([built.source.task.train[i] for i in range(4)], sampler.tokenizer, 8, "fail")
-    whole = by_uid(sampler.groups(generate, built.source.planted(rows, 0), np.arange(4), 100, key, 0, PhaseTimer()))
+    stream, key = built.source.stream, state.key
+    rows = source.fitting_problems([built.source.task.train[i] for i in range(4)], stream.tokenizer, 8, "fail")
+
+    def grown(forest, chosen, uid, version=0):
+        return streams.grow(stream, state.params, forest, np.array(chosen), uid, key, version)
+
+    whole = by_uid(grown(built.source.planted(rows, 0), range(4), 100))
     assert sorted(whole) == list(range(100, 108)) and len({str(x) for x in whole.values()}) > 4
     for first in (2, 0, 3, 1):
         alone = built.source.planted(rows[first:first + 1], 0)
-        result = by_uid(sampler.groups(generate, alone, np.array([0]), 100 + 2 * first, key, 9, PhaseTimer()))
+        result = by_uid(grown(alone, [0], 100 + 2 * first, version=9))
         assert result == {uid: whole[uid] for uid in (100 + 2 * first, 101 + 2 * first)}
-    later = sampler.groups(generate, built.source.planted(rows, 0), np.array([2, 1]), 500, key, 0, PhaseTimer())
-    later = by_uid(sampler.groups(generate, later, np.array([0]), 100, key, 0, PhaseTimer()))
+    later = by_uid(grown(grown(built.source.planted(rows, 0), [2, 1], 500), [0], 100))
     assert {uid: later[uid] for uid in (100, 101)} == {uid: whole[uid] for uid in (100, 101)}
-    other = by_uid(sampler.groups(generate, built.source.planted(rows, 0), np.arange(4), 108, key, 0, PhaseTimer()))
+    other = by_uid(grown(built.source.planted(rows, 0), range(4), 108))
     assert list(other.values()) != list(whole.values())
 
 

@@ -71,7 +71,7 @@ def adapted(tmp_path_factory):
 def test_the_newest_weights_those_of_a_step_and_the_best(plain):
     run, params = started(plain)
     same(params, trained.trained(plain).params)
-    assert run.source.sampler.tokenizer.chat_templates and run.learner.policy.model.config.hidden_size == 16
+    assert run.source.stream.tokenizer.chat_templates and run.learner.policy.model.config.hidden_size == 16
     first, newest, best = (started(plain / name)[1] for name in ("checkpoints/1", "checkpoints/2", "best"))
     same(first, trained.trained(plain, 1).params)
     same(newest, params)
@@ -99,9 +99,9 @@ def test_the_weights_of_the_start_are_gone_before_those_of_a_checkpoint_come(wor
 
 
 def test_another_task_is_scored_by_its_own_rewards(plain):
-    assert trained.trained(plain).source.sampler.reward.names == ("format",)
+    assert trained.trained(plain).source.stream.partner.reward.names == ("format",)
     other = trained.trained(plain, task="arithmetic(level=digit, chat=True, reward=numeric)")
-    assert other.source.sampler.reward.names == ("numeric",) and other.config.task.endswith("reward=numeric)")
+    assert other.source.stream.partner.reward.names == ("numeric",) and other.config.task.endswith("reward=numeric)")
     with pytest.raises(ValueError, match="environment 'chatter:letters' brings its own task and reward, .*leave --task out"):
         trained.with_task(chatter.get_config(), "arithmetic")
 
@@ -139,7 +139,7 @@ def test_a_run_of_a_run_is_trained_exported_and_started_again(plain, tmp_path):
     assert first[".step"] == 0 and not first[".opt_state[0].count"]  # nothing but weights
     third, params = started(tmp_path / "second")
     same(params, trained.trained(tmp_path / "second").params)
-    assert third.source.sampler.tokenizer.chat_templates
+    assert third.source.stream.tokenizer.chat_templates
     trained.export(tmp_path / "second", tmp_path / "exported")
     same(started(tmp_path / "exported")[1], params)
     assert stored_config(tmp_path / "second").model.path == str(plain)
@@ -205,7 +205,7 @@ def test_an_export_has_the_chat_templates_and_the_ends_of_the_run(plain, tmp_pat
         workdir, out = tmp_path / f"run{len(wanted)}", tmp_path / "exported"  # the second export replaces the first
         loop.train(tiny(**{"model.path": str(tmp_path / "published"), "model.chat_template": template, "steps": 1,
                            "sampling.stop_strings": ("z", "ab")}), workdir)
-        assert trained.trained(workdir).source.sampler.tokenizer.chat_templates == wanted
+        assert trained.trained(workdir).source.stream.tokenizer.chat_templates == wanted
         trained.export(workdir, out)
         assert tokenizers.load(out).chat_templates == wanted
         ends = {name: json.loads((out / name).read_text()) for name in ("config.json", "generation_config.json")}

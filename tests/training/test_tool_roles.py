@@ -48,12 +48,12 @@ def configured(tmp_path_factory):
 @pytest.mark.parametrize("family, hears", [("gemma3", False), ("qwen2.5", True)])
 def test_a_trajectory_with_calls_in_the_roles_of_the_template(configured, family, hears):
     run, params = setup.build(configured(family))
-    sampler = run.source.sampler
-    tokenizer, noted = sampler.tokenizer, [name for name, _ in sampler.prepare()]
-    assert sampler.hears_tools == hears and noted == ["environment", *([] if hears else ["results of tools"])]
+    stream = run.source.stream
+    tokenizer, noted = stream.tokenizer, [name for name, _ in stream.prepare()]
+    assert stream.partner.hears_tools == hears and noted == ["environment", *([] if hears else ["results of tools"])]
     forest = run.source.next(run.learner.publish(setup.initial_state(run, params))).forest
     assert len(forest.ends) == 4, "none was lost"
-    variables = {"tools": list(sampler.runner.environment.tools)}
+    variables = {"tools": list(stream.partner.runner.environment.tools)}
     for end in forest.ends:
         nodes = []
         while forest.role[end] != Role.PROMPT:
@@ -77,10 +77,10 @@ def test_a_trajectory_with_calls_in_the_roles_of_the_template(configured, family
 
 def test_results_in_the_opening_are_the_users_as_well(configured):
     run, _ = setup.build(configured("gemma3", environment=f"test_tool_roles:forced(preface={PREFACE!r})"))
-    sampler = run.source.sampler
+    stream = run.source.stream
     problem = run.source.task.train[0]
-    [ids] = sampler.encode([problem], sampler.tokenizer)
-    assert sampler.tokenizer.decode(ids, skip_special=False) == (
+    [ids] = stream.partner.encode([problem], stream.tokenizer)
+    assert stream.tokenizer.decode(ids, skip_special=False) == (
         "<bos><start_of_turn>user\n1+1?<end_of_turn>\n<start_of_turn>model\ncalculator<end_of_turn>\n<start_of_turn>user\n"
         f"2\n3\nNow you.\n{problem.prompt[0]['content']}<end_of_turn>\n<start_of_turn>model\n")
 
@@ -89,23 +89,23 @@ def test_a_template_that_cannot_show_results_is_refused_at_the_start(configured)
     with pytest.raises(ValueError, match="'forced' answers calls, and the chat template writes neither messages of tools"):
         setup.build(configured("gemma3", **{"model.chat_template": MUTE}))
     run, _ = setup.build(configured("gemma3", **{"model.chat_template": MUTE, "environment": "single(options={'chat': True})"}))
-    assert [name for name, _ in run.source.sampler.prepare()] == ["environment"], "nothing is to be shown after its one turn"
+    assert run.source.stream.prepare() == [], "nothing is to be shown after its one turn"
 
 
 @pytest.mark.parametrize("family, described", [("smollm2", True), ("gemma3", True), ("qwen2.5", False)])
 def test_a_template_that_shows_no_tools_gets_a_description_of_them(configured, family, described):
     """Names, types and an example that the parser reads, behind the system's message or before the user's."""
     run, _ = setup.build(configured(family, environment="tool_use(turns=3, parser=pythonic)"))
-    sampler = run.source.sampler
-    [ids] = sampler.encode([run.source.task.train[0]], sampler.tokenizer)
-    shown = sampler.tokenizer.decode(ids, skip_special=False)
-    assert ("tools" in dict(sampler.prepare())) == described and "calculator" in shown
+    stream = run.source.stream
+    [ids] = stream.partner.encode([run.source.task.train[0]], stream.tokenizer)
+    shown = stream.tokenizer.decode(ids, skip_special=False)
+    assert ("tools" in dict(stream.prepare())) == described and "calculator" in shown
     line = shown.partition("A call is written like this: ")[2].partition("\n")[0]
     assert ([call.name for call in PARSERS["pythonic"](line)] == ["calculator"]) == described
     assert shown.count('"expression"') == 1 + described or not described
     preface = [{"role": "system", "content": "Call the calculator."}]
     run, _ = setup.build(configured(family, environment=f"tool_use(turns=3, parser=pythonic, preface={preface!r})"))
-    assert "tools" not in dict(run.source.sampler.prepare()), "the messages say it"
+    assert "tools" not in dict(run.source.stream.prepare()), "the messages say it"
 
 
 @pytest.mark.parametrize("template, lost", [

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import streams
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.turns import of_turns
@@ -15,7 +16,6 @@ from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.rollouts import Role, Rollouts
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.training import setup
-from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.source import sample_held_out
 from jaxrl_llm.training.warmup import oracle_demonstrations
 
@@ -50,16 +50,16 @@ def test_turns_and_answers_alternate_and_rewards_add_up(played):
 
 def test_an_environment_reads_a_message_through_its_stop_string(played):
     """A token may hold letters behind it; all tokens stay the policy's."""
-    sampler = dataclasses.replace(played[0].source.sampler, stop_strings=("</answer>", "</a>"))
+    partner = dataclasses.replace(played[0].source.stream.partner, stop_strings=("</answer>", "</a>"))
     tokens, zeros = np.array(list(b"<answer>5</answer>\n\nx"), np.int32), np.zeros(21, np.float32)
     node = Node(0, None, 0, tokens, zeros, zeros, zeros.astype(np.int32), "stop")
-    assert sampler._said(node) == {"role": "assistant", "content": "<answer>5</answer>"} and len(node.tokens) == 21
-    assert played[0].source.sampler._said(node)["content"] == "<answer>5</answer>\n\nx"
+    assert partner._said(node) == {"role": "assistant", "content": "<answer>5</answer>"} and len(node.tokens) == 21
+    assert played[0].source.stream.partner._said(node)["content"] == "<answer>5</answer>\n\nx"
 
 
 def test_tokens_are_those_of_the_conversation(played):
     run, _, finished = played
-    forest, tokenizer, offset = finished.forest, run.source.sampler.tokenizer, finished.forest.offset
+    forest, tokenizer, offset = finished.forest, run.source.stream.tokenizer, finished.forest.offset
     for end in forest.ends[:4]:
         ids = forest.prompt_ids(int(forest.prompt[end])).tolist()
         for node in chain(forest, end):
@@ -84,10 +84,10 @@ def test_the_view_trains_the_turns_of_the_policy_alone(played):
 
 def test_a_trajectory_depends_on_its_uid_alone(played):
     run, params, finished = played
-    sampler, forest = run.source.sampler, finished.forest
+    stream, forest = run.source.stream, finished.forest
     state = setup.initial_state(run, params)
-    alone = sampler.plant([forest.problems[2]], [forest.prompt_ids(2).tolist()], 0)
-    alone = sampler.groups(sampler.under(state.params, None), alone, np.array([0]), 8, state.key, 0, PhaseTimer())
+    alone = stream.partner.plant([forest.problems[2]], [forest.prompt_ids(2).tolist()], 0)
+    alone = streams.grow(stream, state.params, alone, np.array([0]), 8, state.key)
     whole = [chain(forest, end) for end in forest.ends if forest.prompt[end] == 2]
     assert [[forest.texts[n] for n in nodes] for nodes in whole] == [
         [alone.texts[n] for n in chain(alone, end)] for end in alone.ends]
@@ -96,7 +96,7 @@ def test_a_trajectory_depends_on_its_uid_alone(played):
 def test_the_oracle_is_imitated_in_its_turns_alone(played):
     source = played[0].source
     shown = oracle_demonstrations(source, [source.task.train[i] for i in range(3)])
-    text = source.sampler.tokenizer.decode(shown.tokens[0, 0], skip_special=False).rstrip("\0")
+    text = source.stream.tokenizer.decode(shown.tokens[0, 0], skip_special=False).rstrip("\0")
     assert text == "a<|eos|>\nGood.\nb<|eos|>\nGood.\nc<|eos|>"
     np.testing.assert_array_equal(shown.mask[0, 0], np.isin(shown.tokens[0, 0], [*b"abc", 258]))
 
@@ -105,23 +105,23 @@ def test_strays_are_read_and_not_imitated():
     run, _ = setup.build(chatter.get_config(environment="treasure(size=2, brief=True)", **{
         "sampling.max_tokens": 320, "sampling.turn_tokens": 12, "sampling.max_turns": 8, "prompts.max_tokens": 64}))
     problems = [run.source.task.train[i] for i in range(12)]
-    plain, strayed = (run.source.sampler.demonstrated(problems, share) for share in (0.0, 0.5))
+    plain, strayed = (run.source.stream.partner.demonstrated(problems, share) for share in (0.0, 0.5))
     assert (plain.components[plain.ends] == 1).all() and not (plain.role == Role.HINT).any()
     hints = (strayed.role == Role.HINT).sum() / ((strayed.role == Role.HINT) | (strayed.role == Role.POLICY)).sum()
     assert 0.3 < hints < 0.7 and (strayed.components[strayed.ends] == 1).any()
     shown = oracle_demonstrations(run.source, problems, 0.5)
     assert shown.mask.sum() == strayed.length[strayed.role == Role.POLICY].sum()
-    short = dataclasses.replace(run.source.sampler, max_tokens=60).demonstrated(problems, 0.5)
+    short = dataclasses.replace(run.source.stream.partner, max_tokens=60).demonstrated(problems, 0.5)
     for end in short.ends:  # cut before the turn that is too long, never within one
         assert short.length[chain(short, end)].sum() <= 60 and short.role[end] != Role.ENVIRONMENT
 
 
 def test_turns_that_the_policy_ended_are_counted():
     run, params = setup.build(chatter.get_config(environment="chatter:letters(facts={'eos': 'count'})"))
-    shown = run.source.sampler.demonstrated([run.source.task.train[0]])
+    shown = run.source.stream.partner.demonstrated([run.source.task.train[0]])
     assert run.source.view(shown, 0).extras["eos"][0, 0] == 3  # the oracle ends all of its turns
     finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
-    forest, end = finished.forest, run.source.sampler.tokenizer.eos_id
+    forest, end = finished.forest, run.source.stream.tokenizer.eos_id
     assert end not in forest.tokens[np.repeat(forest.role == Role.POLICY, forest.length)]
     assert not finished.rollouts.extras["eos"].any()  # all were cut
 
@@ -137,20 +137,20 @@ def test_a_baseline_within_other_bounds_than_returns_is_refused():
 def test_openings_are_those_that_the_policy_reads():
     """Also with one trajectory of a problem, which there is no other to compare with."""
     run, params = setup.build(chatter.get_config(environment="chatter:shifting"))
-    state, sampler = setup.initial_state(run, params), dataclasses.replace(run.source.sampler, group=1)
+    state, partner = setup.initial_state(run, params), dataclasses.replace(run.source.stream.partner, group=1)
     problems = [run.source.task.train[row] for row in range(3)]
-    forest = sampler.plant(problems, sampler.encode(problems, sampler.tokenizer), 0)
+    forest = partner.plant(problems, partner.encode(problems, partner.tokenizer), 0)
     with pytest.raises(ValueError, match="'letters' opens a problem with .*Say .*the policy reads 'Say .*on the problem alone"):
-        sampler.groups(sampler.under(state.params, None), forest, np.arange(3), 0, state.key, 0, PhaseTimer())
+        streams.grow(run.source.stream.apart(group=1, partner=partner), state.params, forest, np.arange(3), 0, state.key)
 
 
 def test_a_prompt_with_the_date_of_yesterday_is_read(played):
     run, params, finished = played
-    sampler, state = run.source.sampler, setup.initial_state(run, params)
-    ids = [[*sampler.tokenizer.encode("Yesterday\n"), *finished.forest.prompt_ids(0).tolist()]]
-    forest = sampler.plant(finished.forest.problems[:1], ids, 0)
-    forest = sampler.groups(sampler.under(state.params, None), forest, np.arange(1), 0, state.key, 0, PhaseTimer())
-    assert len(forest.ends) == sampler.group
+    stream, state = run.source.stream, setup.initial_state(run, params)
+    ids = [[*stream.tokenizer.encode("Yesterday\n"), *finished.forest.prompt_ids(0).tolist()]]
+    forest = stream.partner.plant(finished.forest.problems[:1], ids, 0)
+    forest = streams.grow(stream, state.params, forest, np.arange(1), 0, state.key)
+    assert len(forest.ends) == stream.group
 
 
 def test_a_batch_without_any_trajectory_is_reported():
@@ -163,17 +163,17 @@ def test_a_batch_without_any_trajectory_is_reported():
 def test_servers_have_places_for_a_batch(played, monkeypatch, replayable, evaluated, opened):
     """Held-out problems, and openings, of environments that are not replayable come in parts; what is sampled is the same."""
     run, params, _ = played
-    sampler, seen = run.source.sampler, []
-    runner, reset = sampler.runner, sampler.runner.reset
-    monkeypatch.setattr(runner, "environment", dataclasses.replace(runner.environment, replayable=replayable))
-    monkeypatch.setattr(runner, "reset", lambda problems: seen.append(len(problems)) or reset(problems))
+    stream, seen = run.source.stream, []
+    for runner in (stream.partner.runner, run.source.held_out.partner.runner):
+        monkeypatch.setattr(runner, "environment", dataclasses.replace(runner.environment, replayable=replayable))
+        monkeypatch.setattr(runner, "reset", lambda problems, reset=runner.reset: seen.append(len(problems)) or reset(problems))
     key, params = jax.random.key(7), setup.initial_state(run, params).params
     forest = sample_held_out(run.source, params, None, 6, key)
     assert seen == evaluated and forest.uid[forest.ends].tolist() == list(range(24))
-    assert len(sampler.encode(list(run.source.task.train), sampler.tokenizer)) == 20 and seen[len(evaluated):] == opened
-    whole = sampler.plant(forest.problems, [forest.prompt_ids(row).tolist() for row in range(6)], 0)
+    assert len(stream.partner.encode(list(run.source.task.train), stream.tokenizer)) == 20 and seen[len(evaluated):] == opened
+    whole = stream.partner.plant(forest.problems, [forest.prompt_ids(row).tolist() for row in range(6)], 0)
     del seen[:]
-    whole = sampler.groups(sampler.under(params, None), whole, np.arange(6), 0, key, -1, PhaseTimer())
+    whole = streams.grow(stream, params, whole, np.arange(6), 0, key, -1)
     assert seen == evaluated[1:]  # whoever asks for the groups
     assert [forest.texts[end] for end in forest.ends] == [whole.texts[end] for end in whole.ends]
     np.testing.assert_array_equal(forest.rewards[forest.ends], whole.rewards[whole.ends])
