@@ -132,7 +132,8 @@ def test_loops_over_tokens_are_recognised(text, slow):
 
 WITHOUT_HOLES = {  # files that sum masks over tokens, and why that is right there
     "diagnostics/opd_alignment.py": "completions of single turns", "generation/sampler.py": "what it has just written",
-    "generation/scan.py": "what a sampler has just written", "rollouts.py": "`Rollouts.lengths` is the number of trained tokens"}
+    "generation/scan.py": "what a sampler has just written",
+    "rollouts.py": "`Rollouts.lengths` is the number of trained tokens"}
 
 
 def sums_of_masks(text):
