@@ -105,7 +105,7 @@ def main():
     import jax
     import numpy as np
 
-    from jaxrl_llm.generation.engine import Engine
+    from jaxrl_llm.generation.engine import SlotEngine
     from jaxrl_llm.models import ModelConfig, Transformer
 
     heads = _HIDDEN.value // 64
@@ -113,7 +113,7 @@ def main():
                                     num_kv_heads=max(heads // 3, 1), head_dim=64, mlp_size=_HIDDEN.value * 8 // 3))
     params, key = jax.jit(model.init)(jax.random.key(0)), jax.random.key(1)
     prompts = np.random.default_rng(0).integers(0, VOCABULARY, (_REQUESTS.value // GROUP, _PROMPT.value)).astype(np.int32)
-    engine = Engine(model, params, key, slots=_SLOTS.value, slot_tokens=_PROMPT.value + _LIMIT.value, paged=_PAGED.value)
+    engine = SlotEngine(model, params, key, slots=_SLOTS.value, slot_tokens=_PROMPT.value + _LIMIT.value, paged=_PAGED.value)
     clock = {"wall": time.perf_counter, "processor": time.process_time}[_CLOCK.value]
     compiling: list[float] = []
     jax.monitoring.register_event_duration_secs_listener(

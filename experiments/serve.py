@@ -72,12 +72,12 @@ def application(loaded, name: str, token: str, size: int):
     """The application that answers in OpenAI's format."""
     import jax
 
-    from jaxrl_llm.generation.engine import Engine
+    from jaxrl_llm.generation.engine import SlotEngine
     from jaxrl_llm.serving.app import ServedModel, make_app
     from jaxrl_llm.serving.requests import ClientLimits
     from jaxrl_llm.serving.worker import Worker
     model, params, tokenizer, tag = loaded
-    engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
+    engine = SlotEngine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
                     paged=_PAGED.value)
     limits = ClientLimits(_COMPLETIONS.value, _REQUESTS.value)
     published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value).expanduser()
@@ -88,7 +88,7 @@ def tinker_application(loaded, name: str, token: str, size: int):
     """The application that speaks Tinker's API."""
     import jax
 
-    from jaxrl_llm.generation.engine import Engine
+    from jaxrl_llm.generation.engine import SlotEngine
     from jaxrl_llm.serving.requests import ClientLimits
     from jaxrl_llm.serving.tinker.app import ServedTinker, make_app
     from jaxrl_llm.serving.tinker.learner import AdapterLearner
@@ -101,7 +101,7 @@ def tinker_application(loaded, name: str, token: str, size: int):
         raise ValueError("JAXRL_LLM_TOKEN is to begin with 'tml-': Tinker's client refuses other keys")
     model, params, tokenizer, tag = loaded
     learner = AdapterLearner(model, params, longest=size, budget=_BATCH_TOKENS.value)
-    engine = Engine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
+    engine = SlotEngine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
                     lora=learner.padded(None, _RANK.value), paged=_PAGED.value)
     store = Store(Path(_CHECKPOINTS.value).expanduser())
     service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)

@@ -31,7 +31,7 @@ class Forest:
       declared: their declarations, see `columns`.
       solved_above: threshold of the first component above which a problem counts as solved, for each task.
       names: names of the K parts of the reward.
-      decode_steps: steps of the sampler.  computed: tokens that an engine computed.  failures: failures of rewards, by name.
+      computed: tokens that an engine computed.  failures: failures of rewards, by name.
       invalid: number of trajectories and openings that an environment lost, by name of the failure.
       seconds: the duration of each call of an environment.
 
@@ -60,7 +60,6 @@ class Forest:
     declared: tuple[Column, ...]
     names: tuple[str, ...] = ()
     solved_above: tuple[float, ...] = (0.5,)
-    decode_steps: int = 0
     computed: int = 0
     failures: Mapping[str, int] = dataclasses.field(default_factory=dict)
     invalid: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -162,7 +161,7 @@ def plant(problems: Sequence[Problem], ids: Sequence[Sequence[int]], names: Sequ
     return Forest(tuple(problems), {}, values, known, names=tuple(names), solved_above=tuple(solved_above))
 
 
-def grow(forest: Forest, parent, uid, columns: Mapping[str, Any], *, decode_steps: int = 0, computed: int = 0,
+def grow(forest: Forest, parent, uid, columns: Mapping[str, Any], *, computed: int = 0,
          failures: Mapping[str, int] | None = None, invalid: Mapping[str, int] | None = None,
          seconds: Sequence[float] = ()) -> Forest:
     """The forest with further nodes, `parent i32[n]` being nodes of it, and all `columns` of nodes and tokens that it keeps.
@@ -177,8 +176,7 @@ def grow(forest: Forest, parent, uid, columns: Mapping[str, Any], *, decode_step
     counts = {"node": len(parent), "token": int(np.sum(given["length"], dtype=np.int64))}
     longer = {column.name: np.concatenate([forest.columns[column.name], column.array(given[column.name], counts[column.of])])
               for column in forest.of("node", "token")}
-    return dataclasses.replace(forest.with_columns(**longer), decode_steps=forest.decode_steps + int(decode_steps),
-                               computed=forest.computed + int(computed),
+    return dataclasses.replace(forest.with_columns(**longer), computed=forest.computed + int(computed),
                                failures=dict(Counter(forest.failures) + Counter(failures or {})),
                                invalid=dict(Counter(forest.invalid) + Counter(invalid or {})),
                                seconds=(*forest.seconds, *seconds))
@@ -238,7 +236,6 @@ def join(forests: Sequence[Forest]) -> Forest:
     failures, invalid = (sum((Counter(getattr(one, name)) for one in forests), Counter()) for name in ("failures", "invalid"))
     return dataclasses.replace(first, columns=columns, problems=tuple(p for one in forests for p in one.problems),
                                facts={name: np.concatenate([one.facts[name] for one in forests]) for name in first.facts},
-                               decode_steps=sum(one.decode_steps for one in forests),
                                computed=sum(one.computed for one in forests), failures=dict(failures), invalid=dict(invalid),
                                seconds=tuple(second for one in forests for second in one.seconds))
 

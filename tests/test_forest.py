@@ -28,7 +28,7 @@ def node(forest, parent, ids, uid, *, role=Role.POLICY, reward=0.0, answer=None,
     return grow(forest, [parent], [uid], dict(role=role, length=[len(ids)], stopped=[stopped], rewards=[reward],
                 components=[[reward, 1 - reward]], texts=[text or f"text {uid}"], answers=[answer], turn_rewards=[paid],
                 turn_info=[{}], tokens=ids, logprobs=-ids / 10, entropies=ids, version=np.full(len(ids), uid)),
-                decode_steps=len(ids), failures={"exact/error": 1})
+                failures={"exact/error": 1})
 
 
 def conversation(**options):
@@ -152,7 +152,7 @@ def test_selecting_and_joining_keep_everything_together():
         alone = paths(conversation(), group=2, prompts=2, **SAME)
         for name in ("tokens", "mask", "behavior_logprobs", "rewards", "valid"):
             np.testing.assert_array_equal(getattr(result, name)[row], getattr(alone, name)[was])
-    assert both.decode_steps == 2 * 9 and both.failures == {"exact/error": 10}
+    assert both.failures == {"exact/error": 10}
     assert both.texts[both.ends].tolist() == ["text 2", "text 0", "text 1", "text 2"]
     nothing = select(both, np.zeros(4, bool))
     assert not nothing.problems and not len(nothing.ends) and not len(nothing.tokens)

@@ -95,7 +95,7 @@ class Runner:
             self._states: Any = Compiled(self.environment)
             self._pool: Any = self._states
         else:
-            self._states = worker.Worker(None, self.environment)  # states in this process: other processes have their own
+            self._states = worker.States(None, self.environment)  # states in this process: other processes have their own
             self._pool = (Threads(self._states, self._workers, self._deadline) if self._kind == "threads" else
                           pool or WorkerPool("jaxrl_llm.environments.worker:advance", self._workers, self._deadline))
         self._running: dict[int, tuple[Recording, str]] = {}  # and the fingerprint of their turns

@@ -24,7 +24,7 @@ class StepRequest(NamedTuple):
     seen: str
 
 
-class Worker:
+class States:
     """Keeps the states of the last `capacity` trajectories (None: of all) and rebuilds others by replay.
 
     A state is removed during its step and put back if the step succeeds: a state left half done by an error or a deadline is
@@ -109,4 +109,4 @@ def _environment(target: str, options: str) -> base.Environment:
     return environments.make(target, **json.loads(options))
 
 
-advance = Worker(capacity=256)
+advance = States(capacity=256)

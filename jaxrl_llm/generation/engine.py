@@ -22,7 +22,7 @@ from jaxrl_llm.generation.stopping import StopSearch, context
 from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
 
-__all__ = ["Engine", "Node", "Request", "kind"]
+__all__ = ["SlotEngine", "Node", "Request", "kind"]
 CAN = frozenset({"extend", "fork", "forced", "limits", "entropies", "stop_texts", "beside", "paged"})
 
 _LOOK = 1  # cost of a look at the rows, in decode steps: while others wait, finished rows may idle for that many
@@ -53,7 +53,7 @@ class _Flight(NamedTuple):
     entries: Entries | None
 
 
-class Engine:
+class SlotEngine:
     """Samples trajectories in R row slots, on one device.
 
     A trajectory's tokens depend only on the key, its uid and the weights, not on when, in which slot and beside which rows it
@@ -526,8 +526,8 @@ def kind(run: Wanted) -> EngineKind:
     if run.paged:
         check_model(run.model)
 
-    def make(params, lora, version: int) -> Engine:
-        return Engine(run.model, params, jax.random.key(0), slots=run.prompts * run.group // run.parts,
+    def make(params, lora, version: int) -> SlotEngine:
+        return SlotEngine(run.model, params, jax.random.key(0), slots=run.prompts * run.group // run.parts,
                       slot_tokens=run.prompt_tokens + run.max_tokens, tokenizer=run.tokenizer, version=version, lora=lora,
                       paged=run.paged, columns=run.columns)
 

@@ -67,7 +67,7 @@ class Node:
       logprobs, entropies: `f32[n]`, of the distribution that each was drawn from, nats.
       policy_version: `i32[n]`, version of the weights that drew each token.
       finish: why it ends: "stop" (a stop token), "stop_string" (a sequence or text), "limit", "extended" (tokens that the
-        policy did not write come next) or "paused"; "running" while it continues, see `Engine.written`.
+        policy did not write come next) or "paused"; "running" while it continues, see `SlotEngine.written`.
       columns: further columns of the tokens by name, `[n, ...]`, see `generation.measures`.
     """
 

@@ -21,7 +21,7 @@ from jaxrl_llm.tasks.base import Problem
 _FACT = "fact_"  # prefix of the names of facts in an archive
 
 
-class Mixed(NamedTuple):
+class ReplayedBatch(NamedTuple):
     """A batch of sampled and stored rollouts, the buffer after it, and `metrics`."""
 
     forest: Forest
@@ -49,7 +49,7 @@ def empty(replay: Replay, planted: Forest) -> Forest:
 
 
 def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: int, group: int, rng: np.random.Generator
-        ) -> Mixed:
+        ) -> ReplayedBatch:
     """One batch of `fresh` groups of up to `group` rollouts, some with rollouts of the buffer, and of `stored` groups.
 
     The buffer afterwards contains the fresh rollouts that the rule admits, including replaced ones.
@@ -68,7 +68,7 @@ def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: 
     buffer = limit(replay, add(buffer, fresh.with_facts(facts), admitted[valid]), version + 1)
     ages = version - forests.versions(whole)
     metrics = {"replay/size": float(len(buffer.ends)), "replay/share": float((ages > 0).mean()) if len(ages) else 0.0}
-    return Mixed(whole, buffer, metrics | ({"replay/age": float(ages[ages > 0].mean())} if (ages > 0).any() else {}))
+    return ReplayedBatch(whole, buffer, metrics | ({"replay/age": float(ages[ages > 0].mean())} if (ages > 0).any() else {}))
 
 
 def put_back(replay: Replay, fresh: Forest, buffer: Forest, group: int, rng: np.random.Generator) -> Forest:
@@ -97,7 +97,7 @@ def add(buffer: Forest, fresh: Forest, admitted: np.ndarray) -> Forest:
     `fresh` must have the facts that the buffer keeps.
     """
     new = _trim(fresh, admitted)
-    bare = dataclasses.replace(new, decode_steps=0, computed=0, failures={}, invalid={}, seconds=())
+    bare = dataclasses.replace(new, computed=0, failures={}, invalid={}, seconds=())
     return forests.join([buffer, bare.with_columns(**_nothing(bare, len(bare.problems)))])
 
 

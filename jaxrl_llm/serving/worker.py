@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from jaxrl_llm.generation.engine import Engine, Node, Request
+from jaxrl_llm.generation.engine import Node, Request, SlotEngine
 
 _ATTEMPTS = 2  # consecutive failed steps after which running rows are given up
 
@@ -46,11 +46,11 @@ class Worker:
       active: when a call or a step ended last (time.monotonic).
     """
 
-    def __init__(self, engine: Engine, tag: str = "0"):
+    def __init__(self, engine: SlotEngine, tag: str = "0"):
         self.tags, self.active = {engine.version: tag}, time.monotonic()
         self._engine, self._uids = engine, itertools.count()
         self._watched: dict[int, _Watched] = {}
-        self._inbox: queue.SimpleQueue[tuple[Callable[[Engine], Any], Future] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Callable[[SlotEngine], Any], Future] | None] = queue.SimpleQueue()
         self._failures, self._closed, self._lock = 0, False, threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -75,7 +75,7 @@ class Worker:
         """Maximum number of tokens of a prompt and its completion together."""
         return self._engine.slot_tokens
 
-    def call(self, function: Callable[[Engine], Any]) -> Future:
+    def call(self, function: Callable[[SlotEngine], Any]) -> Future:
         """`function(engine)` in the engine's thread, before its next chunk. Raises `Closed` after `close`."""
         with self._lock:  # nothing enters the inbox after it was emptied for the last time
             if self._closed:
@@ -180,7 +180,7 @@ class Worker:
         if running:
             self._failures = 0
 
-    def _pass_on(self, engine: Engine) -> None:
+    def _pass_on(self, engine: SlotEngine) -> None:
         """Passes on finished nodes, and new tokens of running rows."""
         for node in engine.finished():
             watched = self._watched.pop(node.uid, None)

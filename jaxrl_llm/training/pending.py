@@ -9,7 +9,7 @@ from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training.source import Finished, Source
 
-_OF_FOREST = ("decode_steps", "computed", "failures", "invalid", "seconds")  # beside its columns
+_OF_FOREST = ("computed", "failures", "invalid", "seconds")  # beside its columns
 _EXTRA = "extras/"  # prefix of the names of further entries of rollouts
 
 

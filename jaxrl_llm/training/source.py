@@ -194,7 +194,7 @@ class Source:
             tokens = policy_tokens(forest)
         return {"reference_rates": rates}, tokens
 
-    def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed] | None]:
+    def _begun(self, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.ReplayedBatch] | None]:
         """The topology of the next batch, and a function that adds groups of a buffer or a pool; None: there is neither."""
         if self.sharing is not None:
             return self._shared(self.sharing, key, version)
@@ -207,7 +207,8 @@ class Source:
         return self.fewer(self.prompts - len(stored.problems)), lambda fresh: buffers.mix(
             self.replay, fresh, stored, left, version, self._group, rng)
 
-    def _shared(self, sharing: Sharing, key: jax.Array, version: int) -> tuple[Topology, Callable[[Forest], buffers.Mixed]]:
+    def _shared(self, sharing: Sharing, key: jax.Array, version: int
+                ) -> tuple[Topology, Callable[[Forest], buffers.ReplayedBatch]]:
         """As `_begun`, with groups of the pool; the sampled groups are published."""
         assert self.fewer is not None
         seed = jax.random.fold_in(jax.random.fold_in(key, _REPLAY_STREAM), version)
@@ -219,7 +220,7 @@ class Source:
             sharing.publish(fresh, version)
             plain = fresh.with_facts({})
             whole = forests.join([plain, foreign]) if foreign.problems else fresh
-            return buffers.Mixed(whole, self.buffer, metrics)
+            return buffers.ReplayedBatch(whole, self.buffer, metrics)
 
         return self.fewer(self.prompts - len(foreign.problems)), mix
 

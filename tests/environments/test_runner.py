@@ -186,7 +186,7 @@ def test_counts_are_taken_and_the_share_is_one_of_all_since_the_batch_began():
 
 def test_an_environment_that_does_not_repeat_is_detected():
     call = ("faulty_environments:forgetful", "{}", environments.make("faulty_environments:forgetful").task.train[0], 1)
-    keeps_nothing = worker.Worker(capacity=0)
+    keeps_nothing = worker.States(capacity=0)
     opening = keeps_nothing(*call, [], "")["turn"]
     turn = keeps_nothing(*call, [say("a")], base.digest([opening]))["turn"]
     with pytest.raises(RuntimeError, match="the environment answered differently when it was replayed"):
@@ -205,7 +205,7 @@ def test_states_that_cannot_be_made_again_stay_in_threads():
 
 
 def test_a_worker_remembers_the_last_trajectories():
-    some = worker.Worker(capacity=2)
+    some = worker.States(capacity=2)
     environment = environments.make("faulty_environments:obedient")
     call = ("faulty_environments:obedient", "{}")
     openings = {key: some(*call, environment.task.train[0], key, [], "")["turn"] for key in (1, 2, 3)}
@@ -222,7 +222,7 @@ def test_a_worker_remembers_the_last_trajectories():
 def test_a_state_is_that_of_the_same_messages():
     """Two trajectories of one key have the same text for all answers of the solver; only their messages distinguish them."""
     problem = environments.make("solver_verifier").task.train[0]
-    some, call = worker.Worker(capacity=2), ("solver_verifier", "{}", problem, 1)
+    some, call = worker.States(capacity=2), ("solver_verifier", "{}", problem, 1)
     opening = some(*call, [], "")["turn"]
     asked = some(*call, [say("no idea")], base.digest([opening]))["turn"]
     last = some(*call, [say(problem.answer), say("yes")], base.digest([opening, asked]))["turn"]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.generation import Sampling, generate, row_keys
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.generation.sampling import draw
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
 
@@ -49,7 +49,7 @@ def scanned(name="dense", seed=0, temperature=0.8, stop_tokens=STOPS, limit=T):
 
 
 def engine(name="dense", slots=4, seed=0, slot_tokens=S + T, chunks=(4,), **options):
-    return Engine(MODELS[name], params(name, seed), KEY, slots=slots, slot_tokens=slot_tokens, chunks=chunks,
+    return SlotEngine(MODELS[name], params(name, seed), KEY, slots=slots, slot_tokens=slot_tokens, chunks=chunks,
                   **OPTIONS | options)
 
 

@@ -9,7 +9,7 @@ from engines import DENSE, KEY, MODELS, STOPS, G, P, S, T, V, params, prompts
 
 from jaxrl_llm.generation import Sampling, base, generate, kinds, row_keys, scan
 from jaxrl_llm.generation.caches import widths_of
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.generation.scan import ScanEngine
 from jaxrl_llm.parallel import make_mesh
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
@@ -34,7 +34,7 @@ def scanning(name="dense", stop_ids=STOPS, most=T, parts=1, prompts=P, prompt_to
 
 
 def slots(slots=4, slot_tokens=S + T, **options):
-    return Engine(DENSE, params(), jax.random.key(1), slots=slots, slot_tokens=slot_tokens, version=5, **options)
+    return SlotEngine(DENSE, params(), jax.random.key(1), slots=slots, slot_tokens=slot_tokens, version=5, **options)
 
 
 def nodes(engine, requests):

@@ -8,7 +8,7 @@ import pytest
 from engines import DENSE, KEY, MODELS, G, P, S, T, V, drain, params, request
 
 from jaxrl_llm.generation import Sampling, generate, row_keys
-from jaxrl_llm.generation.engine import Engine
+from jaxrl_llm.generation.engine import SlotEngine
 from jaxrl_llm.kernels.int8 import Int8, int8
 from jaxrl_llm.models.attention import grouped_attention
 from jaxrl_llm.parallel.plan import Work, sampler_memory
@@ -92,7 +92,7 @@ def test_the_engine_keeps_them_whatever_its_slots(name):
     """Rows whose prompts are read at once depend on no schedule, pauses included; all slots hold eight bits."""
     found = []
     for slots in (2, 12):
-        one = Engine(SMALL[name], params(name), KEY, slots=slots, slot_tokens=S + T, chunks=(4,))
+        one = SlotEngine(SMALL[name], params(name), KEY, slots=slots, slot_tokens=S + T, chunks=(4,))
         one.submit(*(request(uid, stop_tokens=()) for uid in range(P * G)))
         one.step()
         assert all(x.numbers.dtype == jnp.int8 for x in (*one._caches.slots.keys, *one._caches.slots.values))

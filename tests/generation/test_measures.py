@@ -10,7 +10,7 @@ from test_engines_agree import asked, nodes, scanning
 
 from jaxrl_llm.columns import Column
 from jaxrl_llm.generation import Sampling, generate, measures, row_keys
-from jaxrl_llm.generation.engine import Engine
+from jaxrl_llm.generation.engine import SlotEngine
 from jaxrl_llm.generation.measures import MEASURES, Measure
 
 MODEL = MODELS["experts"]
@@ -112,7 +112,7 @@ def test_a_column_that_the_model_has_not_is_refused():
     for name in ("routes", "surprise"):
         with pytest.raises(ValueError, match=f"does not provide the token column '{name}' of this model; it provides "
                                              "entropies, logprobs, rank, version"):
-            Engine(MODELS["dense"], {"embed": np.zeros(1)}, jax.random.key(0), slots=1, slot_tokens=2, columns=(name,))
+            SlotEngine(MODELS["dense"], {"embed": np.zeros(1)}, jax.random.key(0), slots=1, slot_tokens=2, columns=(name,))
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ from engines import (
 )
 
 from jaxrl_llm.generation import paged_caches, pages
-from jaxrl_llm.generation.engine import Engine
+from jaxrl_llm.generation.engine import SlotEngine
 from jaxrl_llm.generation.pages import PAGE
 from jaxrl_llm.kernels import paged
 from jaxrl_llm.models import ModelConfig, Transformer
@@ -232,7 +232,7 @@ def test_rows_by_the_program_of_gpus(monkeypatch):
     kernel = paged.paged_attention
     monkeypatch.setattr(paged, "paged_attention", functools.partial(kernel, interpret=True))
     model = Transformer(MODELS["dense"].config, kernels="cuda")
-    one = Engine(model, params(), KEY, slots=2, slot_tokens=S + T, chunks=(4,), paged=True)
+    one = SlotEngine(model, params(), KEY, slots=2, slot_tokens=S + T, chunks=(4,), paged=True)
     one.submit(request(5), request(8, stop_tokens=STOPS))
     found = drain(one)
     for uid in (5, 8):

@@ -9,7 +9,7 @@ from engines import KEY, SHAPE, V, drain
 
 from jaxrl_llm.generation import Sampling, generate, row_keys
 from jaxrl_llm.generation.caches import RowCaches, near_places
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.generation.sampling import draw
 from jaxrl_llm.models import ModelConfig, Transformer
 
@@ -52,7 +52,7 @@ def of_node(name, before, node, drawn=0, temperature=0.8):
 
 
 def engine(name):
-    return Engine(MODELS[name], params(name), KEY, slots=2, slot_tokens=200, chunks=(4,))
+    return SlotEngine(MODELS[name], params(name), KEY, slots=2, slot_tokens=200, chunks=(4,))
 
 
 def request(uid, tokens=LONG, limit=60, **changes):

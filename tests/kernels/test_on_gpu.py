@@ -12,7 +12,7 @@ from test_flash import FAR, case, flash
 from test_platforms import found_by, paged_case, path
 
 from jaxrl_llm.generation import Sampling, generate, row_keys
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.kernels import cudnn, grouped, paged, rows
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
 
@@ -128,7 +128,7 @@ def test_the_engine_gives_the_tokens_of_the_scan_sampler(paged_cache):
             return {int(uid): np.asarray(made.tokens)[p, g][np.asarray(made.mask)[p, g]].tolist()
                     for (p, g), uid in np.ndenumerate(uids)}
 
-    engine = Engine(model, params, key, slots=8, slot_tokens=S + T, paged=paged_cache)
+    engine = SlotEngine(model, params, key, slots=8, slot_tokens=S + T, paged=paged_cache)
     engine.submit(*(Request(int(uid), T, prompts[p].tolist(), sampling=Sampling(1.0), stop_tokens=(1,))
                     for (p, g), uid in np.ndenumerate(uids)))
     nodes = {}

@@ -28,7 +28,7 @@ def batch(ids, rewards, version, first_uid=0, lengths=None):
                 rewards=rewards.ravel(), components=rewards.reshape(-1, 1), texts=[str(u) for u in uid],
                 answers=[str(u) for u in uid], tokens=np.concatenate([100 * u + np.arange(n) for u, n in zip(uid, length)]),
                 logprobs=-np.repeat(uid, length), entropies=np.repeat(uid, length), version=np.full(length.sum(), version)),
-                decode_steps=3, failures={"exact/error": 1})
+                failures={"exact/error": 1})
 
 
 def uids(forest):
@@ -74,7 +74,7 @@ def test_a_declared_column_is_stored_and_comes_back():
 def test_what_batches_counted_does_not_pile_up():
     fresh = dataclasses.replace(batch([4], [[1, 0]], version=0), seconds=(0.1, 0.2), computed=7, invalid={"late": 1})
     stored = buffers.add(buffers.add(EMPTY, fresh, np.ones(2, bool)), fresh, np.ones(2, bool))
-    assert (stored.seconds, stored.computed, dict(stored.invalid), stored.decode_steps) == ((), 0, {}, 0)
+    assert (stored.seconds, stored.computed, dict(stored.invalid)) == ((), 0, {})
 
 
 def test_rapo_step_by_step():
@@ -166,7 +166,7 @@ def test_capacity_ages_and_copies_of_random_runs(seed):
         numbers = [problem.id for problem, (_, group) in zip(buffer.problems, uids(buffer)) for _ in group]
         assert max(np.bincount(numbers), default=0) <= 3 and len(buffer.problems) == len(set(buffer.prompt[buffer.ends]))
         assert result.metrics["replay/share"] == pytest.approx(len(replayed) / len(mixed))
-        assert buffer.decode_steps == 0 and not buffer.failures
+        assert not buffer.failures
 
 
 def test_a_saved_buffer_is_restored_exactly():

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxrl_llm.generation import external
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.models import Transformer
 from jaxrl_llm.serving.worker import Worker
 from jaxrl_llm.training import start
@@ -29,7 +29,7 @@ def weights(seed):
 
 
 def make_worker(seed=7, slot_tokens=SLOT_TOKENS):
-    return Worker(Engine(MODEL, weights(seed), KEY, slots=SLOTS, slot_tokens=slot_tokens, tokenizer=TOKENIZER, chunks=(4,)),
+    return Worker(SlotEngine(MODEL, weights(seed), KEY, slots=SLOTS, slot_tokens=slot_tokens, tokenizer=TOKENIZER, chunks=(4,)),
                   "another")
 
 
@@ -60,7 +60,7 @@ def collected(engine):
 
 def expected(uids, limit=24, seed=0, **fields):
     """The samples of an engine in this process with the seeds of the server."""
-    engine = Engine(MODEL, weights(seed), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    engine = SlotEngine(MODEL, weights(seed), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     engine.submit(*requests(uids, limit, **fields))
     return collected(engine)
 

@@ -9,7 +9,7 @@ import jax
 import uvicorn
 
 from jaxrl_llm.generation import Sampling
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.serving.app import ServedModel, make_app
 from jaxrl_llm.serving.connections import Connection
@@ -35,13 +35,13 @@ def params(seed=0):
 
 
 def make_worker(seed=0):
-    one = Engine(MODEL, params(seed), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    one = SlotEngine(MODEL, params(seed), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     return Worker(one, "first")
 
 
 def sampled(prompt, seeds, limit, weights=0, sampling=Sampling(), **fields):
     """`seed -> node` by an engine of this process."""
-    one = Engine(MODEL, params(weights), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    one = SlotEngine(MODEL, params(weights), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     one.submit(*(Request(seed, limit, prompt, sampling=sampling, stop_tokens=TOKENIZER.stop_ids, **fields) for seed in seeds))
     result = {}
     while nodes := one.collect():

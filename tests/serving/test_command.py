@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm.experiments import serve
 from jaxrl_llm.generation import Sampling
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.models import ModelConfig, Transformer, weights
 from jaxrl_llm.serving import policy
 from jaxrl_llm.training import loop
@@ -16,7 +16,7 @@ from jaxrl_llm.training.config import default_config
 
 
 def greedy(loaded, prompt, limit):
-    engine = Engine(loaded.model, loaded.params, jax.random.key(0), slots=1, slot_tokens=64)
+    engine = SlotEngine(loaded.model, loaded.params, jax.random.key(0), slots=1, slot_tokens=64)
     engine.submit(Request(0, limit, prompt, sampling=Sampling(0.0), stop_tokens=loaded.tokenizer.stop_ids))
     return engine.collect()[0].tokens.tolist()
 

@@ -24,7 +24,7 @@ from asking import (
 from server import TOKENIZER
 
 from jaxrl_llm.generation import Sampling, external
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.generation.external.engine import hashed
 from jaxrl_llm.generation.external.server import digest
 
@@ -39,7 +39,7 @@ def test_trajectories_are_those_of_the_weights_that_were_published(server, worke
     distribution = Sampling(0.7, top_k=200, top_p=0.99, min_p=1e-4)
     engine.submit(*(request for uid in tokens for request in requests([int(uid)], seed=int(uid), sampling=distribution)))
     result = collected(engine)
-    local = Engine(MODEL, weights(0), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    local = SlotEngine(MODEL, weights(0), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     seed = {int(uid): hashed(int(uid).to_bytes(8, "big") + bytes(8)) for uid in tokens}
     local.submit(*(request for uid in seed for request in requests([uid], seed=seed[uid], sampling=distribution)))
     assert_same_nodes(result, collected(local))

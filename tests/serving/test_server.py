@@ -327,7 +327,7 @@ def test_weights_are_published_between_chunks(tmp_path, worker, client, update):
 
 def test_weights_have_their_tag_as_soon_as_they_are_in_use():
     """Requests that are answered during a publication read the tag in the middle of it."""
-    class Watched(engines.Engine):
+    class Watched(engines.SlotEngine):
         def publish(self, *given):
             super().publish(*given)
             seen.extend(one.tag for one in workers)

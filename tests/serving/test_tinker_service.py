@@ -14,7 +14,7 @@ from tinker_server import RANK, make_service
 
 from jaxrl_llm.generation import Sampling
 from jaxrl_llm.generation import engine as engines
-from jaxrl_llm.generation.engine import Engine, Request
+from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.models import lora
 from jaxrl_llm.serving.tinker import service as tinker
 from jaxrl_llm.serving.tinker.learner import Adam, LoraShape, fresh_moments
@@ -67,7 +67,7 @@ def rows(seeds, limit=10, **fields):
 def merged(adapter, seeds, limit=10, **fields):
     """The nodes of an engine of this process that has the adapter in its weights."""
     own = params() if adapter is None else lora.merge(params(), adapter)
-    engine = Engine(MODEL, own, KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
+    engine = SlotEngine(MODEL, own, KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,))
     engine.submit(*(Request(seed, limit, PROMPT, **fields) for seed in seeds))
     result = {}
     while nodes := engine.collect():
@@ -297,13 +297,13 @@ def test_numbers_beyond_64_bits_are_refused_wherever_they_go(service):
 
 def test_an_adapter_that_does_not_fit_fails_its_request_and_holds_up_nobody(service, monkeypatch):
     big, other = service.learner.create(LoraShape(RANK + 4), 0), AdapterSnapshot(tree(service, created(service)))
-    publish, let_go = engines.Engine.publish, threading.Event()
+    publish, let_go = engines.SlotEngine.publish, threading.Event()
     def broken(engine, version, params, adapter=None):
         if version == fails:
             raise MemoryError("the device is full")
         publish(engine, version, params, adapter)
 
-    monkeypatch.setattr(engines.Engine, "publish", broken)
+    monkeypatch.setattr(engines.SlotEngine, "publish", broken)
     fails = service.worker.call(lambda engine: engine.version).result() + 2  # the second switch
     service.worker.call(lambda engine: let_go.wait(30))
     futures = [service.sample(one, rows([3])) for one in (other, AdapterSnapshot(big.tree), AdapterSnapshot(), other)]

@@ -3,7 +3,7 @@ import contextlib
 
 from server import KEY, MODEL, SLOT_TOKENS, SLOTS, TOKENIZER, listening, params
 
-from jaxrl_llm.generation.engine import Engine
+from jaxrl_llm.generation.engine import SlotEngine
 from jaxrl_llm.serving.tinker.learner import AdapterLearner
 from jaxrl_llm.serving.tinker.service import Service
 from jaxrl_llm.serving.tinker.store import Store
@@ -14,7 +14,7 @@ RANK = 4
 
 def make_service(folder, models=4):
     learner = AdapterLearner(MODEL, params(), longest=64, budget=256)
-    engine = Engine(MODEL, params(), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,),
+    engine = SlotEngine(MODEL, params(), KEY, slots=SLOTS, slot_tokens=SLOT_TOKENS, tokenizer=TOKENIZER, chunks=(4,),
                     lora=learner.padded(None, RANK))
     return Service("tiny", learner, Worker(engine), Store(folder), rank=RANK, models=models)
 

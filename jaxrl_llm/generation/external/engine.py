@@ -41,7 +41,7 @@ class _Row:
 
 
 class ExternalEngine:
-    """Samples trajectories by requests to a server, as `generation.engine.Engine` does in its slots.
+    """Samples trajectories by requests to a server, as `generation.engine.SlotEngine` does in its slots.
 
     A trajectory's draws are determined by the key, its uid and the number of tokens drawn so far, provided that the server
     draws by seeds alone. Forks and stop sequences of tokens are not supported; a running row cannot be paused or extended.

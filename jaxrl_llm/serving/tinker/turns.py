@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from jaxrl_llm.generation.engine import Engine, Node, Request
+from jaxrl_llm.generation.engine import Node, Request, SlotEngine
 from jaxrl_llm.serving.app import joined
 from jaxrl_llm.serving.tinker.learner import AdapterLearner
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
@@ -56,7 +56,7 @@ class Turns:
         self._worker.call(enter)
         return job.future
 
-    def _go_on(self, engine: Engine) -> None:
+    def _go_on(self, engine: SlotEngine) -> None:
         """Starts the jobs at the head of the queue that may run now."""
         while self._waiting and (not self._running or self._waiting[0].snapshot is self._current):
             job = self._waiting.popleft()
