@@ -189,8 +189,8 @@ def test_the_page_names_settings_omissions_and_parts_for_ones_own_loop():
     assert "`pass_rate`" in scalerl and "*omits forced interruption of long thoughts" in scalerl
     rapo = next(line for line in page.splitlines() if line.startswith("| `rapo` "))
     assert "`pass_rate(at_least=32)`" in rapo
-    prorl = next(line for line in page.splitlines() if line.startswith("| `prorl` | "))
-    assert prorl.endswith("| **controller** `prorl` |")
+    reset = next(line for line in page.splitlines() if line.startswith("| `reference_reset` | "))
+    assert reset.endswith("| **controller** `reference_reset` |")
     d3s = next(line for line in page.splitlines() if line.startswith("| `d3s` | "))
     assert "`down_sample`" in d3s and "D3S: the rollouts" in d3s
     assert "| **filter** `lightningrl`, `accuracy`, `efficiency`, `has_signal` |" in page
