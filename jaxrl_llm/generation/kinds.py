@@ -13,10 +13,13 @@ def choose(name: str, run: Wanted, wanted: Mapping[str, str]) -> EngineKind:
     """The engine that `sampling.engine` names, or the server; `wanted`: what it must do of `base.CAN`, and what for.
 
     "auto" is the faster of the two engines of this process, or the one that does what is wanted. Raises ValueError for an
-    unknown name, and for an engine that lacks something.
+    unknown name, for a name beside a server, and for an engine that lacks something.
     """
     run = run._replace(wants=frozenset(wanted))
     if run.server is not None:
+        if name != "auto":
+            raise ValueError(f"sampling.engine={name!r} samples in this process, and server.url names a server that samples; set "
+                             "sampling.engine='auto', or server.url=''")
         kind = external.engine.kind(run)
     elif ":" in name:
         kind = registry.call("engine", name, registry.function_of("engine", name), {"run": run}, EngineKind)

@@ -7,7 +7,6 @@ from run_folders import started, write_run
 
 from jaxrl_llm.compare import plan, report, suite
 from jaxrl_llm.control.passes import Shares
-from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.evaluation.power import smallest_difference
 from jaxrl_llm.generation.prompts import encode_problems
 from jaxrl_llm.rollouts import Rollouts
@@ -137,9 +136,9 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
     base = suite.config_of(contest)
     for entry in plan.read_entries(suite.METHODS, base):
         plan.check_schedule(entry, plan.read_budget(contest.budget, base))
-        task, judge = setup.make_judge(entry.config)
-        environment = judge.environment if isinstance(judge, Runner) else None
-        refusals.check_method(entry.config, parts.make_parts(entry.config, 96, task, environment), environment)
+        judge = setup.make_judge(entry.config)
+        made = parts.make_parts(entry.config, 96, judge.task, judge.environment)
+        refusals.check_method(entry.config, made, judge.environment)
 
 
 MIXED = suite.contests("embedded")[0]
@@ -155,7 +154,7 @@ def entry_of(method):
 @pytest.fixture(scope="module")
 def known():
     """What controllers know of the task of MIXED."""
-    train = setup.make_judge(suite.config_of(MIXED))[0].train
+    train = setup.make_judge(suite.config_of(MIXED)).task.train
     problems = [train[i] for i in range(len(train))]
     lengths = np.array([len(ids) for ids in encode_problems(problems, ByteTokenizer())], np.int32)
     return {"prompts": len(train), "shares": Shares(*tasks_of(train)), "levels": levels_of(train), "prompt_lengths": lengths,

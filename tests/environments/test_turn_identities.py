@@ -212,9 +212,8 @@ def test_runners_carry_them(kind):
 def test_trajectories_of_a_run_carry_them():
     run, params = setup.build(chatter.get_config(environment="treasure(size=2, brief=True)", method="salt", **{
         "sampling.max_tokens": 320, "sampling.turn_tokens": 12, "sampling.max_turns": 8, "prompts.max_tokens": 64}))
-    sampler = run.source.sampler
     problems = [run.source.task.train[i] for i in range(6)]
-    forest = sampler.demonstrated(problems, 0.5)
+    forest = run.source.stream.partner.demonstrated(problems, 0.5)
     mine = (forest.role == Role.POLICY) | (forest.role == Role.HINT)
     assert mine.sum() > 12 and all(info["action"] == text for info, text in zip(forest.turn_info[mine], forest.texts[mine]))
     finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))  # an untrained policy names no command

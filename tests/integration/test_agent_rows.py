@@ -1,10 +1,10 @@
 """The rows of experiments/agent_rows.py: every method of agents is among them, and each configuration makes a run."""
 import pytest
-from jaxrl_llm.training.trajectories import Trajectories
 
 from jaxrl_llm import methods, sandbox
 from jaxrl_llm.experiments import agent_rows
 from jaxrl_llm.training import setup
+from jaxrl_llm.training.dialogue import Dialogue
 
 ANYWHERE = {"aepo_advantage", "aepo_clip", "b_coder", "spear"}  # methods of agents that also run on a task
 TEACHER = "the recorder `teacher` with config.teacher.path"
@@ -24,6 +24,6 @@ def test_its_configuration_makes_a_run(row):
         pytest.skip("no sandbox with all barriers on this machine")
     run, _ = setup.build(agent_rows.config_of_row(row, seed=1, steps=20))
     assert run.method.slug == row.method and run.config.steps == 20 and run.config.seed == 1
-    assert isinstance(run.source.sampler, Trajectories) == bool(run.config.environment)
+    assert isinstance(run.source.stream.partner, Dialogue) == bool(run.config.environment)
     if run.config.environment:
         run.source.stream.partner.runner.close()

@@ -5,11 +5,11 @@ import chatter
 import jax
 import numpy as np
 import pytest
+import streams
 import run_files
 
 from jaxrl_llm.control.base import without
 from jaxrl_llm.training import loop, optimizers, schedules, setup
-from jaxrl_llm.training.metrics import PhaseTimer
 
 BOTH_SIDES = {"environment": "chatter:duel", "sampling.max_tokens": 64, "sampling.max_turns": 4}
 CONTEXTS = {"environment": "chatter:forgetful", "sampling.max_turns": 6, "method": "multi_context_grpo"}
@@ -80,15 +80,15 @@ def test_a_batch_of_void_turns_changes_nothing(filtered):
 @pytest.mark.slow
 def test_the_policy_reads_how_many_turns_are_left(filtered):
     run, finished = filtered
-    sampler, forest = run.source.sampler, finished.forest
+    stream, forest = run.source.stream, finished.forest
     state = fresh(run)
-    weights = sampler.under(state.params, None, max_turns=3, announced_turns=2)
-    assert [weights.limits.left(turn) for turn in (1, 2)] == [1, 1]
-    rows = sampler.plant([forest.problems[0]], [forest.prompt_ids(0).tolist()], 0)
-    played = sampler.groups(weights, rows, np.array([0]), 0, state.key, 0, PhaseTimer())
+    limits = stream.partner.limits(None, 3, 2)
+    assert limits.turns == 3 and [limits.left(turn) for turn in (1, 2)] == [1, 1]
+    rows = stream.partner.plant([forest.problems[0]], [forest.prompt_ids(0).tolist()], 0)
+    played = streams.grow(stream, state.params, rows, np.array([0]), 0, state.key, max_turns=3, announced_turns=2)
     shown = [text for text, role in zip(played.texts, played.role) if role == 2]
     assert shown and all(text.endswith("\nTurns left: 1.") for text in shown)
-    assert sampler.under(state.params, None, max_turns=3, announced_turns=0).limits.announced == 0
+    assert stream.partner.limits(None, 3, 0).announced == 0
 
 
 @pytest.mark.slow

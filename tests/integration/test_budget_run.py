@@ -143,7 +143,7 @@ def test_the_oracle_asks_the_policy(built):
     problems = run_files.Given([run.source.task.train[i] for i in (5, 9, 2, 7)])
     topology = oracle(budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout"), prompts=ROWS, draws=3)
     source = dataclasses.replace(run.source, data=problems, prior=unknown, topology=topology,
-                                 sampler=dataclasses.replace(run.source.sampler, reward=reward))
+                                 stream=run.source.stream.apart(partner=run.source.stream.partner.scoring(reward)))
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
     sampled, forest, facts, _ = source.next(run.learner.publish(state))
     np.testing.assert_allclose(forest.facts["expected"], [0, 1, 1, 0])

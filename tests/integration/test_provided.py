@@ -7,12 +7,11 @@ import tiny_config
 
 from jaxrl_llm import environments, methods, recorders, topologies
 from jaxrl_llm.control import Settings
-from jaxrl_llm.environments.runner import Runner
+from jaxrl_llm.generation import measures
 from jaxrl_llm.methods import provision
 from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts, setup
-from jaxrl_llm.training.trajectories import Trajectories
 
 
 def in_groups(**changes):
@@ -30,6 +29,8 @@ KINDS = {
     "replay": in_groups(method="sil"),
     "features": in_groups(method="poise", **{"learner.minibatches": 2}),
     "gradients": in_groups(method="vcpo"),
+    "mixture": in_groups(method="qwen_stabilizing", objective="routing='learner'", **{
+        "model.experts": 4, "learner.minibatches": 2}),
     "greedy": in_groups(method="b_coder"),
     "environment": chatter.get_config(method="gigpo"),
     "agents": chatter.get_config(method="dr_mas", environment="chatter:duel"),
@@ -47,12 +48,12 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
         state, _, batch, _ = run.learner.learn(state, finished.rollouts, frozen, facts=finished.facts)
     there = {field.name for field in dataclasses.fields(Rollouts) if getattr(batch, field.name) is not None} | {*batch.extras}
 
-    sampler = run.source.sampler
-    environment = sampler.runner.environment if isinstance(sampler, Trajectories) else None
+    runner = run.source.stream.partner.runner
+    environment = None if runner is None else runner.environment
     made = parts.make_parts(run.config, run.learner.policy.model.config.hidden_size, run.source.task, environment)
     said = provision.provided(made.method, made.estimator, made.there)
     fields = {name for name in said if "." not in name} - {*Settings._fields}
-    on_demand = recorders.recordable(said) | {"prior"}  # made for methods that need them
+    on_demand = recorders.recordable(said) | {"prior"} | {*measures.MEASURES}  # made for methods that need them
     if environment is not None:
         on_demand |= {"answers"}  # refused, see `training.refusals`
     wanted = fields - (on_demand - made.needs)
@@ -67,8 +68,8 @@ def test_every_registered_provider_is_tried():
     asked, chosen = set(), set()
     for config in KINDS.values():
         config = config_lib.resolve(config, methods.get(config.method).defaults)
-        task, judge = setup.make_judge(config)
-        made = parts.make_parts(config, 32, task, judge.environment if isinstance(judge, Runner) else None)
+        judge = setup.make_judge(config)
+        made = parts.make_parts(config, 32, judge.task, judge.environment)
         asked |= {*recorders.asked(parts.recorded_needs(config, made.needs), made.there | provision.SAMPLED)}
         chosen |= {topologies.chosen(None, made.there)}
     assert asked == recorders.RECORDERS.keys() - {"teacher", "base"}

@@ -40,8 +40,8 @@ def with_factor(run, factor):
         result = reward(*rest)
         return Scores(result.total * factor[0], result.components * factor[0], result.names, result.failures)
 
-    return dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=dataclasses.replace(
-        run.source.sampler, reward=run_files.called(reward, scaled))))
+    partner = run.source.stream.partner.scoring(run_files.called(reward, scaled))
+    return dataclasses.replace(run, source=dataclasses.replace(run.source, stream=run.source.stream.apart(partner=partner)))
 
 
 def by_uid(forest, rollouts):

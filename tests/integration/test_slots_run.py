@@ -8,7 +8,9 @@ import pytest
 import run_files
 import tiny_config
 
-from jaxrl_llm.training import loop, parts, setup
+from jaxrl_llm.generation import base, kinds
+from jaxrl_llm.models import ModelConfig, Transformer
+from jaxrl_llm.training import loop, setup
 
 
 def config(**changes):
@@ -51,17 +53,24 @@ def test_runs_learn_with_caches_in_eight_bits(tmp_path, sampler):
 
 def test_one_rule_chooses_the_sampler():
     stops, [cpu], gpu = (1,), jax.devices()[:1], types.SimpleNamespace(platform="gpu")
-    for changes, devices, prompt, ends, slots in (
-            ({}, [cpu], 6, stops, True), ({"sampling.micro_batches": 2}, [cpu], 6, stops, False),
-            ({}, [cpu] * 2, 6, stops, False),
-            ({}, [cpu], 6, (), False), ({}, [cpu], 7, stops, False), ({}, [gpu], 6, stops, False),
-            ({"server.url": "http://a"}, [cpu], 6, stops, False), ({"sampling.engine": "scan"}, [cpu], 6, stops, False),
-            ({"sampling.engine": "slots", "sampling.micro_batches": 1}, [gpu], 9, (), True)):
-        assert parts.in_slots(config(**changes), devices, prompt, ends) is slots, changes
-    for changes, devices in (({}, [cpu] * 2), ({"server.url": "http://a"}, [cpu])):
-        with pytest.raises(ValueError, match="sampling.engine='slots' samples on one device"):
-            parts.in_slots(config(**changes, **{"sampling.engine": "slots"}), devices, 6, stops)
-    with pytest.raises(ValueError, match="sampling.paged_cache=True is about the slot engine, which does not sample here; set"):
+    model = Transformer(ModelConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8,
+                                    mlp_size=8))
+
+    def chosen(name, devices, prompt=6, ends=stops, parts=4, server=None):
+        mesh = types.SimpleNamespace(devices=np.array(devices), size=len(devices))
+        wanted = {"mesh": f"a mesh of {len(devices)} devices"} if len(devices) > 1 else {}
+        return kinds.choose(name, base.Wanted(model, mesh, None, 4, 4, parts, prompt, 6, ends, (), server=server), wanted).name
+
+    for devices, changes, name in (
+            ([cpu], {}, "slots"), ([cpu], {"parts": 2}, "scan"), ([cpu] * 2, {}, "scan"), ([cpu], {"ends": ()}, "scan"),
+            ([cpu], {"prompt": 7}, "scan"), ([gpu], {}, "scan"), ([cpu], {"server": object()}, "server")):
+        assert chosen("auto", devices, **changes) == name, changes
+    assert chosen("scan", [cpu]) == "scan" and chosen("slots", [gpu], 9, (), 1) == "slots"
+    with pytest.raises(ValueError, match="a mesh of 2 devices needs an engine that samples on all devices of a mesh, and 'slots' d"):
+        chosen("slots", [cpu] * 2)
+    with pytest.raises(ValueError, match="sampling.engine='slots' samples in this process, and server.url names a server"):
+        chosen("slots", [cpu], server=object())
+    with pytest.raises(ValueError, match="sampling.paged_cache=True needs an engine that keeps caches in pages, and 'scan' does n"):
         setup.build(config(**{"sampling.engine": "scan", "sampling.paged_cache": True}))
     with pytest.raises(ValueError, match="config.sampling.engine"):
         setup.build(config(**{"sampling.engine": "slot"}))

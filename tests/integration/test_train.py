@@ -19,7 +19,6 @@ import tiny_config
 from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods, rewards, tokenizers
-from jaxrl_llm.guard import Guarded
 from jaxrl_llm.models import weights
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.training import config as config_lib
@@ -240,8 +239,8 @@ def shared():
     """One compiled sampler for all methods; voting methods take the whole completion as its answer."""
     run, params = setup.build(tiny())
     reward = dataclasses.replace(run.source.stream.partner.reward.rewards[0], extract=str.strip)
-    sampler = dataclasses.replace(run.source.sampler, reward=rewards.combine([reward]))
-    return dataclasses.replace(run, source=dataclasses.replace(run.source, sampler=sampler)), params
+    stream = run.source.stream.apart(partner=run.source.stream.partner.scoring(rewards.combine([reward])))
+    return dataclasses.replace(run, source=dataclasses.replace(run.source, stream=stream)), params
 
 
 OWN_SETTING = {"qwenlong_l1": {"control": "limits=(1.0,)"}}  # the paper's phases end at 20,000 and 60,000 tokens
@@ -259,14 +258,15 @@ def test_every_method_takes_three_steps(shared, slug):
     refusals.check_method(config, made)
     asked = config.budget.utility or "prior" in made.needs
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
-    program = run.source.sampler.generate  # guarded anew: caches may have been dropped since the last method
-    sampler = dataclasses.replace(run.source.sampler, stop_strings=ends,
-                                  generate=Guarded(program.name, program.function, program.shapes))
+    task, whole = run.source.task, run.source.stream
+    stream = setup.make_stream(config, policy.model, whole.mesh, whole.tokenizer, None, (task.train, task.heldout),
+                               setup.Judge(task, whole.partner.reward), made.wanted)
+    stream = stream.apart(stop_strings=ends, partner=dataclasses.replace(stream.partner, stop_strings=ends))
     source = dataclasses.replace(
-        run.source, sampler=sampler, data=batches(run.source.task.train, 4, seed=0),
-        prior=prior.make(config, policy, len(run.source.task.train), sampler.prompt_tokens, Capture(0)) if asked else None)
+        run.source, stream=stream, data=batches(task.train, 4, seed=0),
+        prior=prior.make(config, policy, len(task.train), stream.prompt_tokens, Capture(0)) if asked else None)
     source = setup.with_topology(config, made, source)
-    learner, _ = setup.make_learner(config, made.with_prior(source.prior), policy, source.ladders, sampler.tokenizer)
+    learner, _ = setup.make_learner(config, made.with_prior(source.prior), policy, source.ladders, stream.tokenizer)
     known = setup.known_of(dataclasses.replace(run, config=config, source=source, learner=learner), params)
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), known)
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
