@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 import psutil
 
 from jaxrl_llm import parallel
-from jaxrl_llm.training import preemption, tensorstore_leak
+from jaxrl_llm.training import preemption
 
 PyTree = Any
 
@@ -49,7 +49,6 @@ class Checkpoints:
             raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
         self.directory = Path(directory).absolute()
         self.keep = keep
-        tensorstore_leak.stop()
         if read_only and not self.directory.is_dir():
             raise FileNotFoundError(f"no checkpoint directory {self.directory}; give the checkpoints folder of a run")
         # Listed before the writer clears them, so that `restore` can report which save was cut short.
