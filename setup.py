@@ -79,6 +79,7 @@ setup(
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
         "chex>=0.1.90",
+        "filelock>=4.0",  # its earlier releases empty the file of a lock that another process holds
         "ml-collections>=1.0",
         "absl-py>=2.1",
         "numpy>=2.0",
