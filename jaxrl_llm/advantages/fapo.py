@@ -4,8 +4,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.advantages.dapo import overlong_penalty
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.rewards.length import soft_overlong
 
 
 def flawed_reward(correct: Array, flawed: Array, *, penalty: float) -> Array:
@@ -37,14 +37,12 @@ def fapo(
     the penalty. The published code has penalty 1 built in; eps as in `grpo`.
     """
     if max_len is not None:
-        cache_len = max_len // 2 if cache_len is None else cache_len
-        if not 0 < cache_len <= max_len:
-            raise ValueError(f"cache_len={cache_len} must be between 1 and max_len={max_len}")
+        overlong = soft_overlong(max_len, max_len // 2 if cache_len is None else cache_len)
 
     def advantages(rollouts):
         rewards = flawed_reward(rollouts.correct, rollouts.extras["flawed"], penalty=penalty)
         if max_len is not None:
-            rewards = rewards + overlong_penalty(rollouts.lengths, max_len=max_len, cache_len=cache_len)
+            rewards = rewards + overlong(rollouts.lengths)
         return group_z_score(rewards.astype(rollouts.rewards.dtype), rollouts.valid, eps=eps)
 
     return stateless(advantages, needs=("rewards", "flawed"))

@@ -110,7 +110,7 @@ ROWS = (
         title="DAPO with the soft overlong punishment as released",
         arxiv=("2503.14476",),
         equation="A = z-score in the group of r - factor max(0, length - edge) / cache, unbounded beyond the budget",
-        estimator=("dapo_overlong", {"variant": "code"}),
+        estimator=("dapo", {"variant": "code"}),
         objective=("ppo_clip", {"clip_high": 0.28, "dual_clip": 10.0}),
         filters=("dynamic_sampling",),
         defaults={"group_size": 16},

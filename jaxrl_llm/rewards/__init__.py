@@ -4,14 +4,13 @@ import dataclasses
 from collections.abc import Sequence
 
 from jaxrl_llm import registry
-from jaxrl_llm.rewards import needs, text
+from jaxrl_llm.rewards import length, needs, text
 from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
 from jaxrl_llm.rewards.box import HIT, box_reward, find_box
 from jaxrl_llm.rewards.by_task import ByTask
 from jaxrl_llm.rewards.code import Code, tests_of
 from jaxrl_llm.rewards.gym import Gym, tagged_answer
 from jaxrl_llm.rewards.isolated import Isolated
-from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
 from jaxrl_llm.rewards.math import Boxed, boxed_answer
 from jaxrl_llm.rewards.swe_rl import Patches
 from jaxrl_llm.rewards.token_f1 import find_words
@@ -52,7 +51,7 @@ def format(*, pattern: str, weight: float = 1.0) -> Reward:
 def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: str = "paper",
                   weight: float = 1.0) -> Reward:
     """Penalty from 0 down to -1 over the last `cache` tokens before `max_length` (DAPO, arXiv 2503.14476)."""
-    return Reward("soft_overlong", overlong_penalty(max_length, cache, factor, variant), weight, per="lengths")
+    return Reward("soft_overlong", length.soft_overlong(max_length, cache, factor, variant), weight, per="lengths")
 
 
 def reasoning_gym(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:

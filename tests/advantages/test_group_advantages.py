@@ -211,7 +211,7 @@ def test_fapo_adds_the_overlong_penalty_to_the_shaped_reward():
     rollouts = from_lists([[1, 1, 0]], [[2, 3, 4]]).replace(extras={"flawed": jnp.array([[True, False, False]])})
     close(per_rollout("fapo", rollouts, max_len=4)[0], z([0, 0.5, -2]), rtol=1e-5)
     close(per_rollout("fapo", rollouts, max_len=4, cache_len=1)[0], z([0, 1, -2]), rtol=1e-5)
-    with pytest.raises(ValueError, match="cache_len=9"):
+    with pytest.raises(ValueError, match="cache=9, max_length=4"):
         advantages.make("fapo", max_len=4, cache_len=9)
 
 
