@@ -15,8 +15,8 @@ def dapo(*, max_len: int = 20480, cache_len: int | None = None, factor: float = 
     """`A_i = (r'_i - mean') / (std' + eps)` with `r' = r + penalty(length)`, sample standard deviation.
 
     `max_len` is the generation budget in tokens, `cache_len` the part of it that is punished (default: a fifth), up to
-    `factor`; `variant` as in `rewards.length.soft_overlong`. The lengths and the factor are the paper's and verl's recipe's, eps
-    as in `grpo`.
+    `factor`; `variant` as in `rewards.length.soft_overlong`. The lengths and the factor are the paper's and verl's recipe's,
+    eps as in `grpo`.
     """
     penalty = soft_overlong(max_len, max(max_len // 5, 1) if cache_len is None else cache_len, factor, variant)
 

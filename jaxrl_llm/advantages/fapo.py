@@ -13,18 +13,6 @@ def flawed_reward(correct: Array, flawed: Array, *, penalty: float) -> Array:
     return jnp.where(correct, 1 - penalty * flawed, -1.0)
 
 
-def judge_reward(predicted: Array, first_error: Array, steps: Array) -> Array:
-    """Reward in [-1, 1] for a judge that names the first wrong step of a solution (-1: none); i32 of any one shape.
-
-    `1 - |predicted - first_error| / steps` if both name a step, 1 if both say none, -1 if only one does or the
-    prediction is not in -1..steps-1 (so give an unreadable verdict any number below -1).
-    """
-    possible = (predicted >= -1) & (predicted < steps)
-    near = 1 - jnp.abs(predicted - first_error) / jnp.maximum(steps, 1)
-    agree = jnp.where(first_error == -1, 1, near)
-    return jnp.where(possible & ((predicted == -1) == (first_error == -1)), agree, -1)
-
-
 @estimator
 def fapo(
     *, penalty: float = 1.0, max_len: int | None = None, cache_len: int | None = None, eps: float = 1e-6

@@ -124,12 +124,3 @@ def mssr(
 
     needs = ("rewards", "prompt_ids", "old_logprobs", "ref_logprobs")
     return stateful(init, advantages, needs=(*needs, "entropies") if entropy == "token" else needs)
-
-
-def warm_start(tracker: Tracker, ids: Array, rates: Array, *, rho_min: float = 0.875) -> Tracker:
-    """The tracker with measured success rates f32[B] of the start policy on prompts `ids`, at full pseudo-counts."""
-    prior_count = 1 / (1 - rho_min)
-    place = ids % tracker.ids.size
-    return tracker._replace(ids=tracker.ids.at[place].set(ids),
-                            successes=tracker.successes.at[place].set(prior_count * rates),
-                            failures=tracker.failures.at[place].set(prior_count * (1 - rates)))

@@ -172,11 +172,6 @@ class EntropyLaw(NamedTuple):
         """Reward at mean token entropy H, nats."""
         return self.b - self.a * np.exp(entropy)
 
-    @property
-    def zero_reward_entropy(self) -> float:
-        """H at which the reward is 0: `log(b / a)`."""
-        return float(np.log(self.b / self.a))
-
 
 def fit_entropy_law(entropy: np.ndarray, reward: np.ndarray) -> EntropyLaw:
     """Linear least squares of R on `-exp(H)`. The ceiling `b - a` is the reward where no entropy is left to spend.
@@ -197,16 +192,3 @@ def fit_entropy_law(entropy: np.ndarray, reward: np.ndarray) -> EntropyLaw:
     a_error, b_error = np.sqrt(np.diag(spread)).tolist()
     return EntropyLaw(float(a), float(b), a_error, b_error, float(b - a),
                       float(np.sqrt(contrast @ spread @ contrast)), float(np.sqrt(squares / len(x))))
-
-
-def entropy_change(logits: np.ndarray, advantages: np.ndarray, step: float, *, natural: bool = False) -> float:
-    """First-order change of the entropy of `softmax(logits [V])` by a step along the policy gradient, or the natural one.
-
-    `-step Cov_pi(log pi, pi A)` with A centred under pi, or `-step Cov_pi(log pi, A)`.
-    """
-    logits, advantages = np.asarray(logits, np.float64), np.asarray(advantages, np.float64)
-    log_pi = logits - np.logaddexp.reduce(logits)
-    pi = np.exp(log_pi)
-    centred = advantages - pi @ advantages
-    other = centred if natural else pi * centred
-    return float(-step * (pi @ (log_pi * other) - (pi @ log_pi) * (pi @ other)))
