@@ -98,16 +98,3 @@ def build(
 def markdown() -> str:
     """The catalogue as a Markdown page."""
     return page.markdown(FAMILIES, lacks)
-
-
-def counts() -> tuple[int, int, int, int, int]:
-    """How many methods are known, from how many papers; how many run by name, how many elsewhere, how many of both in part."""
-    papers = {paper for row in METHODS.values() for paper in row.arxiv}
-    running = [*runnable(), *runnable_elsewhere()]
-    partial = [slug for slug in running if METHODS[slug].omits]
-    return len(METHODS), len(papers), len(runnable()), len(runnable_elsewhere()), len(partial)
-
-
-def with_counts(text: str) -> str:
-    """A page of prose with the current `counts`."""
-    return page.with_counts(text, counts())
