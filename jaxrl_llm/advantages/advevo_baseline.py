@@ -1,5 +1,4 @@
 """AdvEvo-MARL: agents with the same function share one mean-return baseline (arXiv 2510.01586)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry

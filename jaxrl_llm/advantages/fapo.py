@@ -1,5 +1,4 @@
 """FAPO: correct answers reached by faulty reasoning earn less than clean ones (arXiv 2510.22543)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -14,9 +13,7 @@ def flawed_reward(correct: Array, flawed: Array, *, penalty: float) -> Array:
 
 
 @estimator
-def fapo(
-    *, penalty: float = 1.0, max_len: int | None = None, cache_len: int | None = None, eps: float = 1e-6
-) -> Estimator:
+def fapo(*, penalty: float = 1.0, max_len: int | None = None, cache_len: int | None = None, eps: float = 1e-6) -> Estimator:
     """Group z-score of `+1` (correct), `1 - penalty` (correct, but `extras["flawed"]` bool[P, G]), `-1` (wrong).
 
     Correct as in `Rollouts.correct`. With penalty 1 a flawed answer has a positive advantage exactly if the group has more

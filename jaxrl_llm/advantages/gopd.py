@@ -1,5 +1,4 @@
 """Generalised on-policy distillation: a dense reward from a teacher, weighted against a base (arXiv 2602.12125)."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,5 +1,4 @@
 """TTRL: the majority answer of the group is the label, and agreement with it the reward (arXiv 2504.16084)."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -6,7 +6,6 @@ Then come further cases by kind, beside the rules of math-verify, verl (where in
 where a verifier of this package judges one of these wrongly.
 With `--compare` it prints the two counts of `boxed`, math-verify and the graders of verl, where installed, on one table.
 """
-
 import argparse
 import sys
 from collections.abc import Sequence

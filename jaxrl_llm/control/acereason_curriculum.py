@@ -33,8 +33,7 @@ def acereason_curriculum(*, lengths: Sequence[float] = (0.25, 0.5, 0.75, 1.0), f
     is ours. If no problem is hard, all problems are drawn. Facts: `tried`, `right`.
 
     Raises:
-      ValueError: shares that do not grow from above 0 to at most 1, more filtered stages than there are, stages without a
-      step.
+      ValueError: shares that do not grow from above 0 to at most 1, more filtered stages than there are, stages without a step.
     """
     if not lengths or list(lengths) != sorted(lengths) or lengths[0] <= 0 or lengths[-1] > 1 or every < 1 \
             or not 0 <= filtered <= len(lengths):

@@ -51,8 +51,7 @@ def dart_curation(*, threshold: float = 0.6, least: int = 2, decay: float = 0.5)
 
     def propose(state):
         rate = (state.right / jnp.where(state.tried > 0, state.tried, 1))[state.walk.ids]
-        return {"prompt_ids": state.walk.ids,
-                "group_sizes": rollouts_of(rate, state.most, threshold=threshold, least=least)}
+        return {"prompt_ids": state.walk.ids, "group_sizes": rollouts_of(rate, state.most, threshold=threshold, least=least)}
 
     def init(shares, batch, seed, max_group):
         none = jnp.zeros(shares.problems)

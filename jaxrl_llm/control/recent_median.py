@@ -1,5 +1,4 @@
 """SPEAR: the baseline of self-imitation, the median of recent group-mean rewards (arXiv 2509.22601)."""
-
 import jax.numpy as jnp
 from flax import struct
 from jax import Array

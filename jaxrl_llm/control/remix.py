@@ -8,9 +8,7 @@ from jax import Array
 from jaxrl_llm.control.base import Controller, controller
 
 
-def policy_ages(
-    key: Array, rows: int, stored: int | Array, *, reuse: float = 0.4, max_age: int = 2
-) -> Array:
+def policy_ages(key: Array, rows: int, stored: int | Array, *, reuse: float = 0.4, max_age: int = 2) -> Array:
     """i32[rows]: 0 for a fresh trajectory, i for one of the policy i steps back.
 
     With probability `reuse` i is uniform in 1 .. min(max_age, stored), `stored` the number of earlier policies with stored

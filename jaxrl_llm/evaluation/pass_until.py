@@ -1,5 +1,4 @@
 """Success rates far below 1/n: sample until a problem is solved r times (arXiv 2310.03262)."""
-
 from scipy import stats
 
 from jaxrl_llm.evaluation.intervals import Proportion, clopper_pearson

@@ -5,7 +5,6 @@
 To add a method, write one `Method(...)` into the `ROWS` of the family's file in this folder (a new file is discovered
 automatically). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
 """
-
 import functools
 import importlib
 import inspect
@@ -67,14 +66,8 @@ def runnable_elsewhere() -> list[str]:
     return [slug for slug in names() if lacks(slug) and all(lack.what in there for lack in lacks(slug))]
 
 
-def build(
-    slug: str,
-    *,
-    max_len: int | None = None,
-    feature_size: int | None = None,
-    estimator: Mapping[str, Any] | None = None,
-    objective: Mapping[str, Any] | None = None,
-) -> tuple[Estimator, Objective]:
+def build(slug: str, *, max_len: int | None = None, feature_size: int | None = None, estimator: Mapping[str, Any] | None = None,
+          objective: Mapping[str, Any] | None = None) -> tuple[Estimator, Objective]:
     """The estimator and the objective of a method; the two mappings override its hyper-parameters.
 
     `max_len` is the generation budget in tokens, `feature_size` the width of `rollouts.features`; each is given to the parts

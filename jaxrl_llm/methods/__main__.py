@@ -1,5 +1,4 @@
 """Prints the catalogue, or the row of NAME; `--write PATH` writes it as Markdown."""
-
 import argparse
 import pathlib
 import sys

@@ -1,5 +1,4 @@
 """Agents and trees: many rows per task, compared through ids of trajectory, state, agent or tree node."""
-
 import dataclasses
 
 from jaxrl_llm.methods.base import Method

@@ -1,5 +1,4 @@
 """The methods that all others are compared with."""
-
 from jaxrl_llm.methods.base import Method
 
 ROWS = (

@@ -1,5 +1,4 @@
 """Methods that allocate rollouts unequally, and baselines for which a few rollouts are enough."""
-
 from jaxrl_llm.methods.base import Method
 
 ROWS = (

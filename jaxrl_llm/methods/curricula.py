@@ -1,5 +1,4 @@
 """Methods that choose which problems come next, and for how many tokens."""
-
 from jaxrl_llm.methods.base import Method
 
 ROWS = (

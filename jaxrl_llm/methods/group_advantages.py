@@ -1,5 +1,4 @@
 """Advantages from comparing the rollouts of a group (or, for MSSR, from a memory of the prompt)."""
-
 from jaxrl_llm.methods.base import Method
 
 DAPO_LOSS = ("ppo_clip", {"clip_high": 0.28, "dual_clip": 10.0})

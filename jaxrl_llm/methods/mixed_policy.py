@@ -1,5 +1,4 @@
 """Learning from more than the policy's own fresh rollouts: experts, teachers, retries and past rollouts."""
-
 from jaxrl_llm.methods.base import Method
 
 ON_POLICY = ("luffy", {"baseline": "on_policy", "use_std": True})

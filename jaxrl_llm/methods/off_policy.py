@@ -1,5 +1,4 @@
 """Data that lag behind the policy, and samplers that disagree with the trainer: other ratios, other trust regions."""
-
 from jaxrl_llm.methods.base import Method
 
 ROWS = (

@@ -1,5 +1,4 @@
 """The catalogue as a Markdown page: one table per family, then the parts of `jaxrl_llm.control`."""
-
 import importlib
 import inspect
 import pkgutil

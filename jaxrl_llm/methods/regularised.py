@@ -1,5 +1,4 @@
 """Methods that keep entropy up or stay near an old policy by covariance, divergence, ratio or imitation terms."""
-
 from jaxrl_llm.methods.base import Method
 
 ROWS = (

@@ -1,5 +1,4 @@
 """Advantages that differ between tokens or between rollouts: critics, teachers, steps, shaped rewards."""
-
 from jaxrl_llm.methods.base import Method
 
 ROWS = (

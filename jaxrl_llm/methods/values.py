@@ -1,5 +1,4 @@
 """Methods whose baseline is a value model learned beside the policy, from states that the policy computes anyway."""
-
 from jaxrl_llm.methods.base import Method
 
 ROWS = (

@@ -1,5 +1,4 @@
 """Asymmetric REINFORCE's loss: no ratio, no clip; the estimator's low baseline does the work (arXiv 2506.20520)."""
-
 from jaxrl_llm.objectives.base import Objective, objective
 from jaxrl_llm.objectives.reinforce import reinforce
 

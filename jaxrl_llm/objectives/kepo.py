@@ -1,5 +1,4 @@
 """KEPO: GRPO plus distillation from a teacher on the rollouts whose reward passes a gate (arXiv 2602.00400)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -47,14 +46,8 @@ def sampled_jsd(logprobs: Array, teacher_logprobs: Array, mask: Array, beta: flo
 
 
 @objective
-def kepo(
-    *,
-    gate: float | None = 1.0,
-    kd_coef: float = 1.0,
-    jsd_beta: float = 0.5,
-    kl_coef: float = 0.0,
-    kl_estimator: str = "k3",
-) -> Objective:
+def kepo(*, gate: float | None = 1.0, kd_coef: float = 1.0, jsd_beta: float = 0.5, kl_coef: float = 0.0,
+         kl_estimator: str = "k3") -> Objective:
     """`mean over rollouts of mean_t [-exp(log p - sg(log p)) A + kl_coef KL_t] + kd_coef * mean of gated JSD_t`.
 
     It assumes one update per batch: the ratio is 1. The distillation is on the policy's own tokens (mean over the tokens of

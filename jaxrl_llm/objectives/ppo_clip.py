@@ -1,5 +1,4 @@
 """PPO's clipped surrogate per token (arXiv 1707.06347), with the options that GRPO, DAPO and their relatives share."""
-
 from jaxrl_llm import registry
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
@@ -9,17 +8,9 @@ from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 
 
 @objective
-def ppo_clip(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    kl_coef: float = 0.0,
-    kl_estimator: str = "k3",
-    kl_ratio: bool = False,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def ppo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, kl_coef: float = 0.0,
+             kl_estimator: str = "k3", kl_ratio: bool = False, aggregation: str = "token_mean",
+             max_len: int | None = None) -> Objective:
     """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(new - old log-prob)`.
 
     `dual_clip` c > 1 bounds the loss of negative advantages by `-A c` (arXiv 1912.09729). `kl_coef` needs the field

@@ -1,5 +1,4 @@
 """Rollouts that an objective excludes: from the loss and from its denominator."""
-
 from collections.abc import Callable
 
 from jax import Array

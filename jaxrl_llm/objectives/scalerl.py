@@ -1,5 +1,4 @@
 """ScaleRL's loss: a truncated importance weight against the sampler, one mean per prompt (arXiv 2510.13786)."""
-
 from jaxrl_llm.objectives.base import Objective, objective
 from jaxrl_llm.objectives.cispo import cispo
 

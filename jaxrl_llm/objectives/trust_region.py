@@ -1,5 +1,4 @@
 """Ways to keep an update close to the old policy; all are elementwise, `ratio` and `advantages` of one shape."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 

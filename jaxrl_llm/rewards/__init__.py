@@ -1,5 +1,4 @@
 """Verifiers: completions and reference answers in, rewards out. `make` one by name, `combine` several by weight."""
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -26,8 +25,7 @@ def exact(*, weight: float = 1.0) -> Reward:
 
 def last_number(*, weight: float = 1.0) -> Reward:
     """1 when the last number in the completion equals the answer as a rational."""
-    return Reward("last_number", text.last_number, weight, extract=text.find_last_number,
-                  check=needs.number("last_number"))
+    return Reward("last_number", text.last_number, weight, extract=text.find_last_number, check=needs.number("last_number"))
 
 
 def numeric(*, weight: float = 1.0) -> Reward:
@@ -48,8 +46,7 @@ def format(*, pattern: str, weight: float = 1.0) -> Reward:
     return Reward("format", text.format_match(pattern), weight)
 
 
-def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: str = "paper",
-                  weight: float = 1.0) -> Reward:
+def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: str = "paper", weight: float = 1.0) -> Reward:
     """Penalty from 0 down to -1 over the last `cache` tokens before `max_length` (DAPO, arXiv 2503.14476)."""
     return Reward("soft_overlong", length.soft_overlong(max_length, cache, factor, variant), weight, per="lengths")
 

@@ -1,5 +1,4 @@
 """SWE-RL: how similar the patch of an answer is to the true one, without running anything (arXiv 2502.18449)."""
-
 import difflib
 from collections.abc import Iterator, Mapping
 

@@ -1,5 +1,4 @@
 """Prompts with checkable answers. `make` a task by name; `loader.batches` shuffles, shards and batches its problems."""
-
 from jaxrl_llm import registry
 from jaxrl_llm.tasks.arithmetic import arithmetic
 from jaxrl_llm.tasks.attempts import attempts

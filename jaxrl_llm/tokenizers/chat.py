@@ -1,5 +1,4 @@
 """Chat templates: which of a checkpoint's templates is used, and how it renders a conversation."""
-
 import difflib
 import json
 import re
@@ -80,13 +79,8 @@ def _literal(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def render(
-    template: str,
-    messages: Messages,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    variables: Mapping[str, Any],
-) -> str:
+def render(template: str, messages: Messages, add_generation_prompt: bool, continue_final_message: bool,
+           variables: Mapping[str, Any]) -> str:
     """The text of a conversation; `messages` is a list of {"role": ..., "content": ...}.
 
     With `continue_final_message` the text ends where the content of the last message ends, so that the model continues it.

@@ -1,5 +1,4 @@
 """The vocabulary inside a GGUF file: byte-level BPE ("gpt2") and sentencepiece BPE ("llama")."""
-
 import difflib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,5 +1,4 @@
 """Tokenizers of Hugging Face checkpoints: tokenizer.json and the small JSON files beside it."""
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,4 @@
 """Loads every kind of tokenizer."""
-
 import difflib
 from pathlib import Path
 

@@ -1,5 +1,4 @@
 """Sentencepiece vocabularies (arXiv:1808.06226) from a .model file."""
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,7 +4,6 @@ One checkpoint holds two items: `state`, a pytree of arrays (typed PRNG keys inc
 hold, such as the cursor of the data iterator and counters. Every tensor has a checksum, because a flipped bit in
 a compressed chunk could otherwise be read back silently.
 """
-
 import contextlib
 import errno
 import json
@@ -59,9 +58,7 @@ class Checkpoints:
             if read_only:
                 options = ocp.CheckpointManagerOptions(read_only=True, create=False)
             else:
-                options = ocp.CheckpointManagerOptions(
-                    max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True
-                )
+                options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True)
             self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=self._handlers)
         self._pending: int | None = None  # the step being written in the background
         self._current: int | None = None  # the step that this process last saved or restored
@@ -88,10 +85,9 @@ class Checkpoints:
     def save(self, step: int, state: PyTree, host: Any = None) -> None:
         """Starts writing `state` (arrays) and `host` (JSON) as step `step`; returns once the arrays may be donated.
 
-        Saving the current step again does nothing. Checkpoints of later steps, left by a run that was resumed from an
-        older one, are moved to `abandoned/`. Raises OSError if the previous save failed or the disk lacks room,
-        ValueError if `step` goes back, TypeError if a leaf is not an array or `host` is not JSON; the last complete
-        checkpoint is kept in each case.
+        Saving the current step again does nothing. Checkpoints of later steps, left by a run that was resumed from an older
+        one, are moved to `abandoned/`. Raises OSError if the previous save failed or the disk lacks room, ValueError if `step`
+        goes back, TypeError if a leaf is not an array or `host` is not JSON; the last complete checkpoint is kept in each case.
         """
         if self._torn:
             raise OSError("the save that was interrupted twice cannot be made again in this process")
@@ -145,10 +141,9 @@ class Checkpoints:
 
         With `part` the target may omit branches of the stored tree, which are not read.
 
-        `target` has arrays or `jax.ShapeDtypeStruct`s (with `sharding`; without one the leaf goes to the first local
-        device) as leaves. Damaged checkpoints are skipped with a warning unless `step` names one. Raises
-        FileNotFoundError if there is nothing to read, ValueError naming each tensor whose shape or type differs,
-        OSError if nothing intact is left.
+        `target` has arrays or `jax.ShapeDtypeStruct`s (with `sharding`; without one the leaf goes to the first local device) as
+        leaves. Damaged checkpoints are skipped with a warning unless `step` names one. Raises FileNotFoundError if there is
+        nothing to read, ValueError naming each tensor whose shape or type differs, OSError if nothing intact is left.
         """
         self.wait()
         available = self.steps()
@@ -285,9 +280,7 @@ def _is_key(leaf: Any) -> bool:
 
 def _named_leaves(tree: PyTree) -> dict[str, Any]:
     """Dotted path -> leaf, the names that orbax gives to tensors on disk."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)
-    }
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _plain(tree: PyTree) -> PyTree:
@@ -299,12 +292,8 @@ def _to_storage(state: PyTree) -> PyTree:
     """The pytree with every leaf a plain `jax.Array`: typed keys become their uint32 words."""
     for name, leaf in _named_leaves(state).items():
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float)):
-            raise TypeError(
-                f"state leaf {name!r} is a {type(leaf).__name__}, not an array; pass JSON-able values as host="
-            )
-    return jax.tree.map(
-        lambda x: jax.random.key_data(x) if isinstance(x, jax.Array) and _is_key(x) else jnp.asarray(x), state
-    )
+            raise TypeError(f"state leaf {name!r} is a {type(leaf).__name__}, not an array; pass JSON-able values as host=")
+    return jax.tree.map(lambda x: jax.random.key_data(x) if isinstance(x, jax.Array) and _is_key(x) else jnp.asarray(x), state)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

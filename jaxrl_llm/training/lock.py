@@ -1,5 +1,4 @@
 """One run at a time in a folder: a lock that the system releases when the process ends in any way."""
-
 import contextlib
 import datetime
 import errno

@@ -1,5 +1,4 @@
 """Metrics of a run: one JSON line per step, TensorBoard event files, seconds per phase, memory of the host."""
-
 import contextlib
 import json
 import math
@@ -193,9 +192,7 @@ def naming(action: str) -> Iterator[None]:
 
 def _as_float(name: str, value: Any) -> float:
     if isinstance(value, str) or np.ndim(value) != 0:
-        raise ValueError(
-            f"metric {name!r} is {type(value).__name__}{list(np.shape(value))}, not a scalar; reduce it first"
-        )
+        raise ValueError(f"metric {name!r} is {type(value).__name__}{list(np.shape(value))}, not a scalar; reduce it first")
     return float(value)
 
 

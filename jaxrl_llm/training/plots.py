@@ -1,5 +1,4 @@
 """One figure that shows whether a run is healthy: reward, length, entropy, divergences, gradients, failures, time."""
-
 import math
 import warnings
 from collections.abc import Callable
@@ -116,10 +115,8 @@ def _curve(axes: Any, steps: np.ndarray, values: np.ndarray, color: str, label: 
     axes.plot(steps, smooth(values, len(values) / 60), color=color, linewidth=2.0, label=label)
 
 
-def _draw_lines(
-    axes: Any, metrics: Metrics, labels: dict[str, str], ylabel: str, color: int = 0, log: bool = False,
-    rounding: float = 0.0
-) -> None:
+def _draw_lines(axes: Any, metrics: Metrics, labels: dict[str, str], ylabel: str, color: int = 0, log: bool = False,
+                rounding: float = 0.0) -> None:
     """One curve per label; if all values are below `rounding`, where float32 cannot tell them from 0, the axis shows 0."""
     for index, (name, label) in enumerate(labels.items()):
         _curve(axes, metrics["step"], metrics[name], COLORS[(color + index) % len(COLORS)], label)

@@ -1,5 +1,4 @@
 """Progress of a run: a live line on a terminal, plain lines in a log file, never silence."""
-
 import contextlib
 import sys
 import threading
@@ -53,9 +52,7 @@ class Progress:
         if self._display:
             with contextlib.suppress(ValueError, OSError):  # a closed terminal
                 self._display.stop()
-        self._line(
-            f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}{self._of}"
-        )
+        self._line(f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}{self._of}")
 
     def phase(self, text: str, done: int = 0, total: int = 0) -> None:
         """Sets the name of the current phase ("compiling rollout"); a log file gets a line when a name is new.

@@ -165,8 +165,7 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
 
     def add_part(carry, inputs):
         part, advantage = inputs
-        outputs, pull_back, entropies = jax.vjp(
-            lambda tree: forward(policy, *place(tree), part), state.trainable, has_aux=True)
+        outputs, pull_back, entropies = jax.vjp(lambda tree: forward(policy, *place(tree), part), state.trainable, has_aux=True)
         def loss(outputs):
             return terms(outputs, entropies, part, advantage, state.objective_state)
         (_, (metrics, objective_state)), cotangents = jax.value_and_grad(loss, has_aux=True)(outputs)
@@ -192,8 +191,7 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
         seen = rollouts.replace(**fixed)
         advantages, estimator_state = estimator.update(seen, state.estimator_state)
         own = {} if estimator.metrics is None else estimator.metrics(seen, advantages, state.estimator_state)
-        value, (metrics, objective_state) = loss_terms(
-            objective, logprobs, entropies, seen, advantages, state.objective_state)
+        value, (metrics, objective_state) = loss_terms(objective, logprobs, entropies, seen, advantages, state.objective_state)
         return value, (metrics | own | {"advantages": advantages}, objective_state, estimator_state)
 
     (_, (*aux, estimator_state)), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)

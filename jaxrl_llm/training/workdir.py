@@ -1,5 +1,4 @@
 """The folder of one run: its configuration, and whether a new process may start or continue it."""
-
 import contextlib
 import datetime
 import importlib.metadata
@@ -94,9 +93,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
     resolved = resolve_config(config)
     has_checkpoints = bool(checkpoint_steps(path / "checkpoints"))
     if resume is True and not has_checkpoints:
-        raise FileNotFoundError(
-            f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir"
-        )
+        raise FileNotFoundError(f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir")
     stored = read_config(path / "config.json")
     if stored is not None and has_checkpoints and resume:
         _check_scale(path, stored, resolved)

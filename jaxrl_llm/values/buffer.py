@@ -59,7 +59,6 @@ def append(buffer: Buffer, rows: Any, valid: Array) -> Buffer:
     evicted = jnp.max(jnp.where(overwritten, buffer.group, -1))
     group = jnp.where(buffer.group > evicted, buffer.group, -1)
     def write(old, new):
-        return old.at[slot].set(
-            new.reshape(P * G, *new.shape[2:]).astype(old.dtype), mode="drop")
+        return old.at[slot].set(new.reshape(P * G, *new.shape[2:]).astype(old.dtype), mode="drop")
     return Buffer(jax.tree.map(write, buffer.rows, rows), write(group, jnp.broadcast_to(serial[:, None], (P, G))),
                   (buffer.cursor + count) % N, buffer.seen + jnp.sum(sizes > 0, dtype=jnp.int32))

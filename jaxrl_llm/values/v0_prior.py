@@ -4,7 +4,6 @@ A task is one policy: prompts have a few latent traits, shown through F noisy fe
 function of the traits; each context prompt was tried a few times. A head that predicts such tasks well does Bayesian
 inference under this prior in one forward pass. Drawn on the host, a few random matrices per task, while the device is busy.
 """
-
 from typing import NamedTuple
 
 import numpy as np
