@@ -73,15 +73,10 @@ class GgufTokenizer(CodecTokenizer):
         missing = [f"tokenizer.{key}" for key in needed if key not in metadata]
         if missing:
             raise ValueError(f"{path} has no {', '.join(missing)}, which a vocabulary of kind {model!r} is made of")
-        super().__init__(
-            build(metadata, path),
-            eos_id=metadata["ggml.eos_token_id"],
-            bos_id=metadata.get("ggml.bos_token_id"),
-            adds_bos=_adds_bos(metadata),
-            pad_id=metadata.get("ggml.padding_token_id"),
-            stop_ids=[metadata[key] for key in ("ggml.eot_token_id", "ggml.eom_token_id") if key in metadata],
-            chat_templates=choose(chat_template, _chat_templates(metadata)),
-        )
+        super().__init__(build(metadata, path), eos_id=metadata["ggml.eos_token_id"], bos_id=metadata.get("ggml.bos_token_id"),
+                         adds_bos=_adds_bos(metadata), pad_id=metadata.get("ggml.padding_token_id"),
+                         stop_ids=[metadata[key] for key in ("ggml.eot_token_id", "ggml.eom_token_id") if key in metadata],
+                         chat_templates=choose(chat_template, _chat_templates(metadata)))
 
 
 def _read_metadata(path: str | Path) -> dict:
@@ -121,11 +116,8 @@ def _byte_level_bpe(metadata: dict, path: str | Path) -> FastCodec:
     tokens = metadata["ggml.tokens"]
     try:
         backend = Tokenizer(
-            models.BPE(
-                vocab={token: i for i, token in enumerate(tokens)},
-                merges=[tuple(merge.split(" ")) for merge in metadata["ggml.merges"]],
-                ignore_merges=rule.ignore_merges,
-            )
+            models.BPE(vocab={token: i for i, token in enumerate(tokens)},
+                       merges=[tuple(merge.split(" ")) for merge in metadata["ggml.merges"]], ignore_merges=rule.ignore_merges)
         )
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{path} holds tokens and merges that make no vocabulary ({error})") from error

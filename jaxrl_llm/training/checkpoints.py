@@ -175,11 +175,8 @@ class Checkpoints:
         self._current = step
         if skipped:
             reasons = "; ".join(f"step {s}: {reason}" for s, reason in skipped)
-            warnings.warn(
-                f"restored step {step}, the newest intact checkpoint of {self.directory}; unusable: {reasons}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warnings.warn(f"restored step {step}, the newest intact checkpoint of {self.directory}; unusable: {reasons}",
+                          RuntimeWarning, stacklevel=3)
         return Restored(step, state, host, tuple(skipped))
 
     def _stored_tensors(self, step: int) -> dict[str, Any]:

@@ -141,21 +141,8 @@ def _draw_reward(axes: Any, metrics: Metrics, present: set[str]) -> None:
             low, high = metrics["eval/score_low"][at], metrics["eval/score_high"][at]
             bars = np.maximum(0.0, np.nan_to_num(np.stack([score - low, high - score])))
             label += " with interval"
-        axes.errorbar(
-            steps,
-            score,
-            yerr=bars,
-            color=COLORS[1],
-            linestyle="-",
-            linewidth=1.2,
-            marker="o",
-            markersize=5,
-            markeredgecolor="white",
-            capsize=2.5,
-            elinewidth=1.4,
-            label=label,
-            zorder=5,
-        )
+        axes.errorbar(steps, score, yerr=bars, color=COLORS[1], linestyle="-", linewidth=1.2, marker="o", markersize=5,
+                      markeredgecolor="white", capsize=2.5, elinewidth=1.4, label=label, zorder=5)
     axes.set_ylabel("reward, score" if {"reward/mean", "eval/score"} <= present else "reward")
 
 
@@ -171,25 +158,14 @@ def _draw_times(axes: Any, metrics: Metrics, names: list[str]) -> None:
     """Stacked seconds per phase; the scale excludes rare slow steps (compilation) and names the slowest."""
     seconds = np.nan_to_num(np.stack([metrics[name] for name in names]))
     total = seconds.sum(axis=0)
-    axes.stackplot(
-        metrics["step"],
-        seconds,
-        labels=[name.removeprefix("time/").replace("_", " ") for name in names],
-        colors=COLORS,
-        alpha=0.85,
-        linewidth=0,
-    )
+    axes.stackplot(metrics["step"], seconds, labels=[name.removeprefix("time/").replace("_", " ") for name in names],
+                   colors=COLORS, alpha=0.85, linewidth=0)
     top = 1.35 * np.quantile(total, 0.98, method="lower") if len(total) >= 20 else 1.15 * total.max()
     if top > 0:
         axes.set_ylim(0, top)
     if total.max() > top:
-        axes.set_title(
-            f"slowest: step {metrics['step'][total.argmax()]}, {total.max():.3g} s",
-            loc="right",
-            fontsize=9,
-            weight="normal",
-            color="#555555",
-        )
+        axes.set_title(f"slowest: step {metrics['step'][total.argmax()]}, {total.max():.3g} s", loc="right", fontsize=9,
+                       weight="normal", color="#555555")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles, labels, loc="upper left", ncols=3, handlelength=1.0, columnspacing=1.2)
     axes.set_ylabel("seconds")

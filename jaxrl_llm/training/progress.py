@@ -129,13 +129,9 @@ class _Bar:
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (
-            SpinnerColumn(),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[summary]}", markup=False),
-            TextColumn("{task.fields[phase]}", style="dim", markup=False),
-        )
+        columns = (SpinnerColumn(), BarColumn(bar_width=24), MofNCompleteColumn(),
+                   TextColumn("{task.fields[summary]}", markup=False),
+                   TextColumn("{task.fields[phase]}", style="dim", markup=False))
         self._rich = RichProgress(*columns, console=Console(file=stream), expand=False)
         self._task = self._rich.add_task("", total=total_steps, completed=start_step, summary="", phase="starting")
         self.start, self.stop = self._rich.start, self._rich.stop
