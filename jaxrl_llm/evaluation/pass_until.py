@@ -8,10 +8,8 @@ def pass_until(tries: int, successes: int, wanted: int = 2, *, unbiased: bool = 
     """Success rate of a problem that took `tries` samples to its `wanted`-th success, or was given up with fewer successes.
 
     `r / K`, the maximum-likelihood estimate, which is biased upwards; or `(r - 1) / (K - 1)`, which is unbiased (r >= 2). For a
-    problem that was given up it is `successes / tries` in both cases.
-
-    Raises:
-      ValueError: impossible counts, or `unbiased` with wanted = 1.
+    problem that was given up it is `successes / tries` in both cases. Raises ValueError: impossible counts, or `unbiased` with
+    wanted = 1.
     """
     if not 0 <= successes <= min(wanted, tries) or tries < 1:
         raise ValueError(f"{successes} successes of {wanted} in {tries} tries cannot be; sampling stops at the last one wanted")

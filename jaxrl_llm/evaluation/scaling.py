@@ -36,10 +36,8 @@ def fit_sigmoid(compute: np.ndarray, reward: np.ndarray, start: float, *, ceilin
 
     `compute`, `reward`: [N] evaluations of one run or of several; the one before training is `start`. The grids default to
     ceilings in steps of 0.005 from the highest mean reward to 1, and 100 middles from a tenth of the smallest compute to three
-    times the largest, evenly spaced in logarithms.
-
-    Raises:
-      ValueError: fewer than four evaluations, compute that is not above 0, or a reward that does not rise (see `rises`).
+    times the largest, evenly spaced in logarithms. Raises ValueError: fewer than four evaluations, compute that is not above 0,
+    or a reward that does not rise (see `rises`).
     """
     compute, reward = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
     if len(compute) < 4 or not (compute > 0).all():
@@ -176,10 +174,8 @@ class EntropyLaw(NamedTuple):
 def fit_entropy_law(entropy: np.ndarray, reward: np.ndarray) -> EntropyLaw:
     """Linear least squares of R on `-exp(H)`. The ceiling `b - a` is the reward where no entropy is left to spend.
 
-    The standard errors assume independent residuals; evaluations of one run are not fully independent.
-
-    Raises:
-      ValueError: fewer than three points, or all at one entropy.
+    The standard errors assume independent residuals; evaluations of one run are not fully independent. Raises ValueError: fewer
+    than three points, or all at one entropy.
     """
     x, reward = -np.exp(np.asarray(entropy, np.float64)), np.asarray(reward, np.float64)
     if len(x) < 3 or np.ptp(x) == 0:

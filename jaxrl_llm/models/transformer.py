@@ -22,8 +22,18 @@ from jaxrl_llm.kernels.int8 import Int8, int8
 from jaxrl_llm.kernels.norm import rms_norm
 from jaxrl_llm.kernels.products import transpose
 from jaxrl_llm.models import moe
-from jaxrl_llm.models.attention import (Rotations, apply_rotary, by_cudnn, group_by_cudnn, grouped_attention, held, in_blocks,
-                                        in_window, rotations, tree_attention)
+from jaxrl_llm.models.attention import (
+    Rotations,
+    apply_rotary,
+    by_cudnn,
+    group_by_cudnn,
+    grouped_attention,
+    held,
+    in_blocks,
+    in_window,
+    rotations,
+    tree_attention,
+)
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense
 from jaxrl_llm.models.logprobs import finished

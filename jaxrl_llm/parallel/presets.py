@@ -39,8 +39,7 @@ DEVICES = {device.name: device for device in (Device("a100-80", 80e9, 312e12, 2.
 def parse_devices(text: str) -> tuple[Device, int]:
     """`"h100-8"` as 8 GPUs, `"v5p-64"` as a slice of 64 cores, that is 32 chips; without a number it is 1 chip.
 
-    Raises:
-      ValueError: an unknown device, or a number of cores that is not a whole number of chips.
+    Raises ValueError: an unknown device, or a number of cores that is not a whole number of chips.
     """
     name, count = text, None
     if text not in DEVICES and (match := re.fullmatch(r"(.+)-(\d+)", text)):

@@ -225,8 +225,7 @@ def _around(c: ConfigDict) -> None:
 def keywords(text: str) -> dict[str, Any]:
     """`"a=1, b='x'"` as a dict of Python literals; bare words, paths and calls `name(...)` are strings.
 
-    Raises:
-      ValueError: when a part is not `name=value`, or a name is given twice.
+    Raises ValueError: when a part is not `name=value`, or a name is given twice.
     """
     given = {}
     for part in parts(text):

@@ -229,15 +229,12 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
     The new state is sharded over the policy's mesh by the partition table, like the old one: otherwise the compiler might
     choose other layouts of the outputs, and the next call would recompile.
 
-    The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
-    finite leaves weights and optimiser unchanged and is counted in `state.skipped`. An update without any gradient (all
-    advantages 0, nothing kept) also changes nothing, without being counted: momentum and weight decay alone must not move
-    the weights.
-    `rate` f32[] is a factor of the schedule's learning rate, to which every optimiser of `training.optimizers` is proportional.
-    `balance` is the weight of the balancing loss of experts, see `training.balance`.
-
-    Raises:
-      ValueError: at trace time, if `micro_batches` does not divide the prompts of a mini-batch.
+    The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not finite
+    leaves weights and optimiser unchanged and is counted in `state.skipped`. An update without any gradient (all advantages 0,
+    nothing kept) also changes nothing, without being counted: momentum and weight decay alone must not move the weights. `rate`
+    f32[] is a factor of the schedule's learning rate, to which every optimiser of `training.optimizers` is proportional.
+    `balance` is the weight of the balancing loss of experts, see `training.balance`. Raises ValueError: at trace time, if
+    `micro_batches` does not divide the prompts of a mini-batch.
     """
 
     def update(state: TrainState, rollouts: Rollouts, advantages: jax.Array, rate: jax.Array | None = None):

@@ -39,10 +39,8 @@ def empty(capacity: int, row: Any) -> Buffer:
 def append(buffer: Buffer, rows: Any, valid: Array) -> Buffer:
     """Adds the valid rows (`valid bool[P, G]`, leaves `[P, G, ...]`), prompt after prompt, and evicts whole old groups.
 
-    A group that loses a row loses all of them; of a batch larger than the buffer, the last complete groups stay.
-
-    Raises:
-      ValueError: at trace time, when one group could not fit.
+    A group that loses a row loses all of them; of a batch larger than the buffer, the last complete groups stay. Raises
+    ValueError: at trace time, when one group could not fit.
     """
     (P, G), N = valid.shape, buffer.group.shape[0]
     if G > N:

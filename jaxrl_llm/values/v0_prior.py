@@ -14,7 +14,8 @@ TRIES = (1, 1, 4, 8, 16)  # rollouts per context prompt, one of these for a whol
 
 class Tasks(NamedTuple):
     """B tasks: contexts `features` f32[B, N, F], `outcomes` f32[B, N], `mask` bool[B, N]; `queries` f32[B, Q, F] and their
-    true `success` f32[B, Q]."""
+    true `success` f32[B, Q].
+    """
 
     features: np.ndarray
     outcomes: np.ndarray
