@@ -62,8 +62,7 @@ def bapo(*, target: float = 1.0, low: Ladder = (0.6, 0.8, 0.05), high: Ladder = 
         ratio = token_ratio(logprobs, rollouts.old_logprobs, mask)
         bounds = jnp.asarray(table, ratio.dtype)
         positive, negative = jax.vmap(
-            lambda bound: contributions(lax.stop_gradient(ratio), advantages, mask, bound[0], bound[1], statistic)
-        )(bounds)
+            lambda bound: contributions(lax.stop_gradient(ratio), advantages, mask, bound[0], bound[1], statistic))(bounds)
         reached = (negative <= 0) | (positive >= target * (negative + EPS))
         chosen = jnp.where(jnp.any(reached), jnp.argmax(reached), len(table) - 1)
         loss, clipped = clipped_surrogate(ratio, advantages, 1 - bounds[chosen, 0], bounds[chosen, 1] - 1)

@@ -37,5 +37,4 @@ def ppo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float 
         return loss, metrics
 
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if used(kl_coef) else (), reads_old=True
-    )
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if used(kl_coef) else (), reads_old=True)

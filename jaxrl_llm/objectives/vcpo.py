@@ -21,8 +21,7 @@ def vcpo(*, max_ratio: float = 8.0, ess_base: float = 1.0, exponent: float = 0.5
 
     def token_loss(logprobs, rollouts, advantages):
         ratio = lax.stop_gradient(
-            sequence_ratio(logprobs, rollouts.behavior_logprobs, rollouts.token_mask, length_normalised=False)
-        )
+            sequence_ratio(logprobs, rollouts.behavior_logprobs, rollouts.token_mask, length_normalised=False))
         share = effective_share(jnp.minimum(ratio, max_ratio) if truncate_ess else ratio, rollouts.live)
         scale = jnp.minimum(share / ess_base, 1) ** exponent
         metrics = {name: jnp.broadcast_to(x, ratio.shape) for name, x in (("ess_share", share), ("step_scale", scale))}

@@ -137,8 +137,7 @@ class CodecTokenizer:
         if beyond:
             raise ValueError(
                 f"the text holds {self._codec.token(beyond[0])!r}, token {beyond[0]}, but the model embeds only the tokens 0 "
-                f"to {self.vocab_size - 1}; take it out of {text[:120]!r}"
-            )
+                f"to {self.vocab_size - 1}; take it out of {text[:120]!r}")
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -201,8 +200,7 @@ class CodecTokenizer:
         if beyond:
             raise ValueError(
                 f"the model embeds {rows} tokens, but the begin and end tokens of this tokenizer have the ids {beyond}; use "
-                "the tokenizer that the model was trained with"
-            )
+                "the tokenizer that the model was trained with")
         limited = copy.copy(self)
         limited.vocab_size = min(rows, self.vocab_size)
         limited.pad_id = self.eos_id if self.pad_id >= rows else self.pad_id  # a padding token that was added, as is common

@@ -117,8 +117,7 @@ def _byte_level_bpe(metadata: dict, path: str | Path) -> FastCodec:
     try:
         backend = Tokenizer(
             models.BPE(vocab={token: i for i, token in enumerate(tokens)},
-                       merges=[tuple(merge.split(" ")) for merge in metadata["ggml.merges"]], ignore_merges=rule.ignore_merges)
-        )
+                       merges=[tuple(merge.split(" ")) for merge in metadata["ggml.merges"]], ignore_merges=rule.ignore_merges))
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{path} holds tokens and merges that make no vocabulary ({error})") from error
     steps = [pre_tokenizers.Digits(individual_digits=True)] if rule.lone_digits else []
@@ -140,10 +139,8 @@ def _byte_level_bpe(metadata: dict, path: str | Path) -> FastCodec:
 def _pre_tokenizer(name: str | None, path: str | Path) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         near = difflib.get_close_matches(str(name), PRE_TOKENIZERS, n=1)
-        raise ValueError(
-            f"{path} was made for the pre-tokenizer {name!r}; those known are {sorted(PRE_TOKENIZERS)}"
-            + (f"; the nearest is {near[0]!r}" if near else "")
-        )
+        raise ValueError(f"{path} was made for the pre-tokenizer {name!r}; those known are {sorted(PRE_TOKENIZERS)}"
+                         + (f"; the nearest is {near[0]!r}" if near else ""))
     return PRE_TOKENIZERS[name]
 
 

@@ -42,8 +42,7 @@ class HuggingFaceTokenizer(CodecTokenizer):
         if eos_id is None:
             raise ValueError(
                 f"{directory} names no end-of-sequence token: looked for eos_token and eos_token_id in {described.CONFIG}, "
-                f"{described.MAP}, {described.GENERATION}, config.json; add a tokenizer_config.json with an eos_token"
-            )
+                f"{described.MAP}, {described.GENERATION}, config.json; add a tokenizer_config.json with an eos_token")
         super().__init__(codec, eos_id=eos_id, bos_id=ids["bos_token"], adds_bos=codec.begins_with(ids["bos_token"]),
                          pad_id=ids["pad_token"], stop_ids=stops, chat_templates=choose(chat_template, beside.templates))
 

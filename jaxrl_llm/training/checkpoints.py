@@ -209,20 +209,16 @@ class Checkpoints:
         needed = sum(x.nbytes for x in leaves) * 1.05 + others + 2**20
         free = shutil.disk_usage(self.directory).free
         if needed > free:
-            raise OSError(
-                errno.ENOSPC,
-                f"checkpoint of step {step} needs {_size(needed)} but {_size(free)} is free in {self.directory}; "
-                f"kept: steps {self.steps()}; free some space or keep fewer than keep={self.keep}",
-            )
+            raise OSError(errno.ENOSPC,
+                          f"checkpoint of step {step} needs {_size(needed)} but {_size(free)} is free in {self.directory}; "
+                          f"kept: steps {self.steps()}; free some space or keep fewer than keep={self.keep}")
         copied = sum(shard.data.nbytes for x in leaves for shard in x.addressable_shards if shard.replica_id == 0)
         available = psutil.virtual_memory().available
         if copied > available:
-            warnings.warn(
-                f"saving step {step} copies {_size(copied)} to the host, which has {_size(available)} available: "
-                "the process may be killed; save from more hosts",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warnings.warn(f"saving step {step} copies {_size(copied)} to the host, which has {_size(available)} available: "
+                          "the process may be killed; save from more hosts",
+                          RuntimeWarning,
+                          stacklevel=3)
 
     def abandon(self, step: int) -> None:
         """Moves checkpoints at or after `step` to `abandoned/`: orbax silently skips a save when a newer step exists."""
@@ -234,22 +230,18 @@ class Checkpoints:
             for s in newer:
                 count = sum(path.name.split("-")[0] == str(s) for path in aside.iterdir())
                 (self.directory / str(s)).rename(aside / f"{s}-{count}")
-            warnings.warn(
-                f"step {step} is on a new branch: checkpoints {newer} of the old one are now in {aside}; "
-                "delete them when you no longer need them",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warnings.warn(f"step {step} is on a new branch: checkpoints {newer} of the old one are now in {aside}; "
+                          "delete them when you no longer need them",
+                          RuntimeWarning,
+                          stacklevel=3)
         parallel.barrier(f"abandoned_{step}")
         self._manager.reload()
 
     def _fail(self, error: Exception) -> None:
         step, self._pending, self._current = self._pending, None, None
         self._discard(step)
-        raise OSError(
-            f"checkpoint of step {step} was not written: {_first_line(error)}; complete ones in {self.directory}: "
-            f"{self.steps() or 'none'}"
-        ) from error
+        raise OSError(f"checkpoint of step {step} was not written: {_first_line(error)}; complete ones in {self.directory}: "
+                      f"{self.steps() or 'none'}") from error
 
     def _discard(self, step: int) -> None:
         """Removes the remains of a failed save: on a full disk they would make the next one fail too."""
@@ -393,10 +385,8 @@ def _check_tensors(abstract: PyTree, stored: dict[str, Any], source: str, part: 
             problems.append(f"{name}: expected {expected[1]}{list(expected[0])}, got {actual[1]}{list(actual[0])}")
     if problems:
         more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise ValueError(
-            f"{source} was written by another model or optimiser: {'; '.join(problems[:8])}{more}. "
-            "Use the configuration of that run, or start in another workdir"
-        )
+        raise ValueError(f"{source} was written by another model or optimiser: {'; '.join(problems[:8])}{more}. "
+                         "Use the configuration of that run, or start in another workdir")
 
 
 def _first_line(error: Exception) -> str:

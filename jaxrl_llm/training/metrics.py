@@ -55,10 +55,8 @@ class MetricWriter:
         is taken or a value is not a scalar; OSError if the line cannot be written.
         """
         if self.last_step is not None and step <= self.last_step:
-            raise ValueError(
-                f"write(step={step}) after step {self.last_step}: one line per step, in order; "
-                "put all metrics of a step in one call"
-            )
+            raise ValueError(f"write(step={step}) after step {self.last_step}: one line per step, in order; "
+                             "put all metrics of a step in one call")
         if "step" in metrics:
             raise ValueError("the metric name 'step' is taken by the step itself; rename yours")
         values = {name: _as_float(name, value) for name, value in jax.device_get(dict(metrics)).items()}

@@ -30,8 +30,7 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
     panels = _panels(metrics)
     if not panels:
         raise ValueError(
-            f"{metrics_path} holds nothing to draw; its metrics: {sorted(metrics) if len(metrics['step']) else 'none'}"
-        )
+            f"{metrics_path} holds nothing to draw; its metrics: {sorted(metrics) if len(metrics['step']) else 'none'}")
     columns = min(4, len(panels)) if len(panels) != 6 else 3
     rows = math.ceil(len(panels) / columns)
     with figure_file(out_png, 4.3 * columns, 3.4 * rows) as figure:

@@ -92,11 +92,9 @@ class Progress:
         return self._part or (self._step, self.total_steps)
 
     def _summary(self) -> str:
-        shown = [
-            f"{label} {form.format(self._metrics[name])}"
-            for label, (name, form) in _SHOWN.items()
-            if name in self._metrics
-        ]
+        shown = [f"{label} {form.format(self._metrics[name])}"
+                 for label, (name, form) in _SHOWN.items()
+                 if name in self._metrics]
         if len(self._step_ends) > 1:  # the first step includes compilation, so it only starts the clock
             seconds = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
             shown.append(f"{seconds:.2f} s/step")

@@ -49,8 +49,7 @@ class Workdir(NamedTuple):
             path.mkdir(parents=True, exist_ok=True)
             if self.changes:
                 warnings.warn(
-                    f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2
-                )
+                    f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2)
                 earlier = files.read_object(path, "config.json")
                 _write_json(path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json", earlier)
             if self.changes or not (path / "config.json").exists():  # replaced in one piece: a full disk leaves the old one
@@ -58,11 +57,9 @@ class Workdir(NamedTuple):
             starts = starts_of(path) + [describe_environment()]
             _write_json(path / "environment.json", {"starts": starts})
         except OSError as error:
-            raise type(error)(
-                error.errno,
-                f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
-                "space, or choose another --workdir",
-            ) from error
+            raise type(error)(error.errno,
+                              f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
+                              "space, or choose another --workdir") from error
 
 
 def folder_of(path: str | Path) -> Path:
@@ -99,15 +96,11 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
         _check_scale(path, stored, resolved)
     changes = [] if stored is None else config_changes(stored, resolved)
     if changes and resume is not True:
-        raise ValueError(
-            f"{path} belongs to a run of another configuration ({_list(changes)}). Choose another --workdir"
-            + (", or continue that run with the new values: --resume" if has_checkpoints else " or delete it")
-        )
+        raise ValueError(f"{path} belongs to a run of another configuration ({_list(changes)}). Choose another --workdir"
+                         + (", or continue that run with the new values: --resume" if has_checkpoints else " or delete it"))
     if has_checkpoints and resume is False:
-        raise FileExistsError(
-            f"{path} holds checkpoints of this configuration; continue with --resume, "
-            "start afresh in another --workdir, or delete the folder"
-        )
+        raise FileExistsError(f"{path} holds checkpoints of this configuration; continue with --resume, "
+                              "start afresh in another --workdir, or delete the folder")
     return Workdir(path, has_checkpoints, resolved, changes, stored)
 
 
@@ -138,10 +131,8 @@ def resolve_config(config: ml_collections.ConfigDict) -> dict[str, Any]:
         try:
             json.dumps(value)
         except TypeError:
-            raise TypeError(
-                f"config.{key} is a {type(value).__name__} ({value!r}); configurations hold numbers, strings, "
-                "booleans, None, lists and dicts: name the thing by a string"
-            ) from None
+            raise TypeError(f"config.{key} is a {type(value).__name__} ({value!r}); configurations hold numbers, strings, "
+                            "booleans, None, lists and dicts: name the thing by a string") from None
     return json.loads(json.dumps(plain, sort_keys=True))
 
 
@@ -152,11 +143,9 @@ def config_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     def show(values: dict[str, Any], key: str) -> str:
         return json.dumps(values[key]) if key in values else "(absent)"
 
-    return [
-        f"{key}: {show(old, key)} -> {show(new, key)}"
-        for key in sorted(old.keys() | new.keys())
-        if show(old, key) != show(new, key)
-    ]
+    return [f"{key}: {show(old, key)} -> {show(new, key)}"
+            for key in sorted(old.keys() | new.keys())
+            if show(old, key) != show(new, key)]
 
 
 def stored_config(folder: Path) -> ml_collections.ConfigDict:
@@ -239,8 +228,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
     if version not in (1, SCHEMA_VERSION):
         raise ValueError(
             f"{path} has schema version {version}, this release reads 1 and {SCHEMA_VERSION}; use the release that "
-            "wrote it (environment.json beside it) or choose another --workdir"
-        )
+            "wrote it (environment.json beside it) or choose another --workdir")
     return _current(version, config)
 
 
