@@ -1,7 +1,8 @@
 """The time of each phase of a training step, compared with the limits of the machine.
 
   python experiments/benchmark.py step [--config=configs/arithmetic.py:smollm2] [--steps=5] [--prompt_words=215]
-      [--json=out.json] [--config.prompts.per_step=4 --config.sampling.group=16 --config.sampling.max_tokens=128 ...] [--profile=DIR]
+      [--config.prompts.per_step=4 --config.sampling.group=16 --config.sampling.max_tokens=128 ...] [--json=out.json]
+      [--profile=DIR]
 
 Real steps of the training loop with the stop token ignored, so that every step samples exactly P x G x T tokens; --stopping
 gives completions of unequal length. Rates are useful operations (jaxrl_llm.evaluation.flops: no padding, no recomputation) per
