@@ -84,25 +84,27 @@ def machine(dtype, rows: int, width: int):
 
 
 def build():
-    """`(run, state)` of the configuration, with the benchmark's own prompts and stop tokens."""
+    """`(run, state, sampling program)` of the configuration, with the benchmark's own prompts and stop tokens."""
+    from jaxrl_llm.generation import scan
+    from jaxrl_llm.generation.base import Wanted
     from jaxrl_llm.generation.prompts import encode_problem
-    from jaxrl_llm.generation.sampler import generate
     from jaxrl_llm.rewards import Reward, combine
     from jaxrl_llm.tasks.loader import batches
     from jaxrl_llm.training import setup
-    from jaxrl_llm.training.guard import Guarded
     config = _CONFIG.value
     run, params = setup.build(config)
     problems = questions(_PROMPT_WORDS.value)
-    longest = max(len(encode_problem(problem, run.source.sampler.tokenizer)) for problem in problems)
+    longest = max(len(encode_problem(problem, run.source.stream.tokenizer)) for problem in problems)
     stops = tuple(range(round(_STOPPING.value * run.learner.policy.model.config.vocab_size)))
-    T = config.sampling.max_tokens
-    compiled = functools.partial(generate, run.learner.policy.model, max_tokens=T, stop_ids=stops, mesh=run.learner.mesh)
     distinct = Reward("distinct", lambda completion, *_: zlib.crc32(completion.encode()) / 2**32)  # or updates skip prompts
-    sampler = dataclasses.replace(run.source.sampler, generate=Guarded("rollout", compiled), prompt_tokens=longest,
-                                  reward=combine([distinct]), micro_batches=config.sampling.micro_batches)
-    source = dataclasses.replace(run.source, sampler=sampler, data=batches(problems, config.prompts.per_step, seed=0))
-    return dataclasses.replace(run, source=source), setup.initial_state(run, params)
+    stream, model = run.source.stream, run.learner.policy.model
+    wanted = Wanted(model, run.learner.mesh, stream.tokenizer, stream.prompts, stream.group, config.sampling.micro_batches,
+                    longest, config.sampling.max_tokens, stops, ())
+    program = scan.program_of(wanted)
+    stream = stream.apart(kind=scan.kind(wanted, program), prompt_tokens=longest, stop_ids=stops,
+                          partner=stream.partner.scoring(combine([distinct])))
+    source = dataclasses.replace(run.source, stream=stream, data=batches(problems, config.prompts.per_step, seed=0))
+    return dataclasses.replace(run, source=source), setup.initial_state(run, params), program
 
 
 def step(run, state):
@@ -197,14 +199,14 @@ def main():
     import jax
 
     from jaxrl_llm.training.start import DTYPES
-    run, state = build()
+    run, state, program = build()
     c, device = run.config, jax.devices()[0]
     measure = machine(DTYPES[c.model.dtype], c.prompts.per_step * c.sampling.group, run.learner.policy.model.config.hidden_size)
     began = time.perf_counter()
     state, rollouts, _ = step(run, state)
     first, timings, measured = time.perf_counter() - began, [], []
     print(json.dumps({"step": 0, "step_s": round(first, 3)}), flush=True)  # the step that compiles
-    compiled = run.source.sampler.generate, *run.learner.layout.update_programs, *run.learner.layout.logprob_programs
+    compiled = program, *run.learner.layout.update_programs, *run.learner.layout.logprob_programs
     compiling = sum(one.compile_seconds for one in compiled)
     for number in range(_STEPS.value):
         if _PHASES.value:
@@ -233,7 +235,7 @@ def main():
                                        - recorded * t.get("time/record", 0) for t in timings)}
     results = {
         "work": {"prompts": c.prompts.per_step, "group": c.sampling.group, "tokens": c.sampling.max_tokens,
-                 "prompt_tokens": run.source.sampler.prompt_tokens, "dtype": c.model.dtype,
+                 "prompt_tokens": run.source.stream.prompt_tokens, "dtype": c.model.dtype,
                  "micro_batches": c.learner.micro_batches},
         "device": f"{device.device_kind} x {jax.device_count()}", "jax": jax.__version__,
         "limits": limits,
