@@ -42,14 +42,15 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
     for family, rows in families.items():
         columns = ("method", "paper", "estimator", "objective", "equation", "setting", "also needs")
         cells = [_cells(row, lacks(row.slug)) for row in sorted(rows, key=lambda row: row.slug)]
-        lines += [f"## {family.replace('_', ' ').capitalize()}", "", *_table(columns, cells), ""]
-    return "\n".join([*lines, CONTROL, *_table(("module", "what it is for", "parts"), _control_rows()), ""])
+        lines += [f"## {family.replace('_', ' ').capitalize()}", "", table(columns, cells), ""]
+    return "\n".join([*lines, CONTROL, table(("module", "what it is for", "parts"), _control_rows()), ""])
 
 
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     def line(cells):
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-    return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
+    return "\n".join([line(heads), line(["---"] * len(heads)), *map(line, rows)])
 
 
 def described(row: Method, lacks: Sequence[Lack]) -> str:

@@ -3,7 +3,7 @@ from jaxrl_llm import registry
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
-from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.objectives.trust_region import check_dual_clip, clipped_surrogate
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 
 
@@ -21,8 +21,7 @@ def ppo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float 
     tunix have `kl_coef` 0.04 and `seq_mean_token_mean` (tunix with k1), verl has `dual_clip=3`.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip={dual_clip} must be larger than 1, or None to switch it off")
+    check_dual_clip(dual_clip)
 
     def token_loss(logprobs, rollouts, advantages):
         ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)

@@ -11,7 +11,7 @@ from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.corrections import BOUNDS, LEVELS, bounded, effective_share, importance
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
-from jaxrl_llm.objectives.trust_region import clipped_surrogate, inside
+from jaxrl_llm.objectives.trust_region import check_dual_clip, clipped_surrogate, inside
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 from jaxrl_llm.rollouts import Rollouts, clean
 
@@ -74,8 +74,7 @@ def tis_mis(*, level: str = "token", bound: str = "truncate", min_ratio: float |
     registry.one_of("bound", bound, (*BOUNDS, "seq_mask"))
     registry.one_of("denominator", denominator, ("kept", "original"))
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip={dual_clip} must be larger than 1, or None to switch it off")
+    check_dual_clip(dual_clip)
     if reject is not None:
         registry.one_of("reject", reject, REJECTIONS)
         if reject_max is None:

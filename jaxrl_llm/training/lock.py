@@ -66,18 +66,21 @@ def _check_seen(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _hold(path: Path) -> Iterator[None]:
-    made = not path.exists()
+def writing(path: Path) -> Iterator[None]:
+    """Names the folder of a run, and what to do, in an OSError raised within."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = _take(path / FILE_NAME)
-    except Timeout:
-        raise RuntimeError(
-            f"{path} is in use by another run ({_holder(path / FILE_NAME)}): wait for its end, stop it, or choose another "
-            "--workdir. If that machine is gone, its lock goes once the file server gives it up") from None
+        yield
     except OSError as error:
         raise type(error)(error.errno, f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
                           "space, or choose another --workdir") from error
+
+
+@contextlib.contextmanager
+def _hold(path: Path) -> Iterator[None]:
+    made = not path.exists()
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _take(path / FILE_NAME)
     try:
         with contextlib.suppress(OSError):  # a full disk: the lock still holds
             (path / FILE_NAME).write_text(json.dumps({"host": platform.node(), "pid": os.getpid(), "started": _now()}))
@@ -90,12 +93,16 @@ def _hold(path: Path) -> Iterator[None]:
 
 
 def _take(path: Path) -> FileLock:
-    """The lock, taken; Timeout if another process has it. Warns if files cannot be locked."""
+    """The lock, taken; RuntimeError if another process has it. Warns if files cannot be locked."""
     lock = FileLock(path, timeout=0.2, fallback_to_soft=False)  # its last holder may remove the file while it is opened
     try:
         lock.acquire(poll_interval=0.05)
+    except Timeout:
+        raise RuntimeError(
+            f"{path.parent} is in use by another run ({_holder(path)}): wait for its end, stop it, or choose another "
+            "--workdir. If that machine is gone, its lock goes once the file server gives it up") from None
     except OSError as error:
-        if isinstance(error, Timeout) or error.errno not in _UNSUPPORTED:
+        if error.errno not in _UNSUPPORTED:
             raise
         warnings.warn(f"{path.parent} cannot be locked, its file system does not support it ({error.strerror}): start no "
                       "second run in this folder", RuntimeWarning, stacklevel=2)

@@ -19,6 +19,7 @@ from jaxrl_llm import files, parallel
 from jaxrl_llm.files import expanded
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
+from jaxrl_llm.training.lock import writing
 
 SCHEMA_VERSION = 2
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
@@ -45,7 +46,7 @@ class Workdir(NamedTuple):
     def record(self) -> None:
         """Writes the configuration (config.json; an older one is kept) and the software versions (environment.json)."""
         path = self.path
-        try:
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             if self.changes:
                 warnings.warn(
@@ -56,10 +57,6 @@ class Workdir(NamedTuple):
                 _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
             starts = starts_of(path) + [describe_environment()]
             _write_json(path / "environment.json", {"starts": starts})
-        except OSError as error:
-            raise type(error)(error.errno,
-                              f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
-                              "space, or choose another --workdir") from error
 
 
 def folder_of(path: str | Path) -> Path:
