@@ -91,7 +91,8 @@ ROWS = (
            needs=("tool_calls", "error_words", "answer_blocks", "turns", "malformed"), defaults={"group_size": 32}),
     Method(slug="scalerl", title="ScaleRL", arxiv=("2510.13786",),
            equation="A = (r - group mean) / batch std of the same; l = -sg(min(p / p_sampler, 5)) A log p",
-           estimator=("scalerl", {}), objective=("scalerl", {}),
+           estimator=("scalerl", {}),  # the paper reports that bounds from 4 to 8 work equally well; TRL has 5 too
+           objective=("cispo", {"max_ratio": 5.0, "anchor": "behavior", "aggregation": "prompt_mean"}),
            controllers=("pass_rate",), defaults={"group_size": 16, "epochs": 1},
            omits="forced interruption of long thoughts, asynchronous generation"),
 )

@@ -16,7 +16,8 @@ ROWS = (
            defaults={"minibatches": 16}),
     Method(slug="llamarl", title="Asynchronous importance-weighted policy optimisation (AIPO)", arxiv=("2505.24034",),
            equation="A = r - group mean; l = -sg(min(p / p_sampler, 4)) A sum_t log p_t",
-           estimator=("dr_grpo", {}), objective=("llamarl", {}),
+           estimator=("dr_grpo", {}),  # the paper has bounds between 2 and 10, 4 is our choice
+           objective=("cispo", {"max_ratio": 4.0, "anchor": "behavior", "aggregation": "seq_mean_token_sum"}),
            defaults={"group_size": 4}, omits="asynchronous generation: here the sampler has the weights of the step"),
     Method(slug="minpro", title="Minimum prefix ratio", arxiv=("2601.22718",),
            equation="w_t = rho_t min_{j<t} rho_j; l = -sg(w) A log p",

@@ -41,7 +41,7 @@ ROWS = (
            defaults={"group_size": 4}),
     Method(slug="asym_re", title="Asymmetric REINFORCE", arxiv=("2506.20520",),
            equation="A = r - (group mean - 0.1); l = -A log p",
-           estimator=("asym_re", {}), objective=("asym_re", {})),
+           estimator=("asym_re", {}), objective=("reinforce", {})),
     Method(slug="dapo_overlong", title="DAPO with overlong filtering", arxiv=("2503.14476",),
            equation="z-score of r in the group; rollouts cut off at the budget leave the loss and its denominator",
            objective=("dapo_overlong", {}),
