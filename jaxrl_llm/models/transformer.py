@@ -326,8 +326,7 @@ class Transformer:
         return self.normed(params, x), kv, pooled
 
     def packed_states(self, params, prompt_tokens, prompt_mask, tokens, *, mask=None, filled: int = 4, lora=None, pool=None,
-                      whole=lambda layer: layer, return_loads: bool = False, experts=None,
-                      return_experts: bool = False):
+                      whole=lambda layer: layer, return_loads: bool = False, experts=None, return_experts: bool = False):
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its

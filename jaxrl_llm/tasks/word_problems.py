@@ -21,8 +21,7 @@ class Question(NamedTuple):
 
 
 ONE = (
-    Question("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
-             (BIG, BIG), ("a + b",)),
+    Question("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?", (BIG, BIG), ("a + b",)),
     Question("{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} have left?",
              (BIG, BIG), ("a - b",)),
     Question("There are {a} boxes with {b} {things} in each. How many {things} are there in all?", (SMALL, SMALL), ("a * b",)),
