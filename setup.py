@@ -79,6 +79,7 @@ setup(
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
         "chex>=0.1.90",
+        "filelock>=4.0",  # its earlier releases empty the file of a lock that another process holds
         "ml-collections>=1.0",
         "absl-py>=2.1",
         "numpy>=2.0",
@@ -100,7 +101,8 @@ setup(
     extras_require={
         "data": ["datasets>=4.0", "pyarrow>=18", "tensorflow-datasets>=4.9.7"],
         "tasks": ["reasoning-gym>=0.1.23"],
-        "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7", "pgx>=2.6", "gymnax>=1.0", "jumanji>=1.1.2"],
+        "environments": ["bm25s>=0.2.7", "gymnasium>=1.0", "textarena>=0.7", "pgx>=2.6", "jumanji>=1.1.2"],
+        "gymnax": ["gymnax>=1.0"],  # takes no jax 0.12
         "mcp": ["mcp>=2.3,<3"],  # tools of MCP servers
         # These three ask for different versions of common packages: each in its own environment. The adapters use parts of the
         # first two that may change with a minor version.
@@ -116,7 +118,7 @@ setup(
         "wandb": ["wandb>=0.22"],
         "notebooks": ["jupyterlab>=4.2", "ipykernel>=6.29"],
         "parity": ["trl==1.16.0", "verl==0.9.1"],  # compared with in tests/parity, which skips what is absent
-        "test": [*TEST, "torch==2.13.0", "peft>=0.17", "gymnax>=1.0"],
-        "test-light": TEST,  # without PyTorch (models are not compared with those of transformers) and gymnax (needs jax<0.12)
+        "test": [*TEST, "torch==2.13.0", "peft>=0.17"],
+        "test-light": TEST,  # without PyTorch: models are not compared with those of transformers
     },
 )

@@ -1,5 +1,4 @@
 """Random numbers tied to a position in the batch, so that padding an axis does not change the others."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array

@@ -1,5 +1,4 @@
 """Tokens written by an expert and not by the policy: `extras["expert"]`, bool[P, G] or bool[P, G, T]."""
-
 from jax import Array
 
 from jaxrl_llm.rollouts import Rollouts

@@ -1,8 +1,7 @@
 """Sampled trajectories as columns on the host, and the views of them that estimators credit.
 
-A node is a run of tokens with one author. The prompts are roots; tokens sampled or inserted after a node are its child.
-Nodes of one trajectory share its `uid`; a fork gets a new one. Axes beside those of `rollouts`: `N` nodes, `M` tokens of all
-nodes.
+A node is a run of tokens with one author. The prompts are roots; tokens sampled or inserted after a node are its child. Nodes
+of one trajectory share its `uid`; a fork gets a new one. Axes beside those of `rollouts`: `N` nodes, `M` tokens of all nodes.
 """
 import dataclasses
 from collections import Counter
@@ -511,11 +510,10 @@ def metrics(forest: Forest) -> dict[str, float]:
     """Metrics of a batch: rewards, lengths, truncation, groups without a learning signal.
 
     `prompt/length` is the mean number of tokens of a prompt. `completion/tokens` counts all policy tokens that were drawn,
-    `completion/length` is their mean number per trajectory, `completion/present` the mean number of all tokens, if not only
-    the policy wrote. `completion/computed` is the number of tokens that an engine computed per existing token: above 1 if
-    prefixes were computed twice. `environment/seconds` is the mean duration of a call of an environment,
-    `environment/slowest` the longest. Every prompt has the same weight in means of rewards: prompts that are drawn most often
-    are not a fair sample.
+    `completion/length` is their mean number per trajectory, `completion/present` the mean number of all tokens, if not only the
+    policy wrote. `completion/computed` is the number of tokens that an engine computed per existing token: above 1 if prefixes
+    were computed twice. `environment/seconds` is the mean duration of a call of an environment, `environment/slowest` the
+    longest. Every prompt has the same weight in means of rewards: prompts that are drawn most often are not a fair sample.
     """
     ends, lengths = forest.ends, policy_lengths(forest)
     owner, rewards = forest.prompt[ends], forest.rewards[ends]

@@ -4,7 +4,6 @@ Every function ignores entries outside `mask` (even NaN), never divides by zero 
 and standard deviation 0) and has finite gradients. `mask` is boolean with the shape of `x`; a floating dtype of `x` is kept,
 means and deviations of integers and booleans are float32.
 """
-
 import jax.numpy as jnp
 from jax import Array, lax
 

@@ -145,8 +145,7 @@ def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[
         computed.
       lengths: the row lengths to choose from, at most `MAX_LENGTHS`.
       multiple: the number of rows is padded to a multiple of it.
-    Raises:
-      ValueError: when a trajectory is longer than every row, or the arguments do not describe one.
+    Raises ValueError: when a trajectory is longer than every row, or the arguments do not describe one.
     """
     if not 0 < len(lengths) <= MAX_LENGTHS:
         raise ValueError(f"{len(lengths)} row lengths; give 1 to {MAX_LENGTHS}, each has programs to compile")

@@ -1,5 +1,4 @@
 """Tables of named factories: registration, discovery of a package's files, and errors that suggest the right name."""
-
 import difflib
 import functools
 import importlib

@@ -3,7 +3,6 @@
 Axes: `P` prompts in the batch, `G` rollouts per prompt, `S` prompt tokens, `T` completion tokens, `K` reward parts.
 All shapes are static. Axes of varying length are padded; `mask`, `role` and `valid` say what is real.
 """
-
 import enum
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -217,9 +216,7 @@ def pad_lists(rows: Sequence[Sequence[Sequence[float]]], fill: float = 0.0) -> n
     return padded
 
 
-def from_lists(
-    rewards: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]] | None = None, **fields: Any
-) -> Rollouts:
+def from_lists(rewards: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]] | None = None, **fields: Any) -> Rollouts:
     """Rollouts from one list of rewards per prompt (of unequal length, if groups differ) and their lengths (default 1).
 
     `fields` are passed on to `Rollouts`; per-token ones can be made with `pad_lists`.

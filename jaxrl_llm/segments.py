@@ -6,7 +6,6 @@ a task further, fold the other id into them. Statistics are those of `jaxrl_llm.
 all equal, and free of scatter-adds, whose order can vary. Memory grows as P * G^2: 39 MB for 16 tasks of 400 turns.
 A rollout that holds its steps in one row has them by `step_totals`.
 """
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -61,15 +60,8 @@ def by_trajectory(x_PG: Array, valid_PG: Array, traj_PG: Array) -> tuple[Array, 
     return mean(x_PG, trajectory), once(same(valid_PG), trajectory)
 
 
-def relative(
-    x_PG: Array,
-    group_PGG: Array,
-    *,
-    mode: str = "mean_std_norm",
-    eps: float = 1e-6,
-    ddof: int = 1,
-    singleton: str = "zero",
-) -> Array:
+def relative(x_PG: Array, group_PGG: Array, *, mode: str = "mean_std_norm", eps: float = 1e-6, ddof: int = 1,
+             singleton: str = "zero") -> Array:
     """[P, G]: `(x - mean) / (std + eps)` over each row's group, or `x - mean` with `mode="mean_norm"`.
 
     A group of one gets 0, or with `singleton="raw"` the value for mean 0 and std 1; equal rows get exactly 0, and so does a
@@ -96,9 +88,8 @@ def previous(valid_PG: Array, traj_PG: Array, step_PG: Array) -> tuple[Array, Ar
     return jnp.take_along_axis(before, back, axis=1), jnp.take_along_axis(follows, back, axis=1)
 
 
-def discounted_return(
-    x_PG: Array, valid_PG: Array, traj_PG: Array, step_PG: Array, *, gamma: float, flows_PG: Array | None = None
-) -> Array:
+def discounted_return(x_PG: Array, valid_PG: Array, traj_PG: Array, step_PG: Array, *, gamma: float,
+                      flows_PG: Array | None = None) -> Array:
     """[P, G]: `R_t = x_t + gamma * R_{t+1}` along each trajectory, in the order of `step`.
 
     Where `flows` is False, a turn neither receives return from its successor nor passes any to its predecessor.

@@ -3,7 +3,6 @@
 `node` i32[P, G] numbers the rows of a prompt in any order, `parent` i32[P, G] is the number of the row that a row
 continues, -1 if it starts at the prompt. A row whose parent is not among the valid rows also counts as starting at the prompt.
 """
-
 import jax.numpy as jnp
 from jax import Array
 

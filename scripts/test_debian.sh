@@ -2,7 +2,7 @@
 # Runs the fast tests under the Python of a Debian release, with the newest packages that pip finds for it.
 # usage: sudo bash scripts/test_debian.sh [RELEASE] [pytest options]     e.g. sudo bash scripts/test_debian.sh trixie tests/models
 # RELEASE: trixie (default: Debian 13, Python 3.13). JAXRL_LLM_ROOT: the folder of the system (default: /var/tmp/jaxrl_llm_RELEASE),
-# which debootstrap makes if it is missing, and which is kept. Tests that need PyTorch or gymnax are skipped.
+# which debootstrap makes if it is missing, and which is kept. Tests that need PyTorch are skipped.
 set -euo pipefail
 case "${1:-}" in -h|--help) sed -n '2,5p' "$0" | sed 's/^# //'; exit 0;; esac
 release=trixie

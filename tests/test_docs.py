@@ -41,6 +41,8 @@ def anchors(page: Path) -> set[str]:
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """(script, flags given to it) of every command of a page, continued lines joined."""
     text = re.sub(r"\\\n\s*", " ", text)
+    text = re.sub(r"experiments/benchmark\.py(?: ([a-z]+)\b)?",
+                  lambda found: f"experiments/benchmarks/{found[1] or 'step'}.py", text)
     text = re.sub(r"^jaxrl_llm (\w+)", lambda result: script_of(result[1]), text, flags=re.MULTILINE)
     return [(result[1], re.findall(r"(?<![\w-])--([\w.]+)", result[2]))
             for result in re.finditer(r"((?:experiments|scripts)/[\w/]+\.(?:py|sh))([^\n`#|]*)", text)]

@@ -1,5 +1,4 @@
 """Advantage estimators, one file each: `advantages.make("grpo", eps=1e-6)`; the usual ones also `advantages.grpo(eps=1e-6)`."""
-
 from jaxrl_llm import registry
 from jaxrl_llm.advantages.base import ESTIMATORS, Estimator, estimator, stateful, stateless
 from jaxrl_llm.advantages.grpo import grpo

@@ -1,5 +1,4 @@
 """ACE: errors that became likelier than under the reference policy are punished harder (arXiv 2602.21420)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -18,20 +17,13 @@ def punish_confidence(advantages: Array, wrong: Array, shift: Array, *, alpha: f
 
 
 @estimator
-def ace(
-    *,
-    alpha: float = 1.0,
-    modulation: str = "softplus",
-    norm: str = "sum",
-    shift_clip: float | None = None,
-    eps: float = 1e-6,
-) -> Estimator:
+def ace(*, alpha: float = 1.0, modulation: str = "softplus", norm: str = "sum", shift_clip: float | None = None,
+        eps: float = 1e-6) -> Estimator:
     """`A' = A (1 + alpha softplus(c))` for wrong rollouts, A the group z-score, `c = sum_t (old - ref log-prob)`.
 
-    Wrong: not `Rollouts.correct`. softplus(c) is near 0 for errors that the policy is unlearning and near
-    c for errors it has become sure of; alpha = 0 is GRPO. `norm="mean"` divides c by the length and `shift_clip`
-    bounds |c|: the sum grows with the length of the answer. Reconstructed: the form 1 + alpha * softplus and alpha;
-    eps as in `grpo`.
+    Wrong: not `Rollouts.correct`. softplus(c) is near 0 for errors that the policy is unlearning and near c for errors it has
+    become sure of; alpha = 0 is GRPO. `norm="mean"` divides c by the length and `shift_clip` bounds |c|: the sum grows with the
+    length of the answer. Reconstructed: the form 1 + alpha * softplus and alpha; eps as in `grpo`.
     """
     registry.one_of("modulation", modulation, MODULATIONS)
     registry.one_of("norm", norm, ("sum", "mean"))

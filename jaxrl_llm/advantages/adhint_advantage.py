@@ -3,7 +3,6 @@
 Reconstructed: the direction of the re-weighting, the masking of hint tokens and the comparison of entropies are the
 paper's; the joint z-score, the weights `1 +- strength * gap`, the min/max ratio and the constants are ours.
 """
-
 import jax.numpy as jnp
 from jax import Array
 

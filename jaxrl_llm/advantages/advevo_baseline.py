@@ -1,5 +1,4 @@
 """AdvEvo-MARL: agents with the same function share one mean-return baseline (arXiv 2510.01586)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry
@@ -24,8 +23,7 @@ def advevo_baseline(*, scope: str = "prompt", norm_std: bool = False, eps: float
         shape = rollouts.valid.shape
         rows = (1, -1) if scope == "batch" else shape
         returns, alive, group = (
-            x.reshape(rows) for x in (rollouts.rewards, rollouts.valid, rollouts.extras["functional_group"])
-        )
+            x.reshape(rows) for x in (rollouts.rewards, rollouts.valid, rollouts.extras["functional_group"]))
         same = (group[:, :, None] == group[:, None, :]) & alive[:, None, :]
         if scope == "episode":
             episode = rollouts.extras["traj"]

@@ -12,7 +12,6 @@ To add one, write a file with a keyword-only factory under `@estimator` that ret
 The function may return `[P, G]` or `[P, G, T]`. Checks, stop-gradient, broadcasting to tokens and exact zeros outside
 the mask are done here. The function sees padding and holes as zeros and must exclude them from means: use `jaxrl_llm.masked`.
 """
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -82,17 +81,11 @@ def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] =
     return built._replace(value_targets=value_targets)
 
 
-def stateful(
-    init: Callable[[], State],
-    function: Callable[[Rollouts, State], tuple[Array, State]],
-    *,
-    needs: tuple[str, ...] = ("rewards",),
-    metrics: Callable[[Rollouts, Array, State], dict[str, Array]] | None = None,
-    history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None,
-    wants_more: Callable[[Rollouts, int, int], Array] | None = None,
-    keeps: Callable[[Rollouts], Array] | None = None,
-    bootstrap: int = 0,
-) -> Estimator:
+def stateful(init: Callable[[], State], function: Callable[[Rollouts, State], tuple[Array, State]], *,
+             needs: tuple[str, ...] = ("rewards",), metrics: Callable[[Rollouts, Array, State], dict[str, Array]] | None = None,
+             history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None,
+             wants_more: Callable[[Rollouts, int, int], Array] | None = None, keeps: Callable[[Rollouts], Array] | None = None,
+             bootstrap: int = 0) -> Estimator:
     """As `stateless`, for `(rollouts, state) -> (advantages, state)`; the state is a pytree of static shapes.
 
     `metrics`, `history`, `wants_more`, `keeps` and `bootstrap`: see `Estimator`.

@@ -1,5 +1,4 @@
 """BranchGRPO: leaf rewards flow up a tree of segments, which are compared at equal depth (arXiv 2509.06040)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -10,9 +9,8 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 VARIANTS = ("mean", "prob", "use_group")
 
 
-def path_values(
-    rewards_PG: Array, edge_PG: Array, valid_PG: Array, parent_PG: Array, below_PGG: Array, leaf_PG: Array
-) -> Array:
+def path_values(rewards_PG: Array, edge_PG: Array, valid_PG: Array, parent_PG: Array, below_PGG: Array,
+                leaf_PG: Array) -> Array:
     """[P, G]: `v = sum over children c of softmax(edge)_c v_c`, at a leaf its reward; `edge` is a log-prob."""
     siblings = segments.same(valid_PG, parent_PG)
     among = jnp.broadcast_to(edge_PG[:, None, :], siblings.shape)
@@ -26,9 +24,8 @@ def path_values(
 
 
 @estimator
-def branchgrpo_depthwise(
-    *, variant: str = "mean", max_advantage: float = 5.0, min_std: float = 1e-6, eps: float = 1e-8
-) -> Estimator:
+def branchgrpo_depthwise(*, variant: str = "mean", max_advantage: float = 5.0, min_std: float = 1e-6,
+                         eps: float = 1e-8) -> Estimator:
     """`A = clip((v - mean) / (sample std + eps), -max_advantage, max_advantage)` over the tree's rows of equal depth.
 
     Rows are the segments of a tree that starts at the prompt, each shared segment once. `variant` defines v:

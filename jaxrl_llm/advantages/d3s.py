@@ -1,5 +1,4 @@
 """D3S: train on the rollouts and tokens with most to teach, then gradually on all (arXiv 2509.22115)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry
@@ -10,16 +9,8 @@ from jaxrl_llm.control.d3s import down_sample
 
 
 @estimator
-def d3s(
-    *,
-    total_steps: int = 1000,
-    rollouts_init: float = 0.25,
-    rollouts_final: float = 1.0,
-    tokens_init: float = 0.2,
-    tokens_final: float = 1.0,
-    scope: str = "batch",
-    eps: float = 1e-6,
-) -> Estimator:
+def d3s(*, total_steps: int = 1000, rollouts_init: float = 0.25, rollouts_final: float = 1.0, tokens_init: float = 0.2,
+        tokens_final: float = 1.0, scope: str = "batch", eps: float = 1e-6) -> Estimator:
     """Group z-score on the tokens that `control.d3s.down_sample` keeps, 0 on others; the state counts the steps.
 
     The shares of rollouts and tokens move linearly from `_init` to `_final` in `total_steps`. A is normalised over all

@@ -1,5 +1,4 @@
 """Cosine length reward and repetition penalty, each with its own discount (arXiv 2502.03373)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -9,16 +8,8 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.rollouts import clean
 
 
-def cosine_reward(
-    right: Array,
-    lengths: Array,
-    *,
-    max_len: int,
-    correct: tuple[float, float] = (2.0, 1.0),
-    wrong: tuple[float, float] = (-10.0, 0.0),
-    exceed: float = -10.0,
-    margin: int = 16,
-) -> Array:
+def cosine_reward(right: Array, lengths: Array, *, max_len: int, correct: tuple[float, float] = (2.0, 1.0),
+                  wrong: tuple[float, float] = (-10.0, 0.0), exceed: float = -10.0, margin: int = 16) -> Array:
     """`long + (short - long) (1 + cos(pi n / max_len)) / 2` for n tokens, `exceed` where `n + margin >= max_len`.
 
     (short, long), the values at 0 and at `max_len` tokens, are `correct` or `wrong`: with the defaults a longer answer
@@ -79,20 +70,9 @@ def repetition(tokens_PGT: Array, mask_PGT: Array, *, size: int, only_start: boo
 
 
 @estimator
-def demystify_cot(
-    *,
-    max_len: int = 14336,
-    correct: tuple[float, float] = (2.0, 1.0),
-    wrong: tuple[float, float] = (-10.0, 0.0),
-    exceed: float = -10.0,
-    margin: int = 16,
-    ngram: int = 40,
-    penalty: float = -0.05,
-    only_start: bool = False,
-    gamma: float = 1.0,
-    gamma_penalty: float = 0.99,
-    kl_coef: float = 0.01,
-) -> Estimator:
+def demystify_cot(*, max_len: int = 14336, correct: tuple[float, float] = (2.0, 1.0), wrong: tuple[float, float] = (-10.0, 0.0),
+                  exceed: float = -10.0, margin: int = 16, ngram: int = 40, penalty: float = -0.05, only_start: bool = False,
+                  gamma: float = 1.0, gamma_penalty: float = 0.99, kl_coef: float = 0.01) -> Estimator:
     """`A_t = G_t(outcome; gamma) + G_t(penalty; gamma_penalty) - V_t`, G the discounted sum to the end.
 
     The outcome, on the last token, is `cosine_reward` of the length, right where the reward is above 1/2; `penalty`

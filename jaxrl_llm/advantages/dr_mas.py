@@ -1,5 +1,4 @@
 """Dr. MAS: every agent of a multi-agent system is normalised with its own mean and deviation (arXiv 2602.08847)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import registry, segments

@@ -1,5 +1,4 @@
 """ETTRL's advantage reshaping: rollouts with less entropy than their group count more (arXiv 2508.11356)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -22,14 +21,8 @@ def confidence(entropies_PGT: Array, mask_PGT: Array) -> Array:
 
 
 @estimator
-def ettrl_ear(
-    *,
-    reward: str = "majority",
-    variant: str = "reshape",
-    factor_min: float | None = None,
-    clip: float = 2.0,
-    eps: float = 1e-6,
-) -> Estimator:
+def ettrl_ear(*, reward: str = "majority", variant: str = "reshape", factor_min: float | None = None, clip: float = 2.0,
+              eps: float = 1e-6) -> Estimator:
     """`A' = (2 - h / mean h) A`: A the group z-score, h the mean token entropy of a rollout.
 
     `reward="majority"` computes A from TTRL's pseudo-rewards (`extras["answers"]`), `"given"` from the recorded rewards.

@@ -1,5 +1,4 @@
 """ExOPD: on-policy distillation that extrapolates beyond its teachers, one teacher per domain (arXiv 2602.12125)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless

@@ -1,11 +1,10 @@
 """FAPO: correct answers reached by faulty reasoning earn less than clean ones (arXiv 2510.22543)."""
-
 import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.advantages.dapo import overlong_penalty
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.rewards.length import soft_overlong
 
 
 def flawed_reward(correct: Array, flawed: Array, *, penalty: float) -> Array:
@@ -13,22 +12,8 @@ def flawed_reward(correct: Array, flawed: Array, *, penalty: float) -> Array:
     return jnp.where(correct, 1 - penalty * flawed, -1.0)
 
 
-def judge_reward(predicted: Array, first_error: Array, steps: Array) -> Array:
-    """Reward in [-1, 1] for a judge that names the first wrong step of a solution (-1: none); i32 of any one shape.
-
-    `1 - |predicted - first_error| / steps` if both name a step, 1 if both say none, -1 if only one does or the
-    prediction is not in -1..steps-1 (so give an unreadable verdict any number below -1).
-    """
-    possible = (predicted >= -1) & (predicted < steps)
-    near = 1 - jnp.abs(predicted - first_error) / jnp.maximum(steps, 1)
-    agree = jnp.where(first_error == -1, 1, near)
-    return jnp.where(possible & ((predicted == -1) == (first_error == -1)), agree, -1)
-
-
 @estimator
-def fapo(
-    *, penalty: float = 1.0, max_len: int | None = None, cache_len: int | None = None, eps: float = 1e-6
-) -> Estimator:
+def fapo(*, penalty: float = 1.0, max_len: int | None = None, cache_len: int | None = None, eps: float = 1e-6) -> Estimator:
     """Group z-score of `+1` (correct), `1 - penalty` (correct, but `extras["flawed"]` bool[P, G]), `-1` (wrong).
 
     Correct as in `Rollouts.correct`. With penalty 1 a flawed answer has a positive advantage exactly if the group has more
@@ -37,14 +22,12 @@ def fapo(
     the penalty. The published code has penalty 1 built in; eps as in `grpo`.
     """
     if max_len is not None:
-        cache_len = max_len // 2 if cache_len is None else cache_len
-        if not 0 < cache_len <= max_len:
-            raise ValueError(f"cache_len={cache_len} must be between 1 and max_len={max_len}")
+        overlong = soft_overlong(max_len, max_len // 2 if cache_len is None else cache_len)
 
     def advantages(rollouts):
         rewards = flawed_reward(rollouts.correct, rollouts.extras["flawed"], penalty=penalty)
         if max_len is not None:
-            rewards = rewards + overlong_penalty(rollouts.lengths, max_len=max_len, cache_len=cache_len)
+            rewards = rewards + overlong(rollouts.lengths)
         return group_z_score(rewards.astype(rollouts.rewards.dtype), rollouts.valid, eps=eps)
 
     return stateless(advantages, needs=("rewards", "flawed"))

@@ -1,5 +1,4 @@
 """GDPO: with several rewards, normalise each one inside the group before adding them up (arXiv 2601.05242)."""
-
 from collections.abc import Sequence
 
 import jax
@@ -18,22 +17,15 @@ def decoupled_sum(rewards_PGK: Array, valid_PG: Array, weights: Sequence[float],
 
 
 @estimator
-def gdpo(
-    *,
-    weights: Sequence[float] | None = None,
-    conditions: Sequence[tuple[int, int, float]] = (),
-    whiten: str = "seq",
-    eps: float = 1e-4,
-    whiten_eps: float = 1e-4,
-) -> Estimator:
+def gdpo(*, weights: Sequence[float] | None = None, conditions: Sequence[tuple[int, int, float]] = (), whiten: str = "seq",
+         eps: float = 1e-4, whiten_eps: float = 1e-4) -> Estimator:
     """`A = (S - mean S) / (std S + whiten_eps)` over the batch, `S = sum_k w_k * (group z-score of component k)`.
 
-    Reads `reward_components` [P, G, K], NaN counting as 0. `weights` (default: all 1) needs K entries. Each of
-    `conditions`, `(easy, hard, threshold)`, makes the easy component 0 where the hard one is below the threshold.
-    `whiten`: `seq` over the valid rollouts (sample std), `token` over all tokens with 1e-8 inside the root, or `none`.
-    Whitening keeps the scale from growing with K; with K = 1 there is no whitening, which is GRPO. An all-equal component
-    adds 0 to S. Raises ValueError if the number of weights is not K. Both eps are those of the authors' fork of TRL;
-    their fork of verl has 1e-6 for `eps`.
+    Reads `reward_components` [P, G, K], NaN counting as 0. `weights` (default: all 1) needs K entries. Each of `conditions`,
+    `(easy, hard, threshold)`, makes the easy component 0 where the hard one is below the threshold. `whiten`: `seq` over the
+    valid rollouts (sample std), `token` over all tokens with 1e-8 inside the root, or `none`. Whitening keeps the scale from
+    growing with K; with K = 1 there is no whitening, which is GRPO. An all-equal component adds 0 to S. Raises ValueError if
+    the number of weights is not K. Both eps are those of the authors' fork of TRL; their fork of verl has 1e-6 for `eps`.
     """
     registry.one_of("whiten", whiten, ("seq", "token", "none"))
 

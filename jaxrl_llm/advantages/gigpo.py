@@ -1,19 +1,11 @@
 """GiGPO: trajectories compared per task, and turns compared where they start in the same state (arXiv 2505.10978)."""
-
 from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
 
 @estimator
-def gigpo(
-    *,
-    gamma: float = 0.95,
-    step_coef: float = 1.0,
-    mode: str = "mean_norm",
-    cross_steps: bool = False,
-    eps: float = 1e-6,
-    singleton: str = "raw",
-) -> Estimator:
+def gigpo(*, gamma: float = 0.95, step_coef: float = 1.0, mode: str = "mean_norm", cross_steps: bool = False, eps: float = 1e-6,
+          singleton: str = "raw") -> Estimator:
     """`A = A_E + step_coef * A_S` for turns as rows on the G axis.
 
     A_E compares `rewards` (of the episode, repeated on its turns) between the trajectories of the task; with

@@ -1,5 +1,4 @@
 """Generalised on-policy distillation: a dense reward from a teacher, weighted against a base (arXiv 2602.12125)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -32,8 +31,7 @@ def gopd(*, teacher_weight: float = 1.0) -> Estimator:
     def advantages(rollouts):
         extras = rollouts.extras
         return distillation_advantage(
-            rollouts.old_logprobs, extras["teacher_logprobs"], extras["base_logprobs"], teacher_weight
-        )
+            rollouts.old_logprobs, extras["teacher_logprobs"], extras["base_logprobs"], teacher_weight)
 
     made = stateless(advantages, needs=("old_logprobs", "teacher_logprobs", "base_logprobs"))
     return made._replace(metrics=lambda rollouts, advantages, state: teacher_gap(rollouts, rollouts.extras["teacher_logprobs"]))

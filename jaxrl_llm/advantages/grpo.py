@@ -1,5 +1,4 @@
 """GRPO: z-score of the reward inside the group of rollouts of one prompt (arXiv 2402.03300)."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,5 +1,4 @@
 """GRPO-lambda: reward short answers only on the prompts with the highest accuracy (arXiv 2505.18086)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -26,9 +25,8 @@ def short_reward(correct_PG: Array, lengths_PG: Array, valid_PG: Array, alpha: f
 
 
 @estimator
-def grpo_lambda(
-    *, variant: str = "top", share: float = 0.2, threshold: float = 0.8, alpha: float = 0.2, eps: float = 1e-6
-) -> Estimator:
+def grpo_lambda(*, variant: str = "top", share: float = 0.2, threshold: float = 0.8, alpha: float = 0.2,
+                eps: float = 1e-6) -> Estimator:
     """Group z-score of `1 - alpha sigmoid((L - mean L) / std L)` (correct, well-solved prompt), 1 (correct), 0 (wrong).
 
     L are the lengths in tokens of the correct rollouts of the group (population std); correct as in `Rollouts.correct`.

@@ -2,7 +2,6 @@
 
 Boxes are (x1, y1, x2, y2) and images (width, height), in pixels.
 """
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,5 +1,4 @@
 """GVM-RAFT: right rollouts alone, and the same weight for every prompt however many it has (arXiv 2505.02391)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked

@@ -1,5 +1,4 @@
 """HGPO: turns compared in nested groups that share longer and longer histories (arXiv 2602.22817)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import registry, segments
@@ -7,16 +6,8 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
 
 @estimator
-def hgpo(
-    *,
-    memory: int = 2,
-    alpha: float = 1.0,
-    weight_offset: int = 1,
-    gamma: float = 0.95,
-    mode: str = "mean_std_norm",
-    base_group: bool = False,
-    eps: float = 1e-6,
-) -> Estimator:
+def hgpo(*, memory: int = 2, alpha: float = 1.0, weight_offset: int = 1, gamma: float = 0.95, mode: str = "mean_std_norm",
+         base_group: bool = False, eps: float = 1e-6) -> Estimator:
     """`A = sum_k w_k A_k / (sum_k w_k + eps)`, `w_k = (k + weight_offset)^alpha`, over the levels k = 0..`memory`.
 
     A_k compares the returns `R_t = step_rewards_t + gamma * R_{t+1}` of turns of the task whose last k + 1 states

@@ -1,5 +1,4 @@
 """OAPL's optimal advantage: reward minus the soft value of the prompt (arXiv 2602.19362, used by KARL 2603.05218)."""
-
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.soft_value import soft_value
 

@@ -1,5 +1,4 @@
 """Kimi k1.5's baseline: the group mean, or the log of the mean exponentiated reward (arXiv 2501.12599)."""
-
 import jax.numpy as jnp
 from jax import Array
 

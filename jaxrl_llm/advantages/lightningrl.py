@@ -1,5 +1,4 @@
 """LightningRL: accuracy and efficiency are normalised separately before they are added."""
-
 import jax.numpy as jnp
 from jax import Array
 

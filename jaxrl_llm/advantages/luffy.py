@@ -1,5 +1,4 @@
 """LUFFY's advantage: expert traces are in the group and are scored like the policy's own rollouts (arXiv 2504.14945)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry

@@ -1,5 +1,4 @@
 """MARS^2: nodes of a search tree are rewarded for improving on their parent and siblings (arXiv 2604.14564)."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -8,16 +7,8 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
 
 
-def shaped_rewards(
-    rewards_PG: Array,
-    node_PG: Array,
-    parent_PG: Array,
-    valid_PG: Array,
-    *,
-    gamma: float = 0.5,
-    mix: float = 0.5,
-    parent_reward: str = "shaped",
-) -> Array:
+def shaped_rewards(rewards_PG: Array, node_PG: Array, parent_PG: Array, valid_PG: Array, *, gamma: float = 0.5,
+                   mix: float = 0.5, parent_reward: str = "shaped") -> Array:
     """[P, G]: `r + gamma * (r - b)`, `b = (1 - mix) * parent + mix * mean of the siblings' r`.
 
     `parent` is the parent's shaped (or "raw") reward. If one of the two is absent, b is the other; if both are, the
@@ -41,9 +32,7 @@ def shaped_rewards(
 
 
 @estimator
-def mars2_path_adv(
-    *, gamma: float = 0.5, mix: float = 0.5, parent_reward: str = "shaped", eps: float = 1e-9
-) -> Estimator:
+def mars2_path_adv(*, gamma: float = 0.5, mix: float = 0.5, parent_reward: str = "shaped", eps: float = 1e-9) -> Estimator:
     """`A = (s - mean) / (sample std + eps)` of the `shaped_rewards` s over all nodes of the tree, whichever agent made them.
 
     Rows are nodes: candidate solutions that refine their parent's. An all-equal tree gets 0.

@@ -1,5 +1,4 @@
 """MC-GRPO: centre a small group on its median, which flips fewer advantage signs than the mean (arXiv 2601.22582)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry

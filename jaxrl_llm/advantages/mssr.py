@@ -1,5 +1,4 @@
 """MSSR: one rollout per prompt, with a success tracker per prompt and an entropy bonus (arXiv 2512.18215)."""
-
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -66,20 +65,9 @@ def count_outcomes(tracker: Tracker, ids: Array, wins: Array, real: Array, rho: 
 
 
 @estimator
-def mssr(
-    *,
-    num_prompts: int = 65536,
-    rho_min: float = 0.875,
-    rho_max: float = 0.96,
-    rho_rule: str = "code",
-    target_kl: float = 0.01,
-    kl_window: int = 20,
-    kl_estimator: str = "k3",
-    v_init: float = 0.5,
-    entropy_coef: float = 0.4,
-    entropy_cap: float = 2.0,
-    entropy: str = "token",
-) -> Estimator:
+def mssr(*, num_prompts: int = 65536, rho_min: float = 0.875, rho_max: float = 0.96, rho_rule: str = "code",
+         target_kl: float = 0.01, kl_window: int = 20, kl_estimator: str = "k3", v_init: float = 0.5, entropy_coef: float = 0.4,
+         entropy_cap: float = 2.0, entropy: str = "token") -> Estimator:
     """`A_t = A + min(|A| / entropy_cap, entropy_coef H_t)`, `A = r - v` whitened over the batch, v tracked per prompt.
 
     v = successes / (successes + failures) of `prompt_ids` before this step, `v_init` for a new prompt. The
@@ -124,12 +112,3 @@ def mssr(
 
     needs = ("rewards", "prompt_ids", "old_logprobs", "ref_logprobs")
     return stateful(init, advantages, needs=(*needs, "entropies") if entropy == "token" else needs)
-
-
-def warm_start(tracker: Tracker, ids: Array, rates: Array, *, rho_min: float = 0.875) -> Tracker:
-    """The tracker with measured success rates f32[B] of the start policy on prompts `ids`, at full pseudo-counts."""
-    prior_count = 1 / (1 - rho_min)
-    place = ids % tracker.ids.size
-    return tracker._replace(ids=tracker.ids.at[place].set(ids),
-                            successes=tracker.successes.at[place].set(prior_count * rates),
-                            failures=tracker.failures.at[place].set(prior_count * (1 - rates)))

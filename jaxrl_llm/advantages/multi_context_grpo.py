@@ -1,5 +1,4 @@
 """Multi-context GRPO: all conversations of a trajectory share its advantage (MemSearcher, arXiv 2511.02805)."""
-
 from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 

@@ -1,5 +1,4 @@
 """PSR, NSR and W-REINFORCE: reinforce right answers, penalise wrong ones, or both, unequally (arXiv 2506.01347)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry

@@ -1,5 +1,4 @@
 """OPRL / iStar: step rewards of an implicit process reward model beside the outcome (arXiv 2509.19199)."""
-
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,9 +26,8 @@ def group_normalise(x_PGK: Array, counted_PGK: Array, norm: str, eps: float) -> 
 
 
 @estimator
-def oprl(
-    *, beta: float = 0.05, alpha: float = 1.0, norm: str = "grpo_std", group_stats: str = "all_steps", eps: float = 1e-6
-) -> Estimator:
+def oprl(*, beta: float = 0.05, alpha: float = 1.0, norm: str = "grpo_std", group_stats: str = "all_steps",
+         eps: float = 1e-6) -> Estimator:
     """`A = N(R) + alpha N(s)` on every token of a step, R the trajectory's outcome, s the score of the step.
 
     `q_k = beta * sum over the step's tokens of (prm_logprobs - old_logprobs)`, `s = q / (max |q| of the batch + eps)`.

@@ -1,5 +1,4 @@
 """One-Token Rollout: a sampled token is worth 1 if it is the expert's, else a little less than 0 (arXiv 2509.26313)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless

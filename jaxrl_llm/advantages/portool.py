@@ -1,5 +1,4 @@
 """PORTool: steps of a tree of tool calls, scored by their outcomes and compared at forks (arXiv 2510.26020)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -8,9 +7,7 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
 
 
-def step_scores(
-    rewards_PG: Array, format_PGS: Array, node_PMM: Array, real_PGS: Array, *, gamma: float, agg: str
-) -> Array:
+def step_scores(rewards_PG: Array, format_PGS: Array, node_PMM: Array, real_PGS: Array, *, gamma: float, agg: str) -> Array:
     """[P, G * S]: `R(s) = agg over the trajectories k through s of gamma^(T_k - t) r_k + format_k(s)`, t = 1.. in k.
 
     `node_PMM` bool[P, G * S, G * S]: two entries are copies of one node. `agg` is "max" or "mean".
@@ -26,9 +23,8 @@ def step_scores(
 
 
 @estimator
-def portool(
-    *, gamma: float = 0.95, traj_coef: float = 1.0, fork_coef: float = 1.0, agg: str = "max", eps: float = 1e-6
-) -> Estimator:
+def portool(*, gamma: float = 0.95, traj_coef: float = 1.0, fork_coef: float = 1.0, agg: str = "max",
+            eps: float = 1e-6) -> Estimator:
     """`A = traj_coef * A_traj + fork_coef * A_fork` for complete trajectories on the G axis.
 
     A_fork is the z-score (sample std) of `step_scores` over the children of one parent, each child once; first steps

@@ -1,5 +1,4 @@
 """Advantages from learned token values: GAE (arXiv 1506.02438), with VC-PPO's and VAPO's choices of lambda."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -35,9 +34,7 @@ def token_rewards(rollouts: Rollouts, kl_coef: float = 0.0) -> Array:
     return rewards - kl_coef * (rollouts.old_logprobs - rollouts.ref_logprobs) if kl_coef else rewards
 
 
-def value_targets(
-    rollouts: Rollouts, *, gamma: float = 1.0, lambda_critic: float = 1.0, kl_coef: float = 0.0
-) -> Array:
+def value_targets(rollouts: Rollouts, *, gamma: float = 1.0, lambda_critic: float = 1.0, kl_coef: float = 0.0) -> Array:
     """f32[P, G, T]: the critic's targets, `A_t + V_t` of GAE with a separate lambda (VC-PPO, arXiv 2503.01491).
 
     With `lambda_critic=1` these are the observed returns, whatever the values are.
@@ -53,16 +50,8 @@ def _needs(kl_coef: float) -> tuple[str, ...]:
 
 
 @estimator
-def ppo_gae(
-    *,
-    gamma: float = 1.0,
-    lambda_policy: float = 0.95,
-    lambda_critic: float = 1.0,
-    length_alpha: float | None = None,
-    kl_coef: float = 0.0,
-    whiten: bool = True,
-    whiten_eps: float = 1e-8,
-) -> Estimator:
+def ppo_gae(*, gamma: float = 1.0, lambda_policy: float = 0.95, lambda_critic: float = 1.0, length_alpha: float | None = None,
+            kl_coef: float = 0.0, whiten: bool = True, whiten_eps: float = 1e-8) -> Estimator:
     """GAE on `extras["values"]` f32[P, G, T] (see `gae`), then `(A - mean) / sqrt(var + whiten_eps)` over all tokens.
 
     The variance is the sample variance. `length_alpha` replaces the fixed lambda by `max(0, 1 - 1 / (length_alpha l))`

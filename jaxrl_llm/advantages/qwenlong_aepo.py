@@ -3,7 +3,6 @@
 The loss is linear in the advantage, so an advantage of 0 drops a token's gradient; the token stays in the loss's
 denominator, as in the paper.
 """
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry
@@ -12,14 +11,8 @@ from jaxrl_llm.advantages.qwenlong_l15_adv import task_std
 
 
 @estimator
-def qwenlong_aepo(
-    *,
-    scope: str = "task",
-    gate: str = "adaptive",
-    entropy_low: float = 0.15,
-    entropy_high: float = 0.25,
-    eps: float = 1e-6,
-) -> Estimator:
+def qwenlong_aepo(*, scope: str = "task", gate: str = "adaptive", entropy_low: float = 0.15, entropy_high: float = 0.25,
+                  eps: float = 1e-6) -> Estimator:
     """`A_i = (r_i - group mean) / (std of all rewards of the same task in the batch + eps)`, then a gate on A < 0.
 
     `scope="task"` reads `extras["task"]` i32[P]; `"batch"` treats the whole batch as one task. Population std.

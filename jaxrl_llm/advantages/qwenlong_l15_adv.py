@@ -1,5 +1,4 @@
 """QwenLong-L1.5: normalised by the group's mean and the whole task's standard deviation (arXiv 2512.12967)."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,5 +1,4 @@
 """R3L's advantage: base rollouts and their guided retries in one group, successes amplified (arXiv 2601.03715)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry

@@ -1,5 +1,4 @@
 """Rank-GRPO: in a generated ranked list every rank gets its own reward and group advantage (arXiv 2510.20150)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -17,14 +16,8 @@ def rank_rewards(hits_PGK: Array, variant: str = "log_decay") -> Array:
 
 
 @estimator
-def rank_grpo(
-    *,
-    variant: str = "log_decay",
-    eps: float = 1e-4,
-    complete_bonus: float = 0.1,
-    early_stop: float = -0.1,
-    overflow: float = -0.1,
-) -> Estimator:
+def rank_grpo(*, variant: str = "log_decay", eps: float = 1e-4, complete_bonus: float = 0.1, early_stop: float = -0.1,
+              overflow: float = -0.1) -> Estimator:
     """Tokens of rank k get `(r_k - mean) / (sample std + eps)` of the `rank_rewards` at rank k over the group.
 
     The stop token gets no rank advantage, but `complete_bonus` after exactly K ranks and `early_stop` after fewer; every

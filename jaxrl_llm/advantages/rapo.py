@@ -1,5 +1,4 @@
 """RAPO of Fathom-Search: groups with a signal are scaled up to make up for groups without (arXiv 2509.24107)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked

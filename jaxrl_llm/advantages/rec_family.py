@@ -1,5 +1,4 @@
 """Group-relative REINFORCE with optional balancing of wrong and right rollouts, RED-Drop (arXiv 2509.24203)."""
-
 import jax
 import jax.numpy as jnp
 

@@ -1,5 +1,4 @@
 """REINFORCE (Williams 1992) with no, batch-mean or moving-average baseline, and REINFORCE++ (arXiv 2501.03262)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry
@@ -9,17 +8,8 @@ VARIANTS = ("none", "batch_mean", "ema", "rfpp", "rfpp_baseline")
 
 
 @estimator
-def reinforce(
-    *,
-    variant: str = "none",
-    gamma: float = 1.0,
-    kl_coef: float = 0.0,
-    ema_decay: float = 0.95,
-    ema_init: float = 0.0,
-    whiten_eps: float = 1e-8,
-    unbiased: bool = True,
-    singleton: str = "zero",
-) -> Estimator:
+def reinforce(*, variant: str = "none", gamma: float = 1.0, kl_coef: float = 0.0, ema_decay: float = 0.95,
+              ema_init: float = 0.0, whiten_eps: float = 1e-8, unbiased: bool = True, singleton: str = "zero") -> Estimator:
     """Reward minus a baseline; only `rfpp_baseline` needs groups.
 
     `variant`:

@@ -1,5 +1,4 @@
 """Reinforce-Ada: a small balanced subset of all draws, compared with the success rate of all draws (arXiv 2510.04996)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked

@@ -1,5 +1,4 @@
 """Reinforce-Rej and RAFT++: plain rewards, without prompts that carry no signal (arXiv 2504.11343)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import registry

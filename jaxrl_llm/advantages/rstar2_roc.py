@@ -1,5 +1,4 @@
 """GRPO-RoC of rStar2-Agent: oversample, keep a mix of failures and the cleanest successes (arXiv 2508.20722)."""
-
 import jax
 import jax.numpy as jnp
 
@@ -13,15 +12,8 @@ COUNTS = ("tool_calls", "error_words", "answer_blocks", "turns", "malformed")
 
 
 @estimator
-def rstar2_roc(
-    *,
-    train_rollouts: int = 16,
-    min_negative: int = 2,
-    min_positive: int = 2,
-    variant: str = "code",
-    seed: int = 0,
-    eps: float = 1e-6,
-) -> Estimator:
+def rstar2_roc(*, train_rollouts: int = 16, min_negative: int = 2, min_positive: int = 2, variant: str = "code", seed: int = 0,
+               eps: float = 1e-6) -> Estimator:
     """Group z-score over the `train_rollouts` rollouts that `resample_on_correct` keeps, 0 on others.
 
     Sample twice as many as are kept. Reads `extras` i32[P, G] `tool_calls`, `error_words` (results that contain the word

@@ -1,5 +1,4 @@
 """SALT: turns that several trajectories share get their mean advantage, diverging turns keep their own (2510.20022)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -7,9 +6,8 @@ from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
 
-def edges(
-    valid_PG: Array, traj_PG: Array, step_PG: Array, obs_PG: Array, act_PG: Array, next_PG: Array | None, history: int
-) -> Array:
+def edges(valid_PG: Array, traj_PG: Array, step_PG: Array, obs_PG: Array, act_PG: Array, next_PG: Array | None,
+          history: int) -> Array:
     """bool[P, G, G]: pairs of turns that are one edge of the trajectory graph.
 
     They agree in observation, action, next observation (if given) and in the last `history` pairs of observation and

@@ -1,5 +1,4 @@
 """ScaleRL's advantage: group mean, batch standard deviation, no prompts without a signal (arXiv 2510.13786)."""
-
 import math
 
 import jax.numpy as jnp

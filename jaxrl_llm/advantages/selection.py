@@ -1,5 +1,4 @@
 """Excluding part of a batch from a mean: drop it, and scale up the rest."""
-
 import jax.numpy as jnp
 from jax import Array
 

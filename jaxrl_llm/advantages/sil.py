@@ -1,5 +1,4 @@
 """Self-imitation advantages: only better-than-expected outcomes count (arXiv 1806.05635; SPEAR, 2509.22601)."""
-
 import jax.numpy as jnp
 from jax import lax
 

@@ -1,5 +1,4 @@
 """The value of a prompt under a KL penalty: a soft maximum of its rewards."""
-
 import jax.numpy as jnp
 from jax import Array
 

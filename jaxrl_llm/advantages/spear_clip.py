@@ -1,5 +1,4 @@
 """SPEAR on fresh and replayed rollouts: the group or the recent past as baseline (arXiv 2509.22601)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked

@@ -1,5 +1,4 @@
 """SPIRAL: in zero-sum self-play every role of every game keeps its own moving-average baseline (arXiv 2506.24119)."""
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -9,9 +8,8 @@ from jaxrl_llm.advantages.selection import over_kept
 
 
 @estimator
-def spiral_rae(
-    *, games: int = 1, decay: float = 0.95, gamma: float = 1.0, update_first: bool = False, filter_zero: bool = True
-) -> Estimator:
+def spiral_rae(*, games: int = 1, decay: float = 0.95, gamma: float = 1.0, update_first: bool = False,
+               filter_zero: bool = True) -> Estimator:
     """`A = R - b`, then `b <- decay b + (1 - decay) R`, per game and role; the i-th of n turns gets `gamma^(n-1-i) A`.
 
     The P axis holds games in order of arrival, the G axis the turns of both roles. The state b is

@@ -1,5 +1,4 @@
 """SWE-RL: group z-score of the similarity to the true patch (arXiv 2502.18449); see `jaxrl_llm.rewards.swe_rl`."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import registry

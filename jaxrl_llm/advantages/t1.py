@@ -1,5 +1,4 @@
 """T1: leave-one-out advantages after a penalty on repetition (arXiv 2501.11651; reconstructed)."""
-
 import functools
 import operator
 

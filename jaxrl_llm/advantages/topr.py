@@ -1,5 +1,4 @@
 """TOPR's baseline: a shift that decides which rollouts count as positive (arXiv 2503.14286)."""
-
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 
 

@@ -1,5 +1,4 @@
 """TTRL: the majority answer of the group is the label, and agreement with it the reward (arXiv 2504.16084)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -27,18 +26,6 @@ def majority_reward(answers_PG: Array, valid_PG: Array) -> Array:
     """1.0 where a readable answer is the group's majority answer, 0.0 elsewhere, [P, G]."""
     label, _ = majority(answers_PG, valid_PG)
     return jnp.where(valid_PG & (answers_PG >= 0) & (answers_PG == label[:, None]), 1.0, 0.0)
-
-
-def label_metrics(answers_PG: Array, truth_P: Array, valid_PG: Array) -> dict[str, Array]:
-    """Against known answers: `label_accuracy` over prompts, `reward_accuracy` over rollouts, mean `majority_share`.
-
-    `reward_accuracy` can be high with wrong labels: a wrong answer that differs from a wrong label is rightly punished.
-    """
-    label, share = majority(answers_PG, valid_PG)
-    right = (majority_reward(answers_PG, valid_PG) == 1) == (answers_PG == truth_P[:, None])
-    voted = jnp.any(valid_PG, axis=1)
-    return {"label_accuracy": masked.mean((label == truth_P) * 1.0, voted),
-            "reward_accuracy": masked.mean(right * 1.0, valid_PG), "majority_share": masked.mean(share, voted)}
 
 
 @estimator

@@ -1,5 +1,4 @@
 """UI-S1: semi-online returns on recorded expert trajectories, compared per step and per task (arXiv 2509.11543)."""
-
 from jax import Array
 
 from jaxrl_llm import registry, segments
@@ -11,25 +10,15 @@ def step_score(format_ok: Array, type_ok: Array, arguments_ok: Array) -> Array:
     return format_ok * (0.1 + type_ok * (0.4 + 0.5 * arguments_ok))
 
 
-def semi_online_return(
-    step_rewards_PG: Array, match_PG: Array, valid_PG: Array, traj_PG: Array, step_PG: Array, *, gamma: float = 0.5
-) -> Array:
+def semi_online_return(step_rewards_PG: Array, match_PG: Array, valid_PG: Array, traj_PG: Array, step_PG: Array, *,
+                       gamma: float = 0.5) -> Array:
     """[P, G]: `R_t = r_t + gamma * R_{t+1}`; no return passes through a step that was patched or failed (`match` False)."""
-    return segments.discounted_return(
-        step_rewards_PG, valid_PG, traj_PG, step_PG, gamma=gamma, flows_PG=match_PG.astype(bool)
-    )
+    return segments.discounted_return(step_rewards_PG, valid_PG, traj_PG, step_PG, gamma=gamma, flows_PG=match_PG.astype(bool))
 
 
 @estimator
-def ui_s1(
-    *,
-    gamma: float = 0.5,
-    episode_coef: float = 1.0,
-    step_coef: float = 1.0,
-    episode_source: str = "step_score",
-    mode: str = "mean_std_norm",
-    eps: float = 1e-6,
-) -> Estimator:
+def ui_s1(*, gamma: float = 0.5, episode_coef: float = 1.0, step_coef: float = 1.0, episode_source: str = "step_score",
+          mode: str = "mean_std_norm", eps: float = 1e-6) -> Estimator:
     """`A = episode_coef * A_E + step_coef * A_S` for steps as rows on the G axis.
 
     A_S compares `semi_online_return` between the rollouts at the same expert step; it is 0 if there is only one. A_E

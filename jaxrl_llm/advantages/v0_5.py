@@ -1,5 +1,4 @@
 """V0.5: rewards minus a baseline fused from a prior and the group's mean (arXiv 2603.10848)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked

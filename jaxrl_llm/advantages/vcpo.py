@@ -1,5 +1,4 @@
 """VCPO's baseline: the one that minimises the variance of the off-policy gradient (arXiv 2602.17616)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry
@@ -8,9 +7,7 @@ from jaxrl_llm.objectives.ratios import sequence_ratio
 
 
 @estimator
-def vcpo(
-    *, scope: str = "prompt", double_weight: bool = False, max_weight: float = 8.0, eps: float = 1e-8
-) -> Estimator:
+def vcpo(*, scope: str = "prompt", double_weight: bool = False, max_weight: float = 8.0, eps: float = 1e-8) -> Estimator:
     """`A_i = (r_i - b) / std`, `b = sum w^2 g r / (sum w^2 g)`, `w = exp(sum_t (old_logprobs - behavior_logprobs))`.
 
     g = `extras["score_sq_norms"]` f32[P, G], the squared norm of the gradient of the completion's log-prob. Sums are
@@ -24,9 +21,7 @@ def vcpo(
 
     def advantages(rollouts):
         rewards, live = rollouts.rewards, rollouts.live
-        weight = sequence_ratio(
-            rollouts.old_logprobs, rollouts.behavior_logprobs, rollouts.token_mask, length_normalised=False
-        )
+        weight = sequence_ratio(rollouts.old_logprobs, rollouts.behavior_logprobs, rollouts.token_mask, length_normalised=False)
         influence = weight**2 * rollouts.extras["score_sq_norms"]
         if double_weight:
             influence = influence * jnp.minimum(weight, max_weight) ** 2

@@ -1,5 +1,4 @@
 """XRPO's advantage sharpening: rare correct answers teach more than common ones (arXiv 2510.06672)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -21,9 +20,8 @@ def sharpen(advantages: Array, rare: Array, eta: Array, *, novelty_coef: float, 
 
 
 @estimator
-def xrpo_advantage(
-    *, novelty_coef: float = 2.5, novelty_cap: float = 0.5, baseline: str = "group", eps: float = 1e-6
-) -> Estimator:
+def xrpo_advantage(*, novelty_coef: float = 2.5, novelty_cap: float = 0.5, baseline: str = "group",
+                   eps: float = 1e-6) -> Estimator:
     """`A + min(max(novelty_coef (1 - eta), 0), novelty_cap A)` for correct rollouts, A the group z-score.
 
     `eta = exp(s - mean s)` measures how likely a rollout is relative to its group, s being its mean token log-prob under the

@@ -5,7 +5,6 @@ number in the forms that people type, for `last_number`, too. "words and chains"
 equations, hedges. "sentences and lists": what surrounds an answer, and lists that math-verify cannot read.
 "restated": the question instead of its answer, beside closed forms that are answers.
 """
-
 from collections.abc import Iterator, Sequence
 
 from jaxrl_llm import rewards

@@ -1,5 +1,4 @@
 """A case of the self-test, and the table of who judges cases of which kind wrongly."""
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 

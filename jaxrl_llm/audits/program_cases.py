@@ -132,8 +132,7 @@ def _passes(program: str, test: dict) -> bool:
 def same_lines(printed: str, expected: str) -> bool:
     """Equally many lines, each equal as text without white space at its ends, or as a list of equal decimals."""
     left, right = ([line.strip() for line in text.strip().split("\n")] for text in (printed, expected))
-    return len(left) == len(right) and all(
-        a == b or None is not _decimals(a) == _decimals(b) for a, b in zip(left, right))
+    return len(left) == len(right) and all(a == b or None is not _decimals(a) == _decimals(b) for a, b in zip(left, right))
 
 
 def _decimals(line: str) -> list[Decimal] | None:

@@ -1,11 +1,12 @@
 """The report as Markdown: the answer first, then the tables and pictures behind it."""
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.compare.plan import UNITS
 from jaxrl_llm.compare.report import METRIC
+from jaxrl_llm.methods.page import table
 
 LEVEL = 0.05  # of all pairs of methods together (Bonferroni): which ones are tested, the data choose
 
@@ -216,13 +217,6 @@ def _how(report) -> str:
         lines += ["", f"Settings that differ from those of {next(iter(report['settings']))}:", ""]
         lines += [f"- {label}: `{'`, `'.join(changes)}`" for label, changes in differing.items()]
     return "\n".join(lines)
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    def line(cells):
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-    return "\n".join([line(heads), line(["---"] * len(heads)), *map(line, rows)])
 
 
 def _percent(interval, method) -> str:

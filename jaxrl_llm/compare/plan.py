@@ -64,10 +64,8 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
 
     `all` means the methods that run by name, GRPO first, which suites compare the others with. A contestant is labelled by its
     method, and by the settings in brackets that distinguish it from others with the same method. `settings` are further
-    differences from `base` by method; what is in brackets replaces them.
-
-    Raises:
-      ValueError: an unknown method or key, a value of another type, the same contestant twice, other held-out problems.
+    differences from `base` by method; what is in brackets replaces them. Raises ValueError: an unknown method or key, a value
+    of another type, the same contestant twice, other held-out problems.
     """
     entries, brackets = [], []
     for part in _everyone() if text.strip() == "all" else config_lib.parts(text):
@@ -133,8 +131,7 @@ def read_options(text: str) -> dict[str, Any]:
 def read_grid(text: str) -> list[dict[str, object]]:
     """`"optimizer.learning_rate=1e-4|3e-4, sampling.group=8|16"`: every combination, the last key varying fastest.
 
-    Raises:
-      ValueError: a range, which has no combinations.
+    Raises ValueError: a range, which has no combinations.
     """
     space = {name: _choices(name, choices) for name, choices in _space(text)}
     ranges = [name for name, choices in space.items() if isinstance(choices, tuple)]
@@ -148,10 +145,7 @@ def draw_settings(text: str, trials: int) -> list[dict[str, object]]:
     """Random search: the configured setting, `{}`, and `trials - 1` points of a space, the same ones in every call.
 
     The space is `"optimizer.learning_rate=1e-5..1e-2, sampling.group=8|16"`: points of a range are uniform in logarithms, to
-    three digits; all values of a list are equally likely.
-
-    Raises:
-      ValueError: a range whose ends are not 0 < a < b.
+    three digits; all values of a list are equally likely. Raises ValueError: a range whose ends are not 0 < a < b.
     """
     space = {name: _choices(name, choices) for name, choices in _space(text)}
     random = np.random.default_rng(0)
@@ -182,8 +176,7 @@ def _choices(name: str, text: str) -> list[object] | tuple[float, float]:
 def read_budget(text: str, config: ConfigDict) -> Budget:
     """`"tokens=2e6"`; without text the steps of `config`.
 
-    Raises:
-      ValueError: an unknown unit; or a schedule that needs the number of steps, which only a budget in steps gives.
+    Raises ValueError: an unknown unit; or a schedule that needs the number of steps, which only a budget in steps gives.
     """
     options = read_options(text) or {"steps": config.steps}
     unit, size = next(iter(options.items()))

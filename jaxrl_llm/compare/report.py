@@ -269,8 +269,7 @@ def tuning(grid: Sequence[Mapping[str, Any]], best: int, seeds: Sequence[int], s
     """
     texts = [", ".join(f"{key}={value}" for key, value in choice.items()) or "as configured" for choice in grid]
     table = np.array(scores, np.float64)
-    values = hyperparameters.by_value([choice for choice in grid if choice],
-                                    table[[bool(choice) for choice in grid]])
+    values = hyperparameters.by_value([choice for choice in grid if choice], table[[bool(choice) for choice in grid]])
     return {"metric": metric, "seeds": list(seeds), "grid": texts, "chosen": texts[best], "drawn": drawn, "runs": table.size,
             "scores": plain(table.tolist()), "means": plain(table.mean(axis=1).tolist()),
             "sensitivity": {name: _json(x) for name, x in hyperparameters.sensitivity(table)._asdict().items()},

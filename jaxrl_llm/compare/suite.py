@@ -35,13 +35,11 @@ class Contest(NamedTuple):
 
 
 SUITES = {
-    "embedded": (
-        Contest("mixed", "suite:mixed", "tokens=1.2e5", "eval/score",
-                "a third of the problems is easy, a third is learned, a third is out of reach"),
-        Contest("lengths", "suite:lengths", "tokens=6e4", "eval/reward",
-                "completions of heavy-tailed lengths, and a cost of length"),
-        Contest("tools", "suite:tools", "tokens=5e5", "eval/score", "products by a calculator, in two turns"),
-    ),
+    "embedded": (Contest("mixed", "suite:mixed", "tokens=1.2e5", "eval/score",
+                         "a third of the problems is easy, a third is learned, a third is out of reach"),
+                 Contest("lengths", "suite:lengths", "tokens=6e4", "eval/reward",
+                         "completions of heavy-tailed lengths, and a cost of length"),
+                 Contest("tools", "suite:tools", "tokens=5e5", "eval/score", "products by a calculator, in two turns")),
     "regimes": (
         Contest("reach", "suite:reach", "tokens=1.2e5", "eval/score",
                 "a sixth of the drawn problems is easy, a sixth is learned, and the others are out of reach"),

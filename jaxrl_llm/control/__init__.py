@@ -5,7 +5,6 @@
 
 Other functions of this folder are parts for your own loop; docs/methods.md lists them.
 """
-
 import functools
 import inspect
 

@@ -30,11 +30,8 @@ def acereason_curriculum(*, lengths: Sequence[float] = (0.25, 0.5, 0.75, 1.0), f
 
     Each of the last `filtered` stages keeps the previous stage's problems that are `hard` by the rollouts of that stage. The
     paper's limits are 8k, 16k, 24k and 32k tokens, its cut is 6 of 16; it ends stages when validation stagnates, while `every`
-    is ours. If no problem is hard, all problems are drawn. Facts: `tried`, `right`.
-
-    Raises:
-      ValueError: shares that do not grow from above 0 to at most 1, more filtered stages than there are, stages without a
-      step.
+    is ours. If no problem is hard, all problems are drawn. Facts: `tried`, `right`. Raises ValueError: shares that do not grow
+    from above 0 to at most 1, more filtered stages than there are, stages without a step.
     """
     if not lengths or list(lengths) != sorted(lengths) or lengths[0] <= 0 or lengths[-1] > 1 or every < 1 \
             or not 0 <= filtered <= len(lengths):

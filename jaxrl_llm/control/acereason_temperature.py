@@ -2,7 +2,6 @@
 
 The search for the temperature and the band that triggers it again are ours; the target is the paper's.
 """
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -9,7 +9,6 @@ into a file of this folder:
         return Controller(lambda temperature: jnp.float32(temperature), lambda t: {"temperature": t},
                           lambda t, facts: t + rise, facts=("rewards",), knobs=("temperature",))
 """
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

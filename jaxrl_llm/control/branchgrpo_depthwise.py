@@ -2,7 +2,6 @@
 
 All functions take and return arrays of the rows of `jaxrl_llm.trees`; the tree's advantages are computed before pruning.
 """
-
 import jax.numpy as jnp
 from jax import Array
 

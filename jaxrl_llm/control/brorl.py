@@ -42,10 +42,7 @@ def brorl(*, usual: int = 64) -> Controller:
     """`learning_rate`: the `learning_rate_factor` of G rollouts of a prompt, if the configured rate is for `usual` of them.
 
     The default is the paper's: its batch has 128 prompts, and ProRL's 512 x 16 rollouts would be 64 for each of them. The
-    number of minibatches stays. Facts: `step`.
-
-    Raises:
-      ValueError: less than one rollout.
+    number of minibatches stays. Facts: `step`. Raises ValueError: less than one rollout.
     """
     if usual < 1:
         raise ValueError(f"usual={usual} rollouts of a prompt; give 1 or more")

@@ -1,5 +1,4 @@
 """Allocation of a fixed total of rollouts to prompts by the largest marginal gain (arXiv 2602.03584, 2509.25849)."""
-
 import functools
 from collections.abc import Callable
 

@@ -1,5 +1,4 @@
 """D3S: the rollouts with the largest variance of advantages, then their tokens of largest weight (arXiv 2509.22115)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -43,15 +42,8 @@ def top_portion(score: Array, real: Array, share: Array | float) -> Array:
     return real & (rank < n)
 
 
-def down_sample(
-    advantages_PG: Array,
-    entropies_PGT: Array,
-    mask_PGT: Array,
-    *,
-    rollout_share: Array | float,
-    token_share: Array | float,
-    scope: str = "batch",
-) -> tuple[Array, Array]:
+def down_sample(advantages_PG: Array, entropies_PGT: Array, mask_PGT: Array, *, rollout_share: Array | float,
+                token_share: Array | float, scope: str = "batch") -> tuple[Array, Array]:
     """(rollouts bool[P, G], tokens bool[P, G, T]) to train on.
 
     Rollouts: the subset of maximal variance of the advantages, across the batch or in each group (`scope="group"`).

@@ -33,10 +33,8 @@ def dart_curation(*, threshold: float = 0.6, least: int = 2, decay: float = 0.5)
     """`prompt_ids`, `group_sizes`: passes through all problems, with `rollouts_of` each problem's success rate.
 
     `most` is `sampling.max_group`. The rate is over all rollouts of a problem, weighted by `decay` for each later visit (ours);
-    a problem that was never sampled gets `most`. Facts: `tried`, `right`.
-
-    Raises:
-      ValueError: a threshold or a decay outside [0, 1), fewer than one rollout.
+    a problem that was never sampled gets `most`. Facts: `tried`, `right`. Raises ValueError: a threshold or a decay outside [0,
+    1), fewer than one rollout.
     """
     if not (0 <= threshold < 1 and 0 <= decay < 1) or least < 1:
         raise ValueError(f"threshold={threshold}, decay={decay}, least={least}; give 0 or more and less than 1 for the first "
@@ -51,8 +49,7 @@ def dart_curation(*, threshold: float = 0.6, least: int = 2, decay: float = 0.5)
 
     def propose(state):
         rate = (state.right / jnp.where(state.tried > 0, state.tried, 1))[state.walk.ids]
-        return {"prompt_ids": state.walk.ids,
-                "group_sizes": rollouts_of(rate, state.most, threshold=threshold, least=least)}
+        return {"prompt_ids": state.walk.ids, "group_sizes": rollouts_of(rate, state.most, threshold=threshold, least=least)}
 
     def init(shares, batch, seed, max_group):
         none = jnp.zeros(shares.problems)

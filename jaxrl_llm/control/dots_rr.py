@@ -136,10 +136,8 @@ def dots_rr(*, reference: int = 256, every: int = 2, target: float = 0.5, tau: f
     The reference problems are drawn at random and measured with the weights of that step, for the following steps. The
     predictor is then `fitted` to them, from where earlier measurements left it; the paper trains it once, before the run, on
     many measurements. Embeddings come from the run's initial policy, standardised over the problems to mean 0 and deviation 1;
-    the paper's come from another model. Before the first measurement all predictions are 1/2. Facts: `reference_rates`.
-
-    Raises:
-      ValueError: fewer than two reference problems, or a step, a tau, a width or a learning rate that is not positive.
+    the paper's come from another model. Before the first measurement all predictions are 1/2. Facts: `reference_rates`. Raises
+    ValueError: fewer than two reference problems, or a step, a tau, a width or a learning rate that is not positive.
     """
     if reference < 2 or every < 1 or tau <= 0 or tau_attention <= 0:
         raise ValueError(f"reference={reference} problems every={every} steps, tau={tau}, tau_attention={tau_attention}; give "

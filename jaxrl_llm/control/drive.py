@@ -37,11 +37,9 @@ def drive(*, keep: Sequence[float] = (72 / 175, 50 / 175, 25 / 175), steps: Sequ
     The first `steps[0]` steps walk through all problems with G rollouts of a share `first_length` of the tokens. Then come
     phases of `steps[1:]` steps with `sampling.max_group` rollouts at full length; each keeps the `hardest` of the remaining
     problems, a share `keep[k]` of the task, rounded. A dropped problem never returns, and a problem that is never solved stays.
-    Each problem's rate is from its last sampling, while the paper measures all problems again before each phase. A problem
-    that was never sampled counts as hardest. The last phase never ends. Facts: `tried`, `right`.
-
-    Raises:
-      ValueError: shares that do not fall, or not one number of steps more than shares.
+    Each problem's rate is from its last sampling, while the paper measures all problems again before each phase. A problem that
+    was never sampled counts as hardest. The last phase never ends. Facts: `tried`, `right`. Raises ValueError: shares that do
+    not fall, or not one number of steps more than shares.
     """
     if len(steps) != len(keep) + 1 or min(steps) < 1 or list(keep) != sorted(keep, reverse=True) \
             or not all(0 < share <= 1 for share in (*keep, first_length)):

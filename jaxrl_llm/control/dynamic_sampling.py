@@ -1,5 +1,4 @@
 """DAPO's dynamic sampling: train only on prompts whose rollouts disagree (arXiv 2503.14476)."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -87,10 +87,8 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
 
     The loss of an arm is the wrong share of its bin's rollouts minus the moving mean of that share, updated with the weight
     `decay` in each step. This loss is ours, since a surrogate loss is zero on fresh rollouts. The share itself is never
-    negative, and would raise whichever arm is played first.
-
-    Raises:
-      ValueError: fewer than one group per prompt; from `init`: a `sampling.max_group` that leaves nothing to choose.
+    negative, and would raise whichever arm is played first. Raises ValueError: fewer than one group per prompt; from `init`: a
+    `sampling.max_group` that leaves nothing to choose.
     """
     if mean < 1:
         raise ValueError(f"mean={mean} groups a prompt; give 1 or more")

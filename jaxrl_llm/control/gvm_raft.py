@@ -1,5 +1,4 @@
 """GVM-RAFT: rollouts in proportion to gradient norm over root of success, for minimal variance (arXiv 2505.02391)."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,5 +1,4 @@
 """One-example training: the example whose accuracy varied most while all were trained on (arXiv 2504.20571)."""
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

@@ -1,5 +1,4 @@
 """KEPO: the rollouts to replace by completions that were sampled with a teacher's hint (arXiv 2602.00400)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array

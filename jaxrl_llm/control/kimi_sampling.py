@@ -27,11 +27,8 @@ def by_failure(success_N: Array) -> Array:
 def kimi_sampling(*, every: int = 20) -> Controller:
     """`prompt_weights` f32[N]: `every` steps for each level of the task, the easiest first; then all problems `by_failure`.
 
-    The order of `tasks.loader.levels_of` is from easy to hard. A problem that was never tried counts as failed. Facts:
-    `tried`, `right`. The paper gives no numbers.
-
-    Raises:
-      ValueError: fewer than 0 steps.
+    The order of `tasks.loader.levels_of` is from easy to hard. A problem that was never tried counts as failed. Facts: `tried`,
+    `right`. The paper gives no numbers. Raises ValueError: fewer than 0 steps.
     """
     if every < 0:
         raise ValueError(f"every={every} steps for a level; give 0 or more")

@@ -1,5 +1,4 @@
 """LightningRL's filter: a prompt needs a right answer and a spread in efficiency (SJTU-DENG-Lab/LightningRL)."""
-
 from jax import Array
 
 from jaxrl_llm import masked, registry

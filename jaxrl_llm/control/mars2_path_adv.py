@@ -1,5 +1,4 @@
 """MARS^2's filter: keep search trees that are neither hopeless nor solved (arXiv 2604.14564)."""
-
 from jax import Array
 
 from jaxrl_llm import masked

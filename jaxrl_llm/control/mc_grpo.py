@@ -1,5 +1,4 @@
 """The rollout that MC-GRPO samples for its median and does not train on (arXiv 2601.22582)."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,5 +1,4 @@
 """T1's dynamic anchor: a reference policy that follows the trained one (arXiv 2501.11651; form reconstructed)."""
-
 import jax
 import jax.numpy as jnp
 import optax

@@ -1,5 +1,4 @@
 """Training on right or on wrong rollouts alone (arXiv 2506.01347)."""
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -1,5 +1,4 @@
 """Excluding solved prompts from later batches (ScaleRL, arXiv 2510.13786; RAPO, arXiv 2509.24107)."""
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

@@ -1,5 +1,4 @@
 """A moving average of the reward of each prompt: the simplest prior for V0.5 and for rollout budgets."""
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

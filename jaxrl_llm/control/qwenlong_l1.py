@@ -25,8 +25,7 @@ class Phases(NamedTuple):
 def limits_of(lengths_N: np.ndarray, limits: Sequence[float]) -> tuple[int, ...]:
     """Limits in tokens: those of at most 1 are shares of the prompts, the shortest ones first.
 
-    Raises:
-      ValueError: a phase has no prompt of its own.
+    Raises ValueError: a phase has no prompt of its own.
     """
     lengths = np.asarray(lengths_N)[np.asarray(lengths_N) > 0]
     tokens = [int(np.quantile(lengths, limit, method="inverted_cdf")) if limit <= 1 and lengths.size else int(limit)
@@ -59,10 +58,8 @@ def qwenlong_l1(*, limits: Sequence[float] = (20_000, 60_000), every: int = 100,
     the rollouts of a group, which is at most 1 (the share is ours). Problems that were never sampled count as not hard, and
     prompts longer than the last of the `limits` are excluded. Limits are tokens; up to 1 they are shares of the prompts from
     the shortest on, so that (0.5, 1.0) are two phases of any task (ours). A phase lasts `every` steps (ours), the last phase
-    never ends. Facts: `tried`, `right`.
-
-    Raises:
-      ValueError: limits that do not grow, phases without a step or without a problem, or another mode.
+    never ends. Facts: `tried`, `right`. Raises ValueError: limits that do not grow, phases without a step or without a problem,
+    or another mode.
     """
     registry.one_of("mode", mode, MODES)
     if not limits or list(limits) != sorted(set(limits)) or every < 1:

@@ -1,5 +1,4 @@
 """R3L: reading a policy's reflection on its rollout, and selecting training data from the retry (arXiv 2601.03715)."""
-
 import json
 
 from jax import Array

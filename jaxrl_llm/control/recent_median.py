@@ -1,5 +1,4 @@
 """SPEAR: the baseline of self-imitation, the median of recent group-mean rewards (arXiv 2509.22601)."""
-
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -18,8 +17,7 @@ class RecentMeans(struct.PyTreeNode):
 def record(history: RecentMeans, rewards_PG: Array, valid_PG: Array) -> RecentMeans:
     """The history with the mean reward of every prompt that has valid rollouts; new means replace the oldest.
 
-    Raises:
-      ValueError: the batch has more prompts than the history has entries.
+    Raises ValueError: the batch has more prompts than the history has entries.
     """
     size, prompts = history.values.shape[0], valid_PG.shape[0]
     if prompts > size:

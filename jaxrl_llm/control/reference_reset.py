@@ -2,7 +2,6 @@
 
 The paper says only that it resets when validation stagnates or drops; the rule and its numbers are ours.
 """
-
 from typing import NamedTuple
 
 import jax

@@ -2,7 +2,6 @@
 
 Rewards are right (1) or wrong (0), in the order of their draws along the second axis; `valid` marks drawn rollouts.
 """
-
 import jax.numpy as jnp
 from jax import Array
 

@@ -8,9 +8,7 @@ from jax import Array
 from jaxrl_llm.control.base import Controller, controller
 
 
-def policy_ages(
-    key: Array, rows: int, stored: int | Array, *, reuse: float = 0.4, max_age: int = 2
-) -> Array:
+def policy_ages(key: Array, rows: int, stored: int | Array, *, reuse: float = 0.4, max_age: int = 2) -> Array:
     """i32[rows]: 0 for a fresh trajectory, i for one of the policy i steps back.
 
     With probability `reuse` i is uniform in 1 .. min(max_age, stored), `stored` the number of earlier policies with stored
@@ -34,10 +32,8 @@ def remix(*, switch: int = 50) -> Controller:
     """`reference`: the first policy, from step `switch` on the policy of that moment; `epochs`: from then on 1.
 
     The paper's values are 50 and 100. The rule `recent_groups` stops its replay by a number of its own, `until`. A step in
-    which nothing is learned does not switch: the next one does. Facts: `step`, `params`.
-
-    Raises:
-      ValueError: a switch before the first step.
+    which nothing is learned does not switch: the next one does. Facts: `step`, `params`. Raises ValueError: a switch before the
+    first step.
     """
     if switch < 1:
         raise ValueError(f"switch={switch}; give the number of steps before the switch, 1 or more")

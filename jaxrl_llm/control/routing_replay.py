@@ -1,5 +1,4 @@
 """Routing replay for mixture-of-experts policies: fixed experts, fresh gates (arXiv 2512.01374)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax

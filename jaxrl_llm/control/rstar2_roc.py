@@ -1,5 +1,4 @@
 """Resample on correct: of 2G rollouts keep G, all kinds of failures and the cleanest successes (arXiv 2508.20722)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -7,9 +6,7 @@ from jax import Array
 from jaxrl_llm import masked
 
 
-def mess_penalty(
-    tool_calls: Array, error_words: Array, answer_blocks: Array, turns: Array, malformed: Array
-) -> Array:
+def mess_penalty(tool_calls: Array, error_words: Array, answer_blocks: Array, turns: Array, malformed: Array) -> Array:
     """Error part plus format part, both in [0, 1]; counts per rollout, all of one shape, `malformed` bool (broken tags).
 
     Errors: results that contain the word "error" / calls, 0.5 without a call. Format: 1 if malformed or without an answer
@@ -35,16 +32,8 @@ def kept_counts(negatives: Array, positives: Array, size: Array | int, *, min_ne
     return k_negative, size - k_negative
 
 
-def resample_on_correct(
-    rewards_PG: Array,
-    valid_PG: Array,
-    penalty_PG: Array,
-    *,
-    size: int,
-    min_negative: int = 2,
-    min_positive: int = 2,
-    key: Array | None = None,
-) -> Array:
+def resample_on_correct(rewards_PG: Array, valid_PG: Array, penalty_PG: Array, *, size: int, min_negative: int = 2,
+                        min_positive: int = 2, key: Array | None = None) -> Array:
     """bool[P, G]: `size` rollouts of each prompt, negatives (r <= 0) and positives in about their original proportion.
 
     As in the published code, the positives of lowest penalty (ties: the first) and the first negatives are kept. With `key`,

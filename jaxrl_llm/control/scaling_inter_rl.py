@@ -1,5 +1,4 @@
 """ScalingInter-RL: few turns of interaction first, more of them in stages (arXiv 2509.08755)."""
-
 from collections.abc import Sequence
 
 import jax.numpy as jnp

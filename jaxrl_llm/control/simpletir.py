@@ -1,5 +1,4 @@
 """SimpleTIR's choice of prompts: rollouts disagree, and the prompt is neither hopeless nor solved (arXiv 2509.02479)."""
-
 from jax import Array
 
 from jaxrl_llm import masked

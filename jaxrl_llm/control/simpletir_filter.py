@@ -1,5 +1,4 @@
 """SimpleTIR: rollouts with a turn that has neither code nor an answer are not trained on (arXiv 2509.02479)."""
-
 import re
 
 import jax.numpy as jnp

@@ -30,10 +30,8 @@ def length_limit(step: Array, low: float, high: float, *, period: int, shape: st
 def siri(*, low: float = 0.5, period: int = 640, shape: str = "cosine") -> Controller:
     """`max_tokens`: the `length_limit` between a share `low` of `sampling.max_tokens` and all of them. Facts: `step`.
 
-    The paper has 8,192 and 16,384 tokens and three periods, and reports that the cosine is best.
-
-    Raises:
-      ValueError: a share outside (0, 1], a period without steps, or another shape.
+    The paper has 8,192 and 16,384 tokens and three periods, and reports that the cosine is best. Raises ValueError: a share
+    outside (0, 1], a period without steps, or another shape.
     """
     if not 0 < low <= 1 or period < 1:
         raise ValueError(f"low={low}, period={period}; give a share above 0 and at most 1, and one step or more")

@@ -1,5 +1,4 @@
 """SPEAR's selection of groups to train on and of rollouts to store (arXiv 2509.22601)."""
-
 import jax.numpy as jnp
 from jax import Array
 

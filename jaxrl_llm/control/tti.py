@@ -1,5 +1,4 @@
 """TTI: the horizon of interaction grows with the iteration (arXiv 2506.07976)."""
-
 import jax.numpy as jnp
 from jax import Array
 

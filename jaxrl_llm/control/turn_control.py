@@ -1,5 +1,4 @@
 """Turn control: a limit from the turns that an unrestricted agent uses, announced at every turn (arXiv 2510.16786)."""
-
 import jax.numpy as jnp
 from flax import struct
 from jax import Array

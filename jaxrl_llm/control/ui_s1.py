@@ -1,5 +1,4 @@
 """UI-S1's filter: keep tasks whose rollouts already differ in their return at the first step (arXiv 2509.11543)."""
-
 from jax import Array
 
 from jaxrl_llm import masked

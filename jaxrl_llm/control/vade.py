@@ -51,8 +51,7 @@ def chosen(key: Array, successes: Array, failures: Array, shares: Shares, count:
 def vade(*, local: float = 0.9, broad: float = 0.99) -> Controller:
     """`prompt_ids`: the `chosen` problems, with counts `decayed` in each step. Facts: `tried`, `right`.
 
-    Raises:
-      ValueError: a decay outside (0, 1].
+    Raises ValueError: a decay outside (0, 1].
     """
     if not (0 < local <= 1 and 0 < broad <= 1):
         raise ValueError(f"local={local}, broad={broad}; decays are above 0 and at most 1")

@@ -13,10 +13,9 @@ from jaxrl_llm.evaluation import opd_alignment as opd
 from jaxrl_llm.figures import COLORS
 from jaxrl_llm.generation.prompts import pad
 from jaxrl_llm.generation.sampler import generate, row_keys
-from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training import setup
-from jaxrl_llm.training.scoring import cut_and_spelled, shared_scores, spelled
+from jaxrl_llm.training.scoring import cut_and_spelled, shared_scores
 from jaxrl_llm.training.trained import Trained, trained
 from jaxrl_llm.training.workdir import checkpoint_steps
 
@@ -94,7 +93,7 @@ def success(student: Trained, node: PrefixNode, tokens: int, samples: int, seed:
                                           samples, seed)))
     ends = {j: made.get(j, [heads[j]]) for j in heads}
     rows = [row for rows in ends.values() for row in rows]
-    texts = [through_stop_string(text, stream.stop_strings) for text in spelled(rows, stream.tokenizer)]
+    _, _, texts = cut_and_spelled(rows, stream.tokenizer, stream.stop_strings)
     scores = shared_scores(stream.partner.reward, texts, [node.problem] * len(rows), np.array(list(map(len, rows))))
     right = scores.components[:, 0] > stream.partner.reward.solved_above[node.problem.task]
     owner = np.repeat(forced, [len(rows) for rows in ends.values()])

@@ -52,8 +52,7 @@ def predict_downstream(*, problems: int = 64, wrong: int = 3, unit: str = "token
 def candidate_logprobs(folder: Path, steps: Sequence[int], problems: int, wrong: int, seed: int) -> tuple[np.ndarray, int]:
     """Log-probs f64[M, I, C] of the choices under each checkpoint, the right one first; and I.
 
-    Raises:
-      ValueError: the first checkpoint makes no mistake.
+    Raises ValueError: the first checkpoint makes no mistake.
     """
     first = trained(folder, steps[0])
     forest, rollouts = sampled(first, problems, seed)

@@ -20,8 +20,7 @@ from jaxrl_llm.training.trained import Trained
 def sampled(run: Trained, problems: int, seed: int) -> tuple[Forest, Rollouts]:
     """A group of completions for each of `problems` held-out problems, and the view of them.
 
-    Raises:
-      ValueError: the run has an environment, or no held-out prompt fits.
+    Raises ValueError: the run has an environment, or no held-out prompt fits.
     """
     if run.source.stream.partner.goes_on:
         raise ValueError(f"the run is one in the environment {run.config.environment!r}; this diagnostic reads completions of "

@@ -29,8 +29,7 @@ def scalerl_fit(*, unit: str = "flops", resamples: int = 100, skip: float = 0.0)
       skip: the share of each run's compute whose evaluations are left out: beginnings follow no sigmoid. The paper leaves out
         about the first epoch.
 
-    Raises:
-      ValueError: an unknown unit, or a share outside [0, 1).
+    Raises ValueError: an unknown unit, or a share outside [0, 1).
     """
     one_of("unit", unit, UNITS)
     if not 0 <= skip < 1:

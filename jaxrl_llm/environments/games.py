@@ -113,8 +113,7 @@ def stepped(game: Game, table: GameBatch, going: jax.Array, actions: jax.Array) 
     def move(state: Any, action: jax.Array, chance: jax.Array, count: jax.Array) -> tuple[Any, Move, jax.Array]:
         legal = (action >= 0) & game.legal(state)[action]
         after, done = game.step(state, jnp.maximum(action, 0), jax.random.fold_in(_key(chance), count))
-        other = (game.forfeit(state) if game.forfeit is not None
-                 else jax.tree.map(jnp.zeros_like, done))
+        other = (game.forfeit(state) if game.forfeit is not None else jax.tree.map(jnp.zeros_like, done))
         after, done = chosen(legal, (like(state, after), done), (state, like(done, other)))
         return after, done, ~legal
 

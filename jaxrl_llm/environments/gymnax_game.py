@@ -148,7 +148,7 @@ def gymnax_game(*, game: str = "FrozenLake-misc", settings: Mapping[str, Any] | 
     chance have oracles. Raises ValueError without gymnax, for a game that is not listed, and for unknown settings.
     """
     one_of("game of gymnax", game, tuple(SPOKEN))
-    gymnax, spoken = optional("gymnax", "environments"), SPOKEN[game]
+    gymnax, spoken = optional("gymnax", "gymnax"), SPOKEN[game]
     env, rules = gymnax.make(game)
     try:
         env, _ = gymnax.make(game, **(settings or {}))

@@ -38,7 +38,7 @@ def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", option
     optional("mcp", "mcp")
     if replayable and not shared:
         raise ValueError("replayable=True needs shared=True: each process that plays a trajectory again would start servers")
-    problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    problems = tasks.make_chat(task, options)
     named_parser(parser, BY_NAME)
     connect = functools.partial(_shared if shared else Connections, json.dumps(dict(servers), sort_keys=True), shared)
     try:

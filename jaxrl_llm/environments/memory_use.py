@@ -41,7 +41,7 @@ def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = 
     """
     if contexts < 2:
         raise ValueError(f"contexts={contexts}; give two at least, or take `tool_use`, which keeps what was said")
-    problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    problems = tasks.make_chat(task, options)
     made = named_tools(tools)
     name = reward or problems.reward
     step = functools.partial(_step, parse=named_parser(parser), tools=made, read=reader(name), limit=contexts,

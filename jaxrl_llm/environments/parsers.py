@@ -66,8 +66,7 @@ def fenced(text: str) -> list[Call]:
     return [] if program is None else [Call("python", {"code": program})]
 
 
-PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": llama3, "pythonic": pythonic,
-                                                      "fenced": fenced}
+PARSERS: dict[str, Callable[[str], list[Call]]] = {"hermes": hermes, "llama3": llama3, "pythonic": pythonic, "fenced": fenced}
 
 
 BY_NAME = sorted(PARSERS.keys() - {"fenced"})  # those that read names of tools, which programs in fences do not have

@@ -49,5 +49,4 @@ def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None =
         text = "\n".join(f"> {said}\n{read}" for said, read in state.turns[-turns:])
         return turn._replace(messages=[{"role": "user", "content": text}], fresh=True)
 
-    return dataclasses.replace(
-        inner, name=f"{inner.name}+recent", reset=reset, step=step, contexts=contexts, **of_inner(inner))
+    return dataclasses.replace(inner, name=f"{inner.name}+recent", reset=reset, step=step, contexts=contexts, **of_inner(inner))

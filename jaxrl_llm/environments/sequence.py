@@ -27,7 +27,7 @@ def sequence(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     """
     if length < 1:
         raise ValueError(f"length={length}; give at least 1")
-    inner = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    inner = tasks.make_chat(task, options)
     name = reward or inner.reward
     score = scorer(name, inner.train, inner.heldout)
 

@@ -36,7 +36,7 @@ def solver_verifier(*, task: str = "arithmetic", options: Mapping[str, Any] | No
     """
     if loops < 1:
         raise ValueError(f"loops={loops}; give at least 1")
-    problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    problems = tasks.make_chat(task, options)
     name = reward or problems.reward
     score = scorer(name, problems.train, problems.heldout)
     return Environment(

@@ -34,14 +34,13 @@ def tinker_cookbook_env(*, dataset: str, options: Mapping[str, Any] | None = Non
                         replayable: bool = False) -> Environment:
     """The environments of an `RLDatasetBuilder`, which your "module:function" returns, token by token.
 
-    A problem is an `EnvGroupBuilder` of its training or test data; without test data the last `heldout` ones are held out.
-    Each trajectory uses the first environment of a group made for it. Tokens come from the environment's renderer, which must
-    have the tokenizer and the control tokens of the model; its stop sequences must be those of the run
+    A problem is an `EnvGroupBuilder` of its training or test data; without test data the last `heldout` ones are held out. Each
+    trajectory uses the first environment of a group made for it. Tokens come from the environment's renderer, which must have
+    the tokenizer and the control tokens of the model; its stop sequences must be those of the run
     (`config.sampling.stop_strings`). Each observation must begin with all earlier observations and messages; a renderer that
     drops or rewrites earlier turns is refused at that turn. Rewards that compare the trajectories of a group see one
-    trajectory, without log-probs. `replayable`: equal tokens get equal answers; then trajectories run in processes, are
-    retried and can be resumed. Raises ValueError without tinker-cookbook or problems, and if the function returns something
-    else.
+    trajectory, without log-probs. `replayable`: equal tokens get equal answers; then trajectories run in processes, are retried
+    and can be resumed. Raises ValueError without tinker-cookbook or problems, and if the function returns something else.
     """
     optional("tinker_cookbook", "tinker-cookbook")
     from tinker_cookbook.rl.types import RLDatasetBuilder

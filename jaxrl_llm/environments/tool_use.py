@@ -55,7 +55,7 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     answer as the verifier reads it. Raises ValueError for unknown names and two tools of one name, SandboxError if the tool
     `python` cannot run.
     """
-    problems = tasks.make(task, **({"chat": True} if options is None and task == "arithmetic" else options or {}))
+    problems = tasks.make_chat(task, options)
     made = named_tools(tools)
     names = [tool.name for tool in made]
     if parser == "fenced" and names != ["python"]:

@@ -71,16 +71,6 @@ def improvement(x: np.ndarray, y: np.ndarray, **options) -> Interval:
     return stratified_bootstrap(lambda strata: probability_of_improvement(strata[:1], strata[1:]), [x, y], **options)
 
 
-def optimality_gap(scores: np.ndarray, target: float = 1.0) -> float:
-    """Mean shortfall `max(target - x, 0)` of all runs."""
-    return float(np.maximum(target - np.asarray(scores, np.float64), 0).mean())
-
-
-def performance_profile(scores: np.ndarray, thresholds: Sequence[float]) -> np.ndarray:
-    """Share of runs above each threshold."""
-    return (np.asarray(scores, np.float64).reshape(-1)[:, None] > np.asarray(thresholds)).mean(axis=0)
-
-
 def at_budget(spent: np.ndarray, scores: np.ndarray, budget: np.ndarray | float) -> np.ndarray:
     """Linear interpolation of the evaluations `scores [N]`, made after `spent [N]`, at `budget`; NaN beyond the last one."""
     finite = np.isfinite(scores)

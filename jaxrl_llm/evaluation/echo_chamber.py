@@ -13,8 +13,7 @@ OTHER = "other"
 def format_of(text: str, formats: Sequence[str]) -> str:
     """The name of the first of `formats`, each `"name=regular expression"`, that the whole `text` fits; `"other"` if none.
 
-    Raises:
-      ValueError: a format without a name or with an expression that cannot be read.
+    Raises ValueError: a format without a name or with an expression that cannot be read.
     """
     for one in formats:
         name, equals, pattern = one.partition("=")

@@ -33,8 +33,7 @@ class Protocol(NamedTuple):
 def protocol(tune: np.ndarray, test: np.ndarray) -> Protocol:
     """The outcome of choosing among all configurations, each of which ran on tuning and on testing seeds.
 
-    Raises:
-      ValueError: the two tables have other numbers of configurations, or no configuration ran on all tuning seeds.
+    Raises ValueError: the two tables have other numbers of configurations, or no configuration ran on all tuning seeds.
     """
     tune, test = np.asarray(tune, np.float64), np.asarray(test, np.float64)
     if tune.ndim != 2 or test.ndim != 2 or len(tune) != len(test):
@@ -66,8 +65,7 @@ class Sensitivity(NamedTuple):
 def sensitivity(tune: np.ndarray) -> Sensitivity:
     """The sensitivity from the tuning table alone; settings with a failed run are omitted.
 
-    Raises:
-      ValueError: every setting has a failed run.
+    Raises ValueError: every setting has a failed run.
     """
     tune = np.asarray(tune, np.float64)
     tune = tune[~np.isnan(tune).any(axis=1)]

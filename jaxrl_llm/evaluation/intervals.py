@@ -16,10 +16,8 @@ class Proportion(NamedTuple):
 def wilson(successes: int, trials: int, level: float = 0.95) -> Proportion:
     """Wilson's score interval of a share of independent trials; never empty, also at 0 and 1 and for few trials.
 
-    Completions of one problem are not independent: give problems as trials, or see `rates.bootstrap_mean`.
-
-    Raises:
-      ValueError: no trials, or more successes than trials.
+    Completions of one problem are not independent: give problems as trials, or see `rates.bootstrap_mean`. Raises ValueError:
+    no trials, or more successes than trials.
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ValueError(f"{successes} successes in {trials} trials; give 0 <= successes <= trials and at least one trial")

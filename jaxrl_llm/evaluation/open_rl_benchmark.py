@@ -16,11 +16,8 @@ def on_common_grid(runs: Sequence[tuple[np.ndarray, np.ndarray]], points: int, w
                    ) -> tuple[np.ndarray, np.ndarray]:
     """`(x f64[points], y f64[S, points])`: rolling means of S runs, linear between their points.
 
-    `runs`: x, increasing, and y of each run, `[N]`. The grid goes from 0 to the smallest last x, which all runs
-    reached.
-
-    Raises:
-      ValueError: no run, or one without points.
+    `runs`: x, increasing, and y of each run, `[N]`. The grid goes from 0 to the smallest last x, which all runs reached. Raises
+    ValueError: no run, or one without points.
     """
     if not runs or not all(len(x) for x, _ in runs):
         raise ValueError("curves need one run at least, and each of them a point")

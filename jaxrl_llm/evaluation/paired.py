@@ -17,11 +17,9 @@ class Difference(NamedTuple):
 def paired_difference(a: np.ndarray, b: np.ndarray, *, resamples: int = 2000, flips: int = 10_000, seed: int = 0) -> Difference:
     """Compares scores `a [N]` and `b [N]` whose rows are paired.
 
-    The interval resamples pairs. The test flips the signs of the differences (Fisher's randomisation test): all 2^N ways
-    up to N = 13, else `flips` random ones, counted as (1 + hits) / (1 + flips). The smallest p-value of N pairs is 2^(1-N).
-
-    Raises:
-      ValueError: the two have different lengths, or none.
+    The interval resamples pairs. The test flips the signs of the differences (Fisher's randomisation test): all 2^N ways up to
+    N = 13, else `flips` random ones, counted as (1 + hits) / (1 + flips). The smallest p-value of N pairs is 2^(1-N). Raises
+    ValueError: the two have different lengths, or none.
     """
     a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if a.shape != b.shape or a.ndim != 1 or not len(a):

@@ -32,12 +32,6 @@ def pass_at_k(samples: np.ndarray, correct: np.ndarray, k: int) -> np.ndarray:
     return np.where(c == 0, 0.0, chance) + np.where(n < k, np.nan, 0.0)
 
 
-def pass_at_k_error(samples: np.ndarray, correct: np.ndarray, k: int) -> float:
-    """Standard error of the mean pass@k: sample deviation over problems / sqrt(Q)."""
-    values = pass_at_k(samples, correct, k)
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
-
-
 class Votes(NamedTuple):
     """Counts of one problem's answers: the right one, each wrong one, and samples without an answer."""
 

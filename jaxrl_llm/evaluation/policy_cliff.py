@@ -57,26 +57,3 @@ def degenerate(values: np.ndarray, classes: np.ndarray, tolerance: float = EXACT
     lowest = np.where(best, classes, np.iinfo(np.int64).max).min(axis=-1)
     highest = np.where(best, classes, np.iinfo(np.int64).min).max(axis=-1)
     return lowest < highest
-
-
-def action_values(transition: np.ndarray, reward: np.ndarray, discount: float, temperature: float = 0.0) -> np.ndarray:
-    """Optimal action values `f64[S, A]` of a finite decision process by value iteration.
-
-    `transition f64[S, A, S]`, `reward f64[S, A]`. A state is worth `max_a Q`, with an entropy bonus
-    `temperature log sum_a exp(Q / temperature)`. Exact to 1e-12 of the largest value.
-
-    Raises:
-      ValueError: a discount outside [0, 1).
-    """
-    if not 0 <= discount < 1:
-        raise ValueError(f"discount={discount}: value iteration ends for 0 <= discount < 1 only")
-    values = np.asarray(reward, np.float64)
-    while True:
-        top = values.max(axis=-1)
-        worth = top
-        if temperature:
-            worth = top + temperature * np.log(np.exp((values - top[:, None]) / temperature).sum(axis=-1))
-        renewed = reward + discount * transition @ worth
-        if np.abs(renewed - values).max() <= 1e-12 * (1 - discount) * max(1.0, np.abs(renewed).max()):
-            return renewed
-        values = renewed

@@ -21,8 +21,7 @@ def power(difference: float, deviation: float, pairs: int, level: float = 0.05) 
 def smallest_difference(deviation: float, pairs: int, *, level: float = 0.05, chance: float = 0.8) -> float:
     """The mean difference that `pairs` pairs of seeds detect with this chance, in the unit of `deviation`, see `power`.
 
-    Raises:
-      ValueError: fewer than two pairs, or a deviation that is not above 0.
+    Raises ValueError: fewer than two pairs, or a deviation that is not above 0.
     """
     _check(deviation, pairs)
     return float(deviation * optimize.brentq(lambda shift: power(shift, 1.0, pairs, level) - chance, 1e-6, 100.0))
@@ -31,10 +30,8 @@ def smallest_difference(deviation: float, pairs: int, *, level: float = 0.05, ch
 def paired_deviation(scores: np.ndarray) -> float:
     """Standard deviation of paired differences, pooled over all pairs of methods.
 
-    `scores f64[methods, seeds]`: the seeds are shared. Pooled: sqrt of the mean of the variances.
-
-    Raises:
-      ValueError: fewer than two methods or two seeds.
+    `scores f64[methods, seeds]`: the seeds are shared. Pooled: sqrt of the mean of the variances. Raises ValueError: fewer than
+    two methods or two seeds.
     """
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 2 or min(scores.shape) < 2:

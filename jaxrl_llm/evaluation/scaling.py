@@ -36,10 +36,8 @@ def fit_sigmoid(compute: np.ndarray, reward: np.ndarray, start: float, *, ceilin
 
     `compute`, `reward`: [N] evaluations of one run or of several; the one before training is `start`. The grids default to
     ceilings in steps of 0.005 from the highest mean reward to 1, and 100 middles from a tenth of the smallest compute to three
-    times the largest, evenly spaced in logarithms.
-
-    Raises:
-      ValueError: fewer than four evaluations, compute that is not above 0, or a reward that does not rise (see `rises`).
+    times the largest, evenly spaced in logarithms. Raises ValueError: fewer than four evaluations, compute that is not above 0,
+    or a reward that does not rise (see `rises`).
     """
     compute, reward = np.asarray(compute, np.float64), np.asarray(reward, np.float64)
     if len(compute) < 4 or not (compute > 0).all():
@@ -172,19 +170,12 @@ class EntropyLaw(NamedTuple):
         """Reward at mean token entropy H, nats."""
         return self.b - self.a * np.exp(entropy)
 
-    @property
-    def zero_reward_entropy(self) -> float:
-        """H at which the reward is 0: `log(b / a)`."""
-        return float(np.log(self.b / self.a))
-
 
 def fit_entropy_law(entropy: np.ndarray, reward: np.ndarray) -> EntropyLaw:
     """Linear least squares of R on `-exp(H)`. The ceiling `b - a` is the reward where no entropy is left to spend.
 
-    The standard errors assume independent residuals; evaluations of one run are not fully independent.
-
-    Raises:
-      ValueError: fewer than three points, or all at one entropy.
+    The standard errors assume independent residuals; evaluations of one run are not fully independent. Raises ValueError: fewer
+    than three points, or all at one entropy.
     """
     x, reward = -np.exp(np.asarray(entropy, np.float64)), np.asarray(reward, np.float64)
     if len(x) < 3 or np.ptp(x) == 0:
@@ -197,16 +188,3 @@ def fit_entropy_law(entropy: np.ndarray, reward: np.ndarray) -> EntropyLaw:
     a_error, b_error = np.sqrt(np.diag(spread)).tolist()
     return EntropyLaw(float(a), float(b), a_error, b_error, float(b - a),
                       float(np.sqrt(contrast @ spread @ contrast)), float(np.sqrt(squares / len(x))))
-
-
-def entropy_change(logits: np.ndarray, advantages: np.ndarray, step: float, *, natural: bool = False) -> float:
-    """First-order change of the entropy of `softmax(logits [V])` by a step along the policy gradient, or the natural one.
-
-    `-step Cov_pi(log pi, pi A)` with A centred under pi, or `-step Cov_pi(log pi, A)`.
-    """
-    logits, advantages = np.asarray(logits, np.float64), np.asarray(advantages, np.float64)
-    log_pi = logits - np.logaddexp.reduce(logits)
-    pi = np.exp(log_pi)
-    centred = advantages - pi @ advantages
-    other = centred if natural else pi * centred
-    return float(-step * (pi @ (log_pi * other) - (pi @ log_pi) * (pi @ other)))

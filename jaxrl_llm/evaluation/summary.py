@@ -95,10 +95,7 @@ def compare(ours: Joined, theirs: Joined) -> dict[str, Any]:
     """Ours minus theirs on the problems that both have: a paired test for score, solved, each pass@k and maj@k.
 
     The longer measurement is cut to the number of completions of the shorter one. `score` is that of our first component, and
-    absent if theirs has no component of this name.
-
-    Raises:
-      ValueError: the two share no problem.
+    absent if theirs has no component of this name. Raises ValueError: the two share no problem.
     """
     shared = [i for i in ours if i in theirs]
     if not shared:

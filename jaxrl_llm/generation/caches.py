@@ -153,8 +153,7 @@ class RowCaches:
     def make_room(self, length: int) -> None:
         """Makes or lengthens the caches so that each has at least `length` places."""
         if self.slots is None:
-            self.slots = jax.device_put(programs_of.empty(self._model, self._rows, self._room(length), self.near),
-                                        self._device)
+            self.slots = jax.device_put(programs_of.empty(self._model, self._rows, self._room(length), self.near), self._device)
         else:
             self.slots = self._lengthened(self.slots, length)
 

@@ -1,4 +1,5 @@
 """Stop strings of a growing completion, as sequences of tokens and as texts, found on the host as tokens come in."""
+import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -63,8 +64,8 @@ class StopSearch:
         before, now = self._decoded([self.settled, len(self.tokens)])
         fresh, end = now[len(before):], None
         if self._stops(fresh):
-            ends = range(self.settled + 1, len(self.tokens) + 1)
-            end = next(n for n, text in zip(ends, self._decoded(ends)) if self._stops(text[len(before):]))
+            ends = range(self.settled + 1, len(self.tokens))
+            end = ends.start + bisect.bisect_left(ends, True, key=lambda n: self._stops(self._decoded([n])[0][len(before):]))
         if now.endswith(REST):
             self.searched = len(fresh.rstrip(REST))
         else:

@@ -5,7 +5,6 @@
 To add a method, write one `Method(...)` into the `ROWS` of the family's file in this folder (a new file is discovered
 automatically). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
 """
-
 import functools
 import importlib
 import inspect
@@ -67,14 +66,8 @@ def runnable_elsewhere() -> list[str]:
     return [slug for slug in names() if lacks(slug) and all(lack.what in there for lack in lacks(slug))]
 
 
-def build(
-    slug: str,
-    *,
-    max_len: int | None = None,
-    feature_size: int | None = None,
-    estimator: Mapping[str, Any] | None = None,
-    objective: Mapping[str, Any] | None = None,
-) -> tuple[Estimator, Objective]:
+def build(slug: str, *, max_len: int | None = None, feature_size: int | None = None, estimator: Mapping[str, Any] | None = None,
+          objective: Mapping[str, Any] | None = None) -> tuple[Estimator, Objective]:
     """The estimator and the objective of a method; the two mappings override its hyper-parameters.
 
     `max_len` is the generation budget in tokens, `feature_size` the width of `rollouts.features`; each is given to the parts
@@ -98,16 +91,3 @@ def build(
 def markdown() -> str:
     """The catalogue as a Markdown page."""
     return page.markdown(FAMILIES, lacks)
-
-
-def counts() -> tuple[int, int, int, int, int]:
-    """How many methods are known, from how many papers; how many run by name, how many elsewhere, how many of both in part."""
-    papers = {paper for row in METHODS.values() for paper in row.arxiv}
-    running = [*runnable(), *runnable_elsewhere()]
-    partial = [slug for slug in running if METHODS[slug].omits]
-    return len(METHODS), len(papers), len(runnable()), len(runnable_elsewhere()), len(partial)
-
-
-def with_counts(text: str) -> str:
-    """A page of prose with the current `counts`."""
-    return page.with_counts(text, counts())

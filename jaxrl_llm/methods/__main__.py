@@ -1,5 +1,4 @@
-"""Prints the catalogue, or the row of NAME; `--write PATH` writes it as Markdown, `--counts PAGE` renews counts in pages."""
-
+"""Prints the catalogue, or the row of NAME; `--write PATH` writes it as Markdown."""
 import argparse
 import pathlib
 import sys
@@ -13,11 +12,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=prog, description="the catalogue of methods")
     parser.add_argument("name", metavar="NAME", nargs="?", help="a method, whose row is printed; default: all in one line each")
     parser.add_argument("--write", metavar="PATH", type=pathlib.Path, help="write the Markdown page to PATH")
-    parser.add_argument("--counts", metavar="PAGE", type=pathlib.Path, nargs="+",
-                        help="renew the counts of methods in these pages")
     arguments = parser.parse_args()
-    for page in arguments.counts or ():
-        page.write_text(methods.with_counts(page.read_text()))
     if arguments.write is not None:
         arguments.write.parent.mkdir(parents=True, exist_ok=True)
         arguments.write.write_text(methods.markdown())
@@ -26,7 +21,7 @@ def main() -> None:
             print(pages.described(methods.get(arguments.name), methods.lacks(arguments.name)))
         except ValueError as error:
             parser.error(str(error))
-    if arguments.counts or {arguments.name, arguments.write} != {None}:
+    if {arguments.name, arguments.write} != {None}:
         return
     for family, rows in methods.FAMILIES.items():
         print(f"\n{family}")

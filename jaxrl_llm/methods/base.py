@@ -1,5 +1,4 @@
 """One row of the catalogue."""
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -1,20 +1,13 @@
 """The catalogue as a Markdown page: one table per family, then the parts of `jaxrl_llm.control`."""
-
 import importlib
 import inspect
 import pkgutil
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import control
 from jaxrl_llm.methods.base import DEFAULTS, Method, Part
 from jaxrl_llm.methods.provision import Lack
-
-# The sentences by which other pages count methods, and where they stand in a page, in one line or several.
-SENTENCES = ("The catalogue has 0 methods from 0 papers. 0 run by name on any task; 0 more need an environment, a teacher or a "
-             "special task. 0 of these 0 leave out a part of the published method.")
-COUNTS = re.compile(r"\s+".join(r"\d+" if word == "0" else re.escape(word) for word in SENTENCES.split()))
 
 HEAD = """# Methods
 
@@ -49,22 +42,15 @@ def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], 
     for family, rows in families.items():
         columns = ("method", "paper", "estimator", "objective", "equation", "setting", "also needs")
         cells = [_cells(row, lacks(row.slug)) for row in sorted(rows, key=lambda row: row.slug)]
-        lines += [f"## {family.replace('_', ' ').capitalize()}", "", *_table(columns, cells), ""]
-    return "\n".join([*lines, CONTROL, *_table(("module", "what it is for", "parts"), _control_rows()), ""])
+        lines += [f"## {family.replace('_', ' ').capitalize()}", "", table(columns, cells), ""]
+    return "\n".join([*lines, CONTROL, table(("module", "what it is for", "parts"), _control_rows()), ""])
 
 
-def with_counts(text: str, counts: Sequence[int]) -> str:
-    """`text` with these five numbers, and the third and the fourth together, in each `SENTENCES`."""
-    def counted(match):
-        numbers = iter((*counts, counts[2] + counts[3]))
-        return re.sub(r"\d+", lambda _: str(next(numbers)), match.group())
-    return COUNTS.sub(counted, text)
-
-
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
     def line(cells):
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-    return [line(columns), "|" + "---|" * len(columns), *(line(row) for row in rows)]
+    return "\n".join([line(heads), line(["---"] * len(heads)), *map(line, rows)])
 
 
 def described(row: Method, lacks: Sequence[Lack]) -> str:

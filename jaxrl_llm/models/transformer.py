@@ -322,13 +322,11 @@ class Transformer:
             group = k[:, :, None], v[:, :, None], visible[:, None]  # a plain row is a group of one
             return grouped_attention(q[:, None], *group, **scaling)[:, 0], (k, v)
 
-        x, kv, pooled, _ = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool,
-                                             perturb=perturb)
+        x, kv, pooled, _ = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool, perturb=perturb)
         return self.normed(params, x), kv, pooled
 
     def packed_states(self, params, prompt_tokens, prompt_mask, tokens, *, mask=None, filled: int = 4, lora=None, pool=None,
-                      whole=lambda layer: layer, return_loads: bool = False, experts=None,
-                      return_experts: bool = False):
+                      whole=lambda layer: layer, return_loads: bool = False, experts=None, return_experts: bool = False):
         """States that predict each completion token, with every prompt computed once for its whole group.
 
         One packed row is `[prompt, completion_1, ..., completion_G]`; a completion sees the prompt and itself, and its
@@ -481,8 +479,7 @@ class Transformer:
                          zip(arrays, c.places(S, c.window), c.local_layers, strict=True))
         return PromptCache(*self.cached(tuple(map(swap_last, kept(keys))), kept(values)), prompt_mask, length), last
 
-    def cached(self, keys: Sequence[jax.Array], values: Sequence[jax.Array]
-               ) -> tuple[tuple[Cached, ...], tuple[Cached, ...]]:
+    def cached(self, keys: Sequence[jax.Array], values: Sequence[jax.Array]) -> tuple[tuple[Cached, ...], tuple[Cached, ...]]:
         """Keys `[..., d, n]` and values `[..., n, d]` as a cache holds them."""
         if not self.int8_cache:
             return tuple(keys), tuple(values)

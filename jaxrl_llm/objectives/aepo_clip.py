@@ -1,5 +1,4 @@
 """Agentic entropy-balanced policy optimisation: clipping that keeps a gradient (arXiv 2510.14545)."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -26,15 +25,8 @@ def kept_gradient_clip(ratio: Array, clip_low: float, clip_high: float) -> Array
 
 
 @objective
-def aepo_clip(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float = 3.0,
-    entropy_scale: float = 0.2,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def aepo_clip(*, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float = 3.0, entropy_scale: float = 0.2,
+              aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
     """`l_t = max(-A' rho, -A' b)`, `A' = A (1 + entropy_scale * z_t)`, at most `-A' * dual_clip` where A' < 0.
 
     b is `kept_gradient_clip` of rho: a token above the upper bound with A' > 0 keeps the gradient of a ratio at the

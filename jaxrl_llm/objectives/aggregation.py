@@ -4,7 +4,6 @@ Every aggregation is linear in the token losses, hence `loss = sum(weights * tok
 counts; computed for the whole mini-batch and sliced with it, they make the losses and gradients of micro-batches sum to
 the whole batch's, whatever the padding and the split over devices.
 """
-
 import jax.numpy as jnp
 from jax import Array
 

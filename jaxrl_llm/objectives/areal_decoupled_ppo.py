@@ -1,5 +1,4 @@
 """AReaL's decoupled PPO: the trust region is around the step's first policy, not the sampling one (arXiv 2505.24298)."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -25,19 +24,9 @@ def interpolated_logprobs(logprobs: Array, behavior_logprobs: Array, sampled: Ar
 
 
 @objective
-def areal_decoupled_ppo(
-    *,
-    level: str = "token",
-    bound: str | None = "mask",
-    min_ratio: float = 0.0,
-    max_ratio: float = 5.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    proximal: str = "old",
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def areal_decoupled_ppo(*, level: str = "token", bound: str | None = "mask", min_ratio: float = 0.0, max_ratio: float = 5.0,
+                        clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, proximal: str = "old",
+                        aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
     """`l_t = w max(-A u, -A clip(u, 1 - clip_low, 1 + clip_high))`, u = exp(new - proximal log-prob).
 
     `w = exp(proximal - behaviour log-prob)`, detached, per token or (`level="sequence"`) its geometric mean over the
@@ -68,5 +57,4 @@ def areal_decoupled_ppo(
 
     source = ("old_logprobs",) if proximal == "old" else ("policy_version", "current_version")
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs", *source), reads_old=proximal == "old"
-    )
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs", *source), reads_old=proximal == "old")

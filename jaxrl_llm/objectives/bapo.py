@@ -1,5 +1,4 @@
 """BAPO: clip bounds searched per mini-batch until positive tokens supply their share of the objective (2510.18927)."""
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,9 +26,7 @@ def candidates(low: Ladder, high: Ladder, order: str) -> np.ndarray:
     return np.array([(lows[0], b) for b in highs] + [(a, highs[-1]) for a in lows[1:]])
 
 
-def contributions(
-    ratio: Array, advantages: Array, mask: Array, low: Array, high: Array, statistic: str
-) -> tuple[Array, Array]:
+def contributions(ratio: Array, advantages: Array, mask: Array, low: Array, high: Array, statistic: str) -> tuple[Array, Array]:
     """Contributions of tokens with A >= 0 and with A < 0 to the objective under two bounds, as two sums >= 0.
 
     `value`: sum of `A min(ratio, high)` and of `-A max(ratio, low)`. `gradient`: sums of `|A| ratio` over the tokens
@@ -44,26 +41,17 @@ def contributions(
 
 
 @objective
-def bapo(
-    *,
-    target: float = 1.0,
-    low: Ladder = (0.6, 0.8, 0.05),
-    high: Ladder = (1.2, 2.0, 0.05),
-    order: str = "low_first",
-    statistic: str = "value",
-    dual_clip: float = 3.0,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def bapo(*, target: float = 1.0, low: Ladder = (0.6, 0.8, 0.05), high: Ladder = (1.2, 2.0, 0.05), order: str = "low_first",
+         statistic: str = "value", dual_clip: float = 3.0, aggregation: str = "token_mean",
+         max_len: int | None = None) -> Objective:
     """`l_t = max(-A rho, -A clip(rho, low, high))`, at most `-A dual_clip` where A < 0, with searched absolute bounds.
 
-    `low` and `high` are (first, last, step). The bounds are the first in the search at which positive tokens
-    contribute at least `target` times what negative ones do (a share s is the target s / (1 - s)), else the last.
-    `order="low_first"` is the released code's search, `"high_first"` the paper's (with low to 0.9 and high to 3.0).
-    Under the code's `statistic="value"`, a higher low bound can only worsen the balance; `"gradient"` counts only tokens
-    that still have a gradient. The search sees the whole mini-batch (`whole_batch`). The numbers are the released
-    recipe's, whose target 1 is the paper's share of 0.5 (order and steps of the paper: unconfirmed); its example script
-    has target 0.5 and low from 0.8 to 0.95.
+    `low` and `high` are (first, last, step). The bounds are the first in the search at which positive tokens contribute at
+    least `target` times what negative ones do (a share s is the target s / (1 - s)), else the last. `order="low_first"` is the
+    released code's search, `"high_first"` the paper's (with low to 0.9 and high to 3.0). Under the code's `statistic="value"`,
+    a higher low bound can only worsen the balance; `"gradient"` counts only tokens that still have a gradient. The search sees
+    the whole mini-batch (`whole_batch`). The numbers are the released recipe's, whose target 1 is the paper's share of 0.5
+    (order and steps of the paper: unconfirmed); its example script has target 0.5 and low from 0.8 to 0.95.
     """
     registry.one_of("order", order, ("low_first", "high_first"))
     registry.one_of("statistic", statistic, ("value", "gradient"))
@@ -74,8 +62,7 @@ def bapo(
         ratio = token_ratio(logprobs, rollouts.old_logprobs, mask)
         bounds = jnp.asarray(table, ratio.dtype)
         positive, negative = jax.vmap(
-            lambda bound: contributions(lax.stop_gradient(ratio), advantages, mask, bound[0], bound[1], statistic)
-        )(bounds)
+            lambda bound: contributions(lax.stop_gradient(ratio), advantages, mask, bound[0], bound[1], statistic))(bounds)
         reached = (negative <= 0) | (positive >= target * (negative + EPS))
         chosen = jnp.where(jnp.any(reached), jnp.argmax(reached), len(table) - 1)
         loss, clipped = clipped_surrogate(ratio, advantages, 1 - bounds[chosen, 0], bounds[chosen, 1] - 1)

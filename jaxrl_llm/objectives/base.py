@@ -13,7 +13,6 @@ The function returns token losses `[P, G, T]` (or one per rollout, `[P, G]`) and
 the reduction is done here, with weights computed from the whole mini-batch, so that losses, gradients and metrics of
 micro-batches sum to those of the whole. A metric named `max/...` is the largest value (at least 0) and combines by max.
 """
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -58,19 +57,10 @@ class Objective(NamedTuple):
         return "behavior_logprobs" in self.needs
 
 
-def token_objective(
-    token_loss: Callable,
-    *,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-    needs: tuple[str, ...] = (),
-    extra_weights: Callable[[Rollouts], Mapping[str, Array]] | None = None,
-    init: Callable[[], State] | None = None,
-    advance: Callable[[State], State] | None = None,
-    whole_batch: bool = False,
-    reads_old: bool = False,
-    replays: str = "",
-) -> Objective:
+def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", max_len: int | None = None,
+                    needs: tuple[str, ...] = (), extra_weights: Callable[[Rollouts], Mapping[str, Array]] | None = None,
+                    init: Callable[[], State] | None = None, advance: Callable[[State], State] | None = None,
+                    whole_batch: bool = False, reads_old: bool = False, replays: str = "") -> Objective:
     """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
 
     Arguments are checked, detached (except `logprobs`) and zero outside the mask; advantages are [P, G, T].

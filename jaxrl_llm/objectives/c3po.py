@@ -31,10 +31,7 @@ def c3po(*, budget: int = 409_600, truncate: bool = True, clip_low: float = 0.2,
     The divisor is the budget even if there are fewer tokens. Advantages come from all rollouts; rollouts beyond the budget are
     dropped from the loss. The budget is the paper's, per update; it should be a little below the tokens of a batch. The order
     of the rollouts and the cut of the last one are our reading: the paper does not say. Metrics: `clip_fraction`, `kl`,
-    `trained` (the share of tokens within the budget), `max/ratio`.
-
-    Raises:
-      ValueError: a budget below one token.
+    `trained` (the share of tokens within the budget), `max/ratio`. Raises ValueError: a budget below one token.
     """
     if budget < 1:
         raise ValueError(f"budget={budget} tokens of an update; give 1 or more")

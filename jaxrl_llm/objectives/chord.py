@@ -1,5 +1,4 @@
 """CHORD: supervised learning on expert traces as a dynamically weighted part of the RL loss (arXiv 2508.11408)."""
-
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -15,17 +14,8 @@ from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
 
 @objective
-def chord(
-    *,
-    weighting: str = "phi",
-    warmup: int = 200,
-    decay: int = 400,
-    peak: float = 0.5,
-    valley: float = 0.02,
-    cutoff: float | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-) -> Objective:
+def chord(*, weighting: str = "phi", warmup: int = 200, decay: int = 400, peak: float = 0.5, valley: float = 0.02,
+          cutoff: float | None = None, clip_low: float = 0.2, clip_high: float = 0.2) -> Objective:
     """`(1 - mu) * L_policy + mu * L_expert`, each the mean over its own tokens, 0 if it has none.
 
     L_policy is the clipped surrogate on the policy's tokens; L_expert is `-w log p` on tokens of `extras["expert"]`, w

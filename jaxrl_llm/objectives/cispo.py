@@ -1,5 +1,4 @@
 """CISPO: REINFORCE with a clipped, detached importance weight; no token loses its gradient (arXiv 2506.13585)."""
-
 from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import ANCHORS, anchor_logprobs
@@ -8,16 +7,8 @@ from jaxrl_llm.objectives.trust_region import detached_weight, inside, still_mov
 
 
 @objective
-def cispo(
-    *,
-    min_ratio: float = 0.0,
-    max_ratio: float = 5.0,
-    clip_low: float | None = None,
-    clip_high: float | None = None,
-    anchor: str = "old",
-    aggregation: str = "prompt_mean",
-    max_len: int | None = None,
-) -> Objective:
+def cispo(*, min_ratio: float = 0.0, max_ratio: float = 5.0, clip_low: float | None = None, clip_high: float | None = None,
+          anchor: str = "old", aggregation: str = "prompt_mean", max_len: int | None = None) -> Objective:
     """`l_t = -w_t A_t log p_t`, `w_t = stop_gradient(clip(rho_t, min_ratio, max_ratio))`; its value is not informative.
 
     The bounds are absolute ratios. `anchor="behavior"` computes rho against the sampler's log-probs: with `max_ratio`

@@ -1,5 +1,4 @@
 """Clip-Cov: a few tokens whose log-prob and advantage covary strongly get no gradient (arXiv 2505.22617)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -11,19 +10,8 @@ from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
 
-def clip_cov_loss(
-    logprobs: Array,
-    old_logprobs: Array | None,
-    advantages: Array,
-    mask: Array,
-    key: Array,
-    *,
-    clip_low: float,
-    clip_high: float,
-    fraction: float,
-    cov_low: float,
-    cov_high: float,
-) -> tuple[Array, Metrics]:
+def clip_cov_loss(logprobs: Array, old_logprobs: Array | None, advantages: Array, mask: Array, key: Array, *, clip_low: float,
+                  clip_high: float, fraction: float, cov_low: float, cov_high: float) -> tuple[Array, Metrics]:
     """The clipped surrogate [P, G, T] with 0 on randomly drawn tokens of large covariance, and metrics.
 
     Candidates are the unclipped tokens with `cov_low < covariance < cov_high`; `fraction` of all tokens of `mask`, at
@@ -38,17 +26,8 @@ def clip_cov_loss(
 
 
 @objective
-def clip_cov(
-    *,
-    clip_low: float = 1.0,
-    clip_high: float = 1.0,
-    fraction: float = 2e-4,
-    cov_low: float = 1.0,
-    cov_high: float = 5.0,
-    seed: int = 0,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def clip_cov(*, clip_low: float = 1.0, clip_high: float = 1.0, fraction: float = 2e-4, cov_low: float = 1.0,
+             cov_high: float = 5.0, seed: int = 0, aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
     """PPO's clipped surrogate, but 0 on `fraction` of the tokens, drawn where `cov_low < cov_t < cov_high`.
 
     `cov_t = (A_t - mean A) (log p_t - mean log p)` over the tokens of the mini-batch. Drawn tokens stay in the

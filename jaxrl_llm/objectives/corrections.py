@@ -1,5 +1,4 @@
 """Importance weights for data of another policy or another engine: their level, their bounds and their spread."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 

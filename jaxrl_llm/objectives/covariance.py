@@ -2,7 +2,6 @@
 
 The entropy of a softmax policy falls at the rate of this covariance; a few tokens have most of it (arXiv 2505.22617).
 """
-
 import jax.numpy as jnp
 from jax import Array, lax
 

@@ -1,5 +1,4 @@
 """Token entropies that can be maximised from sampled tokens alone."""
-
 from jax import Array, lax
 
 from jaxrl_llm.objectives.ratios import token_ratio

@@ -1,5 +1,4 @@
 """GSPO-token: the ratio of the completion on every token, so that advantages may differ by token (arXiv 2507.18071)."""
-
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import carried
 from jaxrl_llm.objectives.gspo import LOG_LIMIT
@@ -8,13 +7,8 @@ from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
 
 @objective
-def gspo_token(
-    *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-    aggregation: str = "seq_mean_token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, aggregation: str = "seq_mean_token_mean",
+               max_len: int | None = None) -> Objective:
     """`l_t = max(-A_t s_t, -A_t clip(s_t, 1 - clip_low, 1 + clip_high))`; `s_t` has the value of GSPO's `s_i`.
 
     Its gradient is `s_i` times the gradient of the token's own log-prob. The sign of each `A_t` decides which bound

@@ -1,5 +1,4 @@
 """GuirlVG: the higher a rollout's reward, the stronger its KL penalty to the reference (arXiv 2508.04389)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
@@ -9,15 +8,8 @@ from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
 
 @objective
-def guirlvg_adv_kl(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl_coef: float = 1e-4,
-    max_reward: float = 2.0,
-    aggregation: str = "seq_mean_token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def guirlvg_adv_kl(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-4, max_reward: float = 2.0,
+                   aggregation: str = "seq_mean_token_mean", max_len: int | None = None) -> Objective:
     """`l_t = max(-A rho, -A clip(rho)) + kl_coef * alpha_i * k3_t`, `alpha_i = clip(r_i / max_reward, 0, 1)`.
 
     `max_reward` is the largest total reward a rollout can get (the paper's: 1 for format and 1 for accuracy). A rollout

@@ -1,5 +1,4 @@
 """HisPO: gates sequences, then tokens, by the engines' discrepancy, and clips the whole ratio (arXiv 2603.21065)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
@@ -10,16 +9,8 @@ from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 
 
 @objective
-def hispo(
-    *,
-    sequence_gate: float = 0.1,
-    token_gate: float = 1.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float = 3.0,
-    aggregation: str = "fixed_length",
-    max_len: int | None = None,
-) -> Objective:
+def hispo(*, sequence_gate: float = 0.1, token_gate: float = 1.0, clip_low: float = 0.2, clip_high: float = 0.28,
+          dual_clip: float = 3.0, aggregation: str = "fixed_length", max_len: int | None = None) -> Objective:
     """`l_t = H_t max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high))`, at most `-A dual_clip` where A < 0.
 
     `r = exp(new - behaviour log-prob)`. With `k = exp(old - behaviour log-prob)`, detached: H = 1 where
@@ -39,5 +30,4 @@ def hispo(
         return jnp.where(near & whole, loss, 0), metrics
 
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("old_logprobs", "behavior_logprobs"), reads_old=True
-    )
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("old_logprobs", "behavior_logprobs"), reads_old=True)

@@ -1,5 +1,4 @@
 """IcePop: tokens where trainer and sampler disagree too much are masked, others re-weighted (arXiv 2510.18855)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
@@ -8,15 +7,8 @@ from jaxrl_llm.objectives.tis_mis import tis_mis
 
 
 @objective
-def icepop(
-    *,
-    min_ratio: float = 0.5,
-    max_ratio: float = 5.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    aggregation: str = "seq_mean_token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def icepop(*, min_ratio: float = 0.5, max_ratio: float = 5.0, clip_low: float = 0.2, clip_high: float = 0.2,
+           aggregation: str = "seq_mean_token_mean", max_len: int | None = None) -> Objective:
     """`l_t = M_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, rho = exp(new - old log-prob).
 
     `M = k` where `min_ratio <= k <= max_ratio`, else 0; `k = exp(old_logprobs - behavior_logprobs)`, detached. Masked
@@ -28,14 +20,8 @@ def icepop(
 
 
 @objective
-def icepop_direct(
-    *,
-    min_ratio: float = 0.5,
-    max_ratio: float = 5.0,
-    veto: float | None = 1e-5,
-    aggregation: str = "prompt_mean",
-    max_len: int | None = None,
-) -> Objective:
+def icepop_direct(*, min_ratio: float = 0.5, max_ratio: float = 5.0, veto: float | None = 1e-5,
+                  aggregation: str = "prompt_mean", max_len: int | None = None) -> Objective:
     """`l_t = -M_t A_t log p_t`, with IcePop's band on `k = exp(new - behaviour log-prob)`, detached, and no clip.
 
     A rollout that has a token with k < `veto` is dropped; it stays in the denominator. This form and `veto` are

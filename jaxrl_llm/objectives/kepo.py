@@ -1,10 +1,8 @@
 """KEPO: GRPO plus distillation from a teacher on the rollouts whose reward passes a gate (arXiv 2602.00400)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.kl import token_kl
@@ -29,17 +27,6 @@ def generalised_jsd(student_logits: Array, teacher_logits: Array, *, beta: float
     return beta * divergence(teacher, mixture) + (1 - beta) * divergence(student, mixture)
 
 
-def gated_distillation(
-    student_logits: Array, teacher_logits: Array, rewards_PG: Array, mask_PGT: Array, *, gate: float, beta: float = 0.5
-) -> Array:
-    """Mean of `generalised_jsd` over the tokens of rollouts with reward >= `gate`; 0 if there are none.
-
-    This is the exact distillation term, which `kepo` estimates, for code that has both models' logits [P, G, T, V].
-    """
-    return masked.mean(generalised_jsd(student_logits, teacher_logits, beta=beta),
-                       mask_PGT & (rewards_PG >= gate)[..., None])
-
-
 def sampled_jsd(logprobs: Array, teacher_logprobs: Array, mask: Array, beta: float) -> Array:
     """[P, G, T]: estimate of `generalised_jsd` from the sampled token a, with an unbiased gradient for a ~ S.
 
@@ -59,19 +46,13 @@ def sampled_jsd(logprobs: Array, teacher_logprobs: Array, mask: Array, beta: flo
 
 
 @objective
-def kepo(
-    *,
-    gate: float | None = 1.0,
-    kd_coef: float = 1.0,
-    jsd_beta: float = 0.5,
-    kl_coef: float = 0.0,
-    kl_estimator: str = "k3",
-) -> Objective:
+def kepo(*, gate: float | None = 1.0, kd_coef: float = 1.0, jsd_beta: float = 0.5, kl_coef: float = 0.0,
+         kl_estimator: str = "k3") -> Objective:
     """`mean over rollouts of mean_t [-exp(log p - sg(log p)) A + kl_coef KL_t] + kd_coef * mean of gated JSD_t`.
 
     It assumes one update per batch: the ratio is 1. The distillation is on the policy's own tokens (mean over the tokens of
     all rollouts with r >= gate) and uses `extras["teacher_logprobs"]` f32[P, G, T], the teacher's log-probs of the sampled
-    tokens: an estimate with unbiased gradient of the published full-vocabulary divergence (`gated_distillation`).
+    tokens: an estimate with unbiased gradient of the published full-vocabulary divergence (`generalised_jsd`).
     `gate=None` disables distillation; with rewards >= 0 the authors' gate of 0 passes all rollouts. `kd_coef` and
     `kl_coef` are their code's, `jsd_beta` is its library's default.
     """

@@ -1,5 +1,4 @@
 """Online policy mirror descent of Kimi k1.5: fit log-ratios of whole completions to rewards (arXiv 2501.12599)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry

@@ -1,5 +1,4 @@
 """Estimators of KL(policy || reference) from the sampled tokens (Schulman, "Approximating KL divergence", 2020)."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 

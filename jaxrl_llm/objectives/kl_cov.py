@@ -1,5 +1,4 @@
 """KL-Cov: tokens whose log-prob and advantage covary most are penalised for leaving the old policy (arXiv 2505.22617)."""
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -9,9 +8,8 @@ from jaxrl_llm.objectives.ratios import log_ratio
 
 
 @objective
-def kl_cov(
-    *, kl_coef: float = 1.0, fraction: float = 2e-3, aggregation: str = "token_mean", max_len: int | None = None
-) -> Objective:
+def kl_cov(*, kl_coef: float = 1.0, fraction: float = 2e-3, aggregation: str = "token_mean",
+           max_len: int | None = None) -> Objective:
     """`l_t = -A rho`, plus `kl_coef * |log rho|` on the `fraction` of tokens (at least one) of largest covariance.
 
     `cov_t = (A_t - mean A) (log p_t - mean log p)` over the mini-batch; ties go to the earlier token. There is no

@@ -1,5 +1,4 @@
 """LightningRL: clipped surrogate, KL to a reference and the likelihood of right answers as an anchor."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry
@@ -14,16 +13,8 @@ LOG_LIMIT = 10.0
 
 
 @objective
-def lightningrl(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    kl_coef: float = 0.01,
-    kl_estimator: str = "k3",
-    nll_coef: float = 0.1,
-    perf: str = "perf",
-    min_range: float = 0.01,
-) -> Objective:
+def lightningrl(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 0.01, kl_estimator: str = "k3",
+                nll_coef: float = 0.1, perf: str = "perf", min_range: float = 0.01) -> Objective:
     """`clipped + kl_coef * KL + nll_coef * NLL`, each with its own denominator.
 
     `clipped`: token mean inside each rollout of `max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, then the mean
@@ -58,6 +49,5 @@ def lightningrl(
     needs = ("rewards", "truncated") if perf == "length" else ("rewards", "truncated", "perf")
     whole = token_objective(
         token_loss, aggregation="seq_mean_token_mean", needs=(*needs, "ref_logprobs"), extra_weights=right_weights,
-        reads_old=True
-    )
+        reads_old=True)
     return restrict(whole, kept, needs=needs)

@@ -1,5 +1,4 @@
 """LUFFY: expert tokens enter the policy gradient with a shaped probability instead of the ratio (arXiv 2504.14945)."""
-
 import math
 from collections.abc import Callable
 
@@ -22,16 +21,8 @@ def probability(logprobs: Array, mask: Array) -> Array:
     return token_ratio(logprobs, jnp.zeros_like(logprobs), mask)
 
 
-def mixed_policy(
-    expert_weight: Callable[[Array, Rollouts], Array],
-    *,
-    entropy_coef: float,
-    clip_low: float,
-    clip_high: float,
-    aggregation: str,
-    max_len: int | None,
-    needs: tuple[str, ...],
-) -> Objective:
+def mixed_policy(expert_weight: Callable[[Array, Rollouts], Array], *, entropy_coef: float, clip_low: float, clip_high: float,
+                 aggregation: str, max_len: int | None, needs: tuple[str, ...]) -> Objective:
     """`-A rho` (clipped) `- entropy_coef H` on own tokens, `-A * expert_weight(logprobs, rollouts)` on the expert's.
 
     H is that of `objectives.entropy`, which estimates its gradient from tokens that the policy drew.
@@ -42,8 +33,7 @@ def mixed_policy(
         ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         own, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
         weight = expert_weight(logprobs, rollouts)
-        metrics = {"clip_fraction": clipped & ~expert, "expert_fraction": expert,
-                   "max/ratio": jnp.where(expert, 0, ratio)}
+        metrics = {"clip_fraction": clipped & ~expert, "expert_fraction": expert, "max/ratio": jnp.where(expert, 0, ratio)}
         if used(entropy_coef):
             own = own - entropy_coef * sampled_entropy(logprobs, rollouts)
         return jnp.where(expert, -advantages * weight, own), metrics
@@ -53,19 +43,9 @@ def mixed_policy(
 
 
 @objective
-def luffy(
-    *,
-    shaping: str = "rational",
-    gamma: float = 0.1,
-    log_coef: float = 0.1,
-    off_min: float = 0.0,
-    off_max: float = math.inf,
-    entropy_coef: float = 0.0,
-    clip_low: float = math.inf,
-    clip_high: float = math.inf,
-    aggregation: str = "fixed_length",
-    max_len: int | None = None,
-) -> Objective:
+def luffy(*, shaping: str = "rational", gamma: float = 0.1, log_coef: float = 0.1, off_min: float = 0.0,
+          off_max: float = math.inf, entropy_coef: float = 0.0, clip_low: float = math.inf, clip_high: float = math.inf,
+          aggregation: str = "fixed_length", max_len: int | None = None) -> Objective:
     """Own tokens: `l = -A rho - entropy_coef H`; expert tokens: `l = -A f(p)`, p = exp(logprobs), `f(p) = p / (p + gamma)`.
 
     The gradient of f with respect to log p, `gamma p / (p + gamma)^2`, is largest at p = gamma, so rare expert tokens

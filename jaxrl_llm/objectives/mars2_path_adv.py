@@ -1,5 +1,4 @@
 """MARS^2's loss: GSPO, corrected for the sampler token by token, with a KL term (arXiv 2604.14564)."""
-
 from jaxrl_llm import masked, registry
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
@@ -10,14 +9,8 @@ from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
 
 @objective
-def mars2_path_adv(
-    *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
-    max_ratio: float = 2.0,
-    kl_coef: float = 1e-3,
-    kl_estimator: str = "k3",
-) -> Objective:
+def mars2_path_adv(*, clip_low: float = 3e-4, clip_high: float = 4e-4, max_ratio: float = 2.0, kl_coef: float = 1e-3,
+                   kl_estimator: str = "k3") -> Objective:
     """`l_t = w_t max(-A s_i, -A clip(s_i, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, mean over tokens, then rollouts.
 
     `s_i = exp(mean_t (new - old log-prob))`, whose gradient on each token is s_i times that of its own log-prob, and

@@ -1,5 +1,4 @@
 """MHPO: a smooth bounded ratio, damped by how far it moved in either direction (arXiv 2603.16929)."""
-
 import jax.numpy as jnp
 from jax import lax
 from jax.nn import softplus
@@ -9,22 +8,13 @@ from jaxrl_llm.objectives.ratios import log_ratio
 
 
 @objective
-def mhpo(
-    *,
-    bound: float = 1.5,
-    shape_up: float = 1.5,
-    scale_up: float = 1.0,
-    shape_down: float = 2.0,
-    scale_down: float = 0.8,
-    aggregation: str = "seq_mean_token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def mhpo(*, bound: float = 1.5, shape_up: float = 1.5, scale_up: float = 1.0, shape_down: float = 2.0, scale_down: float = 0.8,
+         aggregation: str = "seq_mean_token_mean", max_len: int | None = None) -> Objective:
     """`l_t = -A_t exp(psi - zeta)`, `psi = bound * tanh(x / bound)`, x the log-ratio: smooth and never exactly flat.
 
-    `zeta = stop_gradient((softplus(psi) / scale_up)^shape_up + (softplus(-psi) / scale_down)^shape_down)`, two
-    cumulative hazards of Weibull form. softplus(0) is not 0: on-policy, the defaults multiply every gradient by 0.265, so
-    compare with other methods at matched step size. Method and numbers are reconstructed from secondary accounts that
-    agree.
+    `zeta = stop_gradient((softplus(psi) / scale_up)^shape_up + (softplus(-psi) / scale_down)^shape_down)`, two cumulative
+    hazards of Weibull form. softplus(0) is not 0: on-policy, the defaults multiply every gradient by 0.265, so compare with
+    other methods at matched step size. Method and numbers are reconstructed from secondary accounts that agree.
     """
 
     def token_loss(logprobs, rollouts, advantages):

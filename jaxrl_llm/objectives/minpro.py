@@ -1,5 +1,4 @@
 """MinPRO: the prefix's importance ratio replaced by the smallest token ratio in it (arXiv 2601.22718)."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -18,16 +17,8 @@ def smallest_before(log_ratios: Array, mask: Array) -> Array:
 
 
 @objective
-def minpro(
-    *,
-    include_current: bool = True,
-    embed: str = "detached",
-    cap: float | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def minpro(*, include_current: bool = True, embed: str = "detached", cap: float | None = None, clip_low: float = 0.2,
+           clip_high: float = 0.28, aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
     """`l_t = -stop_gradient(min(w_t, cap)) A_t log p_t`, `w_t = rho_t min_{j<t} rho_j`, rho = new / sampling policy.
 
     The first token has `w = rho`. `w_t` is at most the square of the largest ratio, however long the completion, where
@@ -43,8 +34,7 @@ def minpro(
         log_rho = lax.stop_gradient(log_ratio(logprobs, behavior, mask))
         prefix = smallest_before(log_rho, mask)
         weight = jnp.minimum(jnp.exp(prefix + log_rho if include_current else prefix), jnp.inf if cap is None else cap)
-        metrics = {"weight": weight, "max/ratio": jnp.exp(log_rho),
-                   "max/prefix_ratio": prefix_ratio(logprobs, behavior, mask)}
+        metrics = {"weight": weight, "max/ratio": jnp.exp(log_rho), "max/prefix_ratio": prefix_ratio(logprobs, behavior, mask)}
         if embed == "detached":
             return -weight * advantages * logprobs, metrics
         loss, metrics["clip_fraction"] = clipped_surrogate(carried(weight, logprobs), advantages, clip_low, clip_high)

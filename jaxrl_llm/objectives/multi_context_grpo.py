@@ -1,5 +1,4 @@
 """Multi-context GRPO: a clipped loss over the conversations of each trajectory (MemSearcher, arXiv 2511.02805)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -17,15 +16,8 @@ def trajectory_weights(rollouts: Rollouts) -> Array:
 
 
 @objective
-def multi_context_grpo(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
-    kl_coef: float = 1e-3,
-    kl_estimator: str = "k3",
-    aggregation: str = "token_mean",
-) -> Objective:
+def multi_context_grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0, kl_coef: float = 1e-3,
+                       kl_estimator: str = "k3", aggregation: str = "token_mean") -> Objective:
     """`ppo_clip` for conversations as rows on the G axis.
 
     `aggregation`: `token_mean` over all tokens of all conversations, as in the published code, where trajectories with
@@ -34,9 +26,7 @@ def multi_context_grpo(
     published code.
     """
     registry.one_of("aggregation", aggregation, ("token_mean", "trajectory_mean"))
-    clipped = ppo_clip(
-        clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, kl_coef=kl_coef, kl_estimator=kl_estimator
-    )
+    clipped = ppo_clip(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, kl_coef=kl_coef, kl_estimator=kl_estimator)
     if aggregation == "token_mean":
         return clipped
 

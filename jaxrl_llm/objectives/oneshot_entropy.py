@@ -1,5 +1,4 @@
 """RL from a single example: the clipped loss, a small KL term and an entropy bonus (arXiv 2504.20571)."""
-
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.entropy import sampled_entropy
 from jaxrl_llm.objectives.kl import token_kl
@@ -8,16 +7,8 @@ from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
 
 @objective
-def oneshot_entropy(
-    *,
-    policy_coef: float = 1.0,
-    kl_coef: float = 1e-3,
-    entropy_coef: float = 1e-3,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def oneshot_entropy(*, policy_coef: float = 1.0, kl_coef: float = 1e-3, entropy_coef: float = 1e-3, clip_low: float = 0.2,
+                    clip_high: float = 0.2, aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
     """`l_t = policy_coef * max(-A rho, -A clip(rho)) + kl_coef * k3_t - entropy_coef * H_t`.
 
     H has the value of the recorded `entropies` and, because the full logits are not available here, the gradient of the

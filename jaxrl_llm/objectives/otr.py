@@ -5,7 +5,6 @@ estimator `otr` rewards. The functions here do the same in one forward pass, wit
 logits [..., V]. No code is public: log-probs at temperature 1 in the loss are our reading, the defaults of `wrong` and
 `temperature` are unconfirmed.
 """
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -45,9 +44,8 @@ def one_token_loss(logits: Array, targets: Array, mask: Array, tokens: Array, *,
     return masked.mean(-jnp.mean(rewards * logprobs, axis=-1), mask)
 
 
-def expected_one_token_loss(
-    logits: Array, targets: Array, mask: Array, *, wrong: float = -0.1, temperature: float = 1.3
-) -> Array:
+def expected_one_token_loss(logits: Array, targets: Array, mask: Array, *, wrong: float = -0.1,
+                            temperature: float = 1.3) -> Array:
     """`one_token_loss` in expectation over the samples (K to infinity): `-sum_a q(a) R(a) log p(a)`, q detached."""
     behavior = lax.stop_gradient(jax.nn.softmax(logits / temperature))
     hit = jnp.arange(logits.shape[-1]) == targets[..., None]

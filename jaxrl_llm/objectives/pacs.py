@@ -1,5 +1,4 @@
 """PACS: binary cross-entropy of the verdict given the policy's own log-ratio as score (arXiv 2509.02522)."""
-
 import jax
 import jax.numpy as jnp
 

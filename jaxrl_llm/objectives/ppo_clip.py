@@ -1,25 +1,16 @@
 """PPO's clipped surrogate per token (arXiv 1707.06347), with the options that GRPO, DAPO and their relatives share."""
-
 from jaxrl_llm import registry
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
-from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.objectives.trust_region import check_dual_clip, clipped_surrogate
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 
 
 @objective
-def ppo_clip(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    kl_coef: float = 0.0,
-    kl_estimator: str = "k3",
-    kl_ratio: bool = False,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def ppo_clip(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, kl_coef: float = 0.0,
+             kl_estimator: str = "k3", kl_ratio: bool = False, aggregation: str = "token_mean",
+             max_len: int | None = None) -> Objective:
     """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(new - old log-prob)`.
 
     `dual_clip` c > 1 bounds the loss of negative advantages by `-A c` (arXiv 1912.09729). `kl_coef` needs the field
@@ -30,8 +21,7 @@ def ppo_clip(
     tunix have `kl_coef` 0.04 and `seq_mean_token_mean` (tunix with k1), verl has `dual_clip=3`.
     """
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip={dual_clip} must be larger than 1, or None to switch it off")
+    check_dual_clip(dual_clip)
 
     def token_loss(logprobs, rollouts, advantages):
         ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
@@ -46,5 +36,4 @@ def ppo_clip(
         return loss, metrics
 
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if used(kl_coef) else (), reads_old=True
-    )
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("ref_logprobs",) if used(kl_coef) else (), reads_old=True)

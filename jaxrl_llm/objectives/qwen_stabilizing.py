@@ -1,5 +1,4 @@
 """MiniRL: the first-order token surrogate of the sequence reward, corrected for sampler mismatch (arXiv 2512.01374)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
@@ -10,15 +9,8 @@ from jaxrl_llm.rollouts import OWN_ROUTES, ROUTES
 
 
 @objective
-def qwen_stabilizing(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.27,
-    cap: float = 5.0,
-    aggregation: str = "seq_mean_token_sum",
-    max_len: int | None = None,
-    routing: str = "free",
-) -> Objective:
+def qwen_stabilizing(*, clip_low: float = 0.2, clip_high: float = 0.27, cap: float = 5.0,
+                     aggregation: str = "seq_mean_token_sum", max_len: int | None = None, routing: str = "free") -> Objective:
     """`l_t = -M_t w_t A log p_t`, `w = stop_gradient(min(exp(log p - behavior log-prob), cap))`.
 
     w compares with the sampling engine, so it covers both staleness and the numerical gap between sampler and

@@ -1,5 +1,4 @@
 """QwenLong-L1.5's loss: the plain importance-weighted surrogate, one mean per prompt (arXiv 2512.12967)."""
-
 import math
 
 from jaxrl_llm.objectives.base import Objective, objective

@@ -1,5 +1,4 @@
 """R2VPO: a penalty on the ratio's second moment around 1 instead of clipping (arXiv 2601.03320)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import registry
@@ -9,16 +8,9 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 
 @objective
-def r2vpo(
-    *,
-    multiplier: float = 0.04,
-    variance_bound: float = 0.01,
-    dual_rate: float = 0.1,
-    max_multiplier: float | None = None,
-    anchor: str = "old",
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def r2vpo(*, multiplier: float = 0.04, variance_bound: float = 0.01, dual_rate: float = 0.1,
+          max_multiplier: float | None = None, anchor: str = "old", aggregation: str = "token_mean",
+          max_len: int | None = None) -> Objective:
     """`l_t = -(rho A - lambda (rho - 1)^2)`, the Lagrangian of max E[rho A] with `E[(rho - 1)^2] <= variance_bound`.
 
     The gradient is that of a surrogate with advantage `A - 2 lambda (rho - 1)`. The state is lambda; after each update
@@ -41,8 +33,7 @@ def r2vpo(
 
     penalised = token_objective(
         token_loss, aggregation=aggregation, max_len=max_len, init=lambda: jnp.float32(multiplier),
-        needs=("behavior_logprobs",) if anchor == "behavior" else (), whole_batch=dual_rate != 0, reads_old=anchor == "old",
-    )
+        needs=("behavior_logprobs",) if anchor == "behavior" else (), whole_batch=dual_rate != 0, reads_old=anchor == "old")
 
     def update(logprobs, rollouts, advantages, lagrange):
         loss, (metrics, lagrange) = penalised.update(logprobs, rollouts, advantages, lagrange)

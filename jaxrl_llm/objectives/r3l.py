@@ -1,5 +1,4 @@
 """R3L: policy gradient on the parts of a rollout and its retry that differ (arXiv 2601.03715)."""
-
 from jax import Array
 
 from jaxrl_llm.objectives.aggregation import token_weights

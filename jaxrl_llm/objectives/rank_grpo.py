@@ -1,5 +1,4 @@
 """Rank-GRPO: the tokens of one item of a ranked list share their geometric-mean ratio (arXiv 2510.20150)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -23,14 +22,8 @@ def _gather(x_PGK: Array, ranks_PGT: Array) -> Array:
 
 
 @objective
-def rank_grpo(
-    *,
-    clip_low: float = 0.06,
-    clip_high: float = 0.08,
-    kl_coef: float = 1e-3,
-    kl_estimator: str = "k3",
-    aggregation: str = "token_mean",
-) -> Objective:
+def rank_grpo(*, clip_low: float = 0.06, clip_high: float = 0.08, kl_coef: float = 1e-3, kl_estimator: str = "k3",
+              aggregation: str = "token_mean") -> Objective:
     """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(mean over the item)`.
 
     The mean of the log-ratio is over the tokens of the token's own rank; surplus items form one more rank. Tokens with

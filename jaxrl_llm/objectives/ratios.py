@@ -3,7 +3,6 @@
 All take `logprobs` [P, G, T] (differentiable), `old_logprobs` [P, G, T] or None (on-policy: the ratio is 1 and only its
 gradient counts) and `mask` [P, G, T].
 """
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -24,9 +23,8 @@ def token_ratio(logprobs: Array, old_logprobs: Array | None, mask: Array, *, lim
     return jnp.exp(log_ratio(logprobs, old_logprobs, mask, limit=limit))
 
 
-def sequence_ratio(
-    logprobs: Array, old_logprobs: Array | None, mask: Array, *, length_normalised: bool = True, limit: float = LIMIT
-) -> Array:
+def sequence_ratio(logprobs: Array, old_logprobs: Array | None, mask: Array, *, length_normalised: bool = True,
+                   limit: float = LIMIT) -> Array:
     """Ratio of completions, [P, G]: `exp(mean_t (new - old))` (GSPO, arXiv 2507.18071) or `exp(sum_t (new - old))`."""
     reduce = masked.mean if length_normalised else masked.sum
     old = lax.stop_gradient(logprobs if old_logprobs is None else old_logprobs)

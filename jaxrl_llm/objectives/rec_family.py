@@ -1,5 +1,4 @@
 """REC: one loss with REINFORCE, GRPO, mirror descent and AsymRE as special cases (arXiv 2509.24203)."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -14,20 +13,9 @@ REGULARISERS = ("none", "k2", "forward_kl")
 
 
 @objective
-def rec_family(
-    *,
-    clip: str = "one_side",
-    weight: str = "none",
-    regulariser: str = "none",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    ring_low: float = 0.6,
-    ring_high: float = 2.0,
-    kl_coef: float = 0.1,
-    temperature: float = 1.0,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def rec_family(*, clip: str = "one_side", weight: str = "none", regulariser: str = "none", clip_low: float = 0.2,
+               clip_high: float = 0.2, ring_low: float = 0.6, ring_high: float = 2.0, kl_coef: float = 0.1,
+               temperature: float = 1.0, aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
     """`l_t = -W_t M_t log p_t + regulariser`, W and M detached; masked tokens stay in the denominator.
 
     M (`clip`): `none` 1; `one_side` PPO's region, where moving along A still leads inwards; `two_side`

@@ -1,5 +1,4 @@
 """The plain policy-gradient loss (Williams 1992), for one update per batch of on-policy rollouts."""
-
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 
 

@@ -1,5 +1,4 @@
 """Reinforce-Rej: plain policy gradient or clipped surrogate, with a KL term and rejected prompts (arXiv 2504.11343)."""
-
 from jaxrl_llm import registry
 from jaxrl_llm.control.dynamic_sampling import informative
 from jaxrl_llm.objectives import kl
@@ -9,14 +8,8 @@ from jaxrl_llm.objectives.restrict import restrict
 
 
 @objective
-def reinforce_rej(
-    *,
-    variant: str = "reinforce",
-    kl_coef: float = 0.001,
-    drop: bool = False,
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def reinforce_rej(*, variant: str = "reinforce", kl_coef: float = 0.001, drop: bool = False, aggregation: str = "token_mean",
+                  max_len: int | None = None) -> Objective:
     """`l_t = -A log p + kl_coef * KL_t` with KL = k3, or with `variant="clip"` PPO's surrogate (0.2, dual clip 3).
 
     With `drop` the prompts whose rewards are all equal leave the denominator (and the KL) too, so that the size of a

@@ -1,5 +1,4 @@
 """ReMix: rollouts of recent policies reused under a trust region around the current one (arXiv 2507.06892)."""
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -15,9 +14,7 @@ def base_share(step: int | Array) -> Array:
 
 
 @objective
-def remix(
-    *, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-3, kl_estimator: str = "k3",
-) -> Objective:
+def remix(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-3, kl_estimator: str = "k3") -> Objective:
     """`max(-A r, -A clip(r, c - clip_low, c + clip_high)) + kl_coef [share KL_base + (1 - share) KL_old]`, token mean.
 
     `r = exp(new - behaviour)`, `c = exp(old - behaviour)` of log-probs: behaviour is the stored policy that sampled the

@@ -1,5 +1,4 @@
 """Rollouts that an objective excludes: from the loss and from its denominator."""
-
 from collections.abc import Callable
 
 from jax import Array
@@ -22,8 +21,5 @@ def restrict(objective: Objective, keep: Callable[[Rollouts], Array], *, needs: 
     def update(logprobs, rollouts, advantages, state):
         return objective.update(logprobs, narrow(rollouts), advantages, state)
 
-    return objective._replace(
-        update=update,
-        weights=lambda rollouts: objective.weights(narrow(rollouts)),
-        needs=(*objective.needs, *needs),
-    )
+    return objective._replace(update=update, weights=lambda rollouts: objective.weights(narrow(rollouts)),
+                              needs=(*objective.needs, *needs))

@@ -1,5 +1,4 @@
 """RL-PLUS: expert tokens weighted by multiple importance sampling and by how unlikely they were (arXiv 2508.00222)."""
-
 import math
 
 import jax.numpy as jnp
@@ -11,24 +10,15 @@ from jaxrl_llm.objectives.luffy import mixed_policy, probability
 
 
 @objective
-def rl_plus(
-    *,
-    gamma: float = 0.5,
-    uniform: float = 1.0,
-    variant: str = "mis",
-    entropy_coef: float = 0.0,
-    clip_low: float = math.inf,
-    clip_high: float = math.inf,
-    aggregation: str = "fixed_length",
-    max_len: int | None = None,
-) -> Objective:
+def rl_plus(*, gamma: float = 0.5, uniform: float = 1.0, variant: str = "mis", entropy_coef: float = 0.0,
+            clip_low: float = math.inf, clip_high: float = math.inf, aggregation: str = "fixed_length",
+            max_len: int | None = None) -> Objective:
     """Own tokens: `l = -A rho - entropy_coef H`; expert tokens: `l = -rm * A * sg((1 - p)^gamma)`, p = exp(logprobs).
 
-    `rm = 2 p / (p_old + w)`, `w = (p_old + uniform) / 2` stands for the unknown probability under the expert, so that
-    rm stays bounded (at most 4 for p_old = 0). `gamma` and `uniform` are the released code's, whose run also has no
-    clipping; the paper's uniform policy is 1 / vocabulary. `old_logprobs` are needed on expert tokens too.
-    `variant="target"` has `rm = p / (expert probability + 1e-6)` from `extras["expert_logprobs"]`. See `luffy` for the
-    aggregation.
+    `rm = 2 p / (p_old + w)`, `w = (p_old + uniform) / 2` stands for the unknown probability under the expert, so that rm stays
+    bounded (at most 4 for p_old = 0). `gamma` and `uniform` are the released code's, whose run also has no clipping; the
+    paper's uniform policy is 1 / vocabulary. `old_logprobs` are needed on expert tokens too. `variant="target"` has `rm = p /
+    (expert probability + 1e-6)` from `extras["expert_logprobs"]`. See `luffy` for the aggregation.
     """
     registry.one_of("variant", variant, ("mis", "target"))
 

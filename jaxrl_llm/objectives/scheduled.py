@@ -23,9 +23,7 @@ def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], p
     """The objective `make(**numbers)` with the numbers of step `updates // per_step`, `updates` counting past updates.
 
     Its needs and weights are those of `make` with all numbers nonzero. The metric `objective/NAME` is the current number.
-
-    Raises:
-      ValueError: the code branches on a number, or weights depend on it: only coefficients of loss terms can be scheduled.
+    Raises ValueError: the code branches on a number, or weights depend on it: only coefficients of loss terms can be scheduled.
     """
     first = dict.fromkeys(numbers, jnp.ones((), jnp.float32))
 

@@ -1,5 +1,4 @@
 """Self-imitation: repeat better-than-expected actions (arXiv 1806.05635); for groups, SPEAR (arXiv 2509.22601)."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -33,9 +32,8 @@ def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
     return token_objective(token_loss, needs=("rewards", "values", "replay_weights"), extra_weights=shares)
 
 
-def value_loss(
-    values: Array, returns: Array, replay_weights: Array, mask: Array, *, coef: float = 0.01, min_count: int = 64
-) -> Array:
+def value_loss(values: Array, returns: Array, replay_weights: Array, mask: Array, *, coef: float = 0.01,
+               min_count: int = 64) -> Array:
     """Self-imitation's loss of the critic, differentiable in `values` [P, G, T]: it raises V towards R where R > V.
 
     `coef / 2 * sum of w V sg(clip(V - R, -1, 0)) / max(number of tokens with R > V, min_count)`.
@@ -61,15 +59,13 @@ def imitation_coef(step: Array, *, coef: float, warmup: int) -> Array:
 
 
 @objective
-def spear(
-    *, coef: float = 1.0, warmup: int = 200, max_age: int = 10, clip_low: float = 0.2, clip_high: float = 0.2
-) -> Objective:
+def spear(*, coef: float = 1.0, warmup: int = 200, max_age: int = 10, clip_low: float = 0.2,
+          clip_high: float = 0.2) -> Objective:
     """Replay alone, which is SPEAR without its covariance cut (`spear_clip` has that and the fresh rollouts too).
 
     `imitation_coef(step) * clipped surrogate`, mean over the tokens of the rollouts worth replaying; step counts calls.
-    Rollouts are used if they reach `extras["reward_baseline"]` f32[P] and `extras["age"]` i32[P, G] is at most
-    `max_age`; their `old_logprobs` were stored with them. `coef`, `warmup` and `max_age` are the released code's,
-    where `warmup` is 100 to 300.
+    Rollouts are used if they reach `extras["reward_baseline"]` f32[P] and `extras["age"]` i32[P, G] is at most `max_age`; their
+    `old_logprobs` were stored with them. `coef`, `warmup` and `max_age` are the released code's, where `warmup` is 100 to 300.
     """
 
     def shares(rollouts):

@@ -1,5 +1,4 @@
 """SPEAR: clipped loss on fresh rollouts plus self-imitation of replays with growing weight (arXiv 2509.22601)."""
-
 import jax
 import jax.numpy as jnp
 
@@ -16,21 +15,9 @@ NEEDS = ("rewards", "old_logprobs", "replayed", "reward_baseline", "age")
 
 
 @objective
-def spear_clip(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    dual_clip: float = 10.0,
-    coef: float = 1.0,
-    warmup: int = 200,
-    max_age: int = 10,
-    fraction: float = 0.02,
-    cov_low: float = 1.0,
-    cov_high: float = 40.0,
-    seed: int = 0,
-    aggregation: str = "fixed_length",
-    max_len: int | None = None,
-) -> Objective:
+def spear_clip(*, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float = 10.0, coef: float = 1.0, warmup: int = 200,
+               max_age: int = 10, fraction: float = 0.02, cov_low: float = 1.0, cov_high: float = 40.0, seed: int = 0,
+               aggregation: str = "fixed_length", max_len: int | None = None) -> Objective:
     """`L(fresh) + imitation_coef(step) * L_clip_cov(replayed)`, each aggregated over its own rollouts.
 
     `extras["replayed"]` bool[P, G] marks replayed rollouts, which have the `old_logprobs` they were sampled with. They

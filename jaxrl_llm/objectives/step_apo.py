@@ -1,5 +1,4 @@
 """Step-APO: DPO between sibling steps with a margin equal to their difference in value (CPL, arXiv 2409.08642)."""
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -29,9 +28,7 @@ def _pairs(rollouts: Rollouts) -> Array:
 
 
 @objective
-def step_apo(
-    *, beta: float = 0.3, alpha: float = 1.0, final_scale: float = 0.3, label_smoothing: float = 0.0
-) -> Objective:
+def step_apo(*, beta: float = 0.3, alpha: float = 1.0, final_scale: float = 0.3, label_smoothing: float = 0.0) -> Objective:
     """Mean over pairs of `-log sigmoid(m)`, `m = beta * (d_i - d_j) - alpha * (q_i - q_j)`; advantages are not used.
 
     `d` is the sum over the step's tokens of new - reference log-prob, `q` the value of the step; the value of the

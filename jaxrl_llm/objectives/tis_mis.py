@@ -2,7 +2,6 @@
 
 Truncated and masked importance sampling: arXiv 2505.24034, 2509.23866, and the rollout corrections of current trainers.
 """
-
 import jax.numpy as jnp
 from jax import Array
 
@@ -12,7 +11,7 @@ from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.corrections import BOUNDS, LEVELS, bounded, effective_share, importance
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
-from jaxrl_llm.objectives.trust_region import clipped_surrogate, inside
+from jaxrl_llm.objectives.trust_region import check_dual_clip, clipped_surrogate, inside
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
 from jaxrl_llm.rollouts import Rollouts, clean
 
@@ -41,9 +40,8 @@ def correction(rollouts: Rollouts, level: str, bound: str, low: float, high: flo
 def accepted(rollouts: Rollouts, reject: str, low: float, high: float) -> Array:
     """bool[P, G, T]: where the statistic of `d = old - behaviour log-prob` is within bounds.
 
-    `k1 = -d` must be in [log low, log high], so the bounds are on the inverse ratio; `k2 = d^2 / 2` and
-    `k3 = exp(d) - d - 1` must be at most `high`. `token_k..` judges tokens; `seq_sum_`, `seq_mean_` and `seq_max_`
-    whole rollouts by that reduction.
+    `k1 = -d` must be in [log low, log high], so the bounds are on the inverse ratio; `k2 = d^2 / 2` and `k3 = exp(d) - d - 1`
+    must be at most `high`. `token_k..` judges tokens; `seq_sum_`, `seq_mean_` and `seq_max_` whole rollouts by that reduction.
     """
     mask = rollouts.token_mask
     scope, k = reject.rsplit("_", 1)
@@ -54,26 +52,11 @@ def accepted(rollouts: Rollouts, reject: str, low: float, high: float) -> Array:
 
 
 @objective
-def tis_mis(
-    *,
-    level: str = "token",
-    bound: str = "truncate",
-    min_ratio: float | None = None,
-    max_ratio: float = 2.0,
-    normalise: bool = False,
-    reject: str | None = None,
-    reject_min: float | None = None,
-    reject_max: float | None = None,
-    veto: float | None = None,
-    denominator: str = "kept",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    kl_coef: float = 0.0,
-    kl_estimator: str = "k3",
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def tis_mis(*, level: str = "token", bound: str = "truncate", min_ratio: float | None = None, max_ratio: float = 2.0,
+            normalise: bool = False, reject: str | None = None, reject_min: float | None = None,
+            reject_max: float | None = None, veto: float | None = None, denominator: str = "kept", clip_low: float = 0.2,
+            clip_high: float = 0.2, dual_clip: float | None = None, kl_coef: float = 0.0, kl_estimator: str = "k3",
+            aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
     """`l_t = w_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, rho = exp(new - old log-prob).
 
     `w` is `correction(level, bound, min_ratio, max_ratio)`; a lower bound defaults to 1 / upper bound. `normalise`
@@ -91,8 +74,7 @@ def tis_mis(
     registry.one_of("bound", bound, (*BOUNDS, "seq_mask"))
     registry.one_of("denominator", denominator, ("kept", "original"))
     registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
-    if dual_clip is not None and dual_clip <= 1:
-        raise ValueError(f"dual_clip={dual_clip} must be larger than 1, or None to switch it off")
+    check_dual_clip(dual_clip)
     if reject is not None:
         registry.one_of("reject", reject, REJECTIONS)
         if reject_max is None:
@@ -113,13 +95,11 @@ def tis_mis(
         """Arrays that depend on the whole mini-batch: each token's share of the loss, weight included, and the ESS."""
         rollouts = clean(rollouts, *NEEDS)
         mask, (weight, keep) = rollouts.token_mask, weigh(rollouts)
-        counted = token_weights(
-            rollouts.replace(mask=keep) if denominator == "kept" else rollouts, aggregation, max_len)
+        counted = token_weights(rollouts.replace(mask=keep) if denominator == "kept" else rollouts, aggregation, max_len)
         share = jnp.where(keep, counted * weight, 0)
         if normalise:
             by_token = level == "token" or bound == "seq_mask"
-            mean = masked.mean(weight, mask) if by_token else masked.mean(
-                masked.mean(weight, mask, axis=-1), rollouts.live)
+            mean = masked.mean(weight, mask) if by_token else masked.mean(masked.mean(weight, mask, axis=-1), rollouts.live)
             share = share / jnp.where(mean > 1e-8, mean, 1)
         raw = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
         ess = effective_share(jnp.clip(raw, 1 / max_ratio, max_ratio), mask)

@@ -1,5 +1,4 @@
 """TOPR, tapered off-policy REINFORCE: bad completions fade out as they become unlikely (arXiv 2503.14286)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked, registry
@@ -9,20 +8,13 @@ from jaxrl_llm.objectives.trust_region import detached_weight
 
 
 @objective
-def topr(
-    *,
-    positive: tuple[float, float] = (1.0, 1.0),
-    negative: tuple[float, float] = (0.0, 1.0),
-    level: str = "sequence",
-    aggregation: str = "seq_mean_token_sum",
-    max_len: int | None = None,
-) -> Objective:
+def topr(*, positive: tuple[float, float] = (1.0, 1.0), negative: tuple[float, float] = (0.0, 1.0), level: str = "sequence",
+         aggregation: str = "seq_mean_token_sum", max_len: int | None = None) -> Objective:
     """`l = -w A sum_t log p_t`, w detached: `clip(rho, *positive)` where A >= 0, `clip(rho, *negative)` where A < 0.
 
-    rho is the ratio of the whole completion to `behavior_logprobs`, not length-normalised (`level="token"`: the ratio of
-    each token, a weaker taper). The rollout's mean advantage decides the sign. With both ranges (1, 1) this is plain
-    REINFORCE, with both (0, 1) truncated importance sampling. The default ranges are the paper's; Trinity-RFT and ROLL
-    taper by token.
+    rho is the ratio of the whole completion to `behavior_logprobs`, not length-normalised (`level="token"`: the ratio of each
+    token, a weaker taper). The rollout's mean advantage decides the sign. With both ranges (1, 1) this is plain REINFORCE, with
+    both (0, 1) truncated importance sampling. The default ranges are the paper's; Trinity-RFT and ROLL taper by token.
     """
     registry.one_of("level", level, ("sequence", "token"))
 

@@ -1,5 +1,4 @@
 """Ways to keep an update close to the old policy; all are elementwise, `ratio` and `advantages` of one shape."""
-
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -32,3 +31,9 @@ def still_moving(ratio: Array, advantages: Array, clip_low: float, clip_high: fl
     """bool: False where a step along A moves further outside the range, where `clipped_surrogate` has no gradient."""
     beyond = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 1 - clip_low))
     return ~beyond
+
+
+def check_dual_clip(bound: float | None) -> None:
+    """Raises ValueError for a bound of the loss that would cut PPO's own region."""
+    if bound is not None and bound <= 1:
+        raise ValueError(f"dual_clip={bound} must be larger than 1, or None to switch it off")

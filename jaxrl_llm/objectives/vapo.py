@@ -1,5 +1,4 @@
 """VAPO: PPO's clipped surrogate with a wider upper clip and the likelihood of right answers (arXiv 2504.05118)."""
-
 import jax.numpy as jnp
 
 from jaxrl_llm import masked

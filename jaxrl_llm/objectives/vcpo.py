@@ -1,5 +1,4 @@
 """VCPO: sequence weights for stale data; steps shrink with their effective sample size (arXiv 2602.17616)."""
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -9,15 +8,8 @@ from jaxrl_llm.objectives.ratios import sequence_ratio
 
 
 @objective
-def vcpo(
-    *,
-    max_ratio: float = 8.0,
-    ess_base: float = 1.0,
-    exponent: float = 0.5,
-    truncate_ess: bool = False,
-    aggregation: str = "seq_mean_token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def vcpo(*, max_ratio: float = 8.0, ess_base: float = 1.0, exponent: float = 0.5, truncate_ess: bool = False,
+         aggregation: str = "seq_mean_token_mean", max_len: int | None = None) -> Objective:
     """`l_t = -min(w_i, max_ratio) A_t log p_t`, `w_i = stop_gradient(exp(sum_t (new - behaviour log-prob)))`.
 
     Metric `ess_share`: (sum w)^2 / (n sum w^2) over the live rollouts of the mini-batch, with untruncated w, or under
@@ -29,14 +21,11 @@ def vcpo(
 
     def token_loss(logprobs, rollouts, advantages):
         ratio = lax.stop_gradient(
-            sequence_ratio(logprobs, rollouts.behavior_logprobs, rollouts.token_mask, length_normalised=False)
-        )
+            sequence_ratio(logprobs, rollouts.behavior_logprobs, rollouts.token_mask, length_normalised=False))
         share = effective_share(jnp.minimum(ratio, max_ratio) if truncate_ess else ratio, rollouts.live)
         scale = jnp.minimum(share / ess_base, 1) ** exponent
         metrics = {name: jnp.broadcast_to(x, ratio.shape) for name, x in (("ess_share", share), ("step_scale", scale))}
         metrics |= {"truncated_fraction": ratio > max_ratio, "max/ratio": ratio}
         return -jnp.minimum(ratio, max_ratio)[..., None] * advantages * logprobs, metrics
 
-    return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), whole_batch=True
-    )
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), whole_batch=True)

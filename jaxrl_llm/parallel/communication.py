@@ -73,8 +73,7 @@ def collectives(text: str, unknown_trips: int | None = None) -> list[Collective]
     Args:
       text: the program.
       unknown_trips: number of iterations to assume for loops whose end depends on data.
-    Raises:
-      ValueError: such a loop has collectives and `unknown_trips` is None; or the text is not a compiled program.
+    Raises ValueError: such a loop has collectives and `unknown_trips` is None; or the text is not a compiled program.
     """
     computations, entry = hlo.computations(text)
     devices = math.prod(int(n) for n in re.findall(r"(?:num_partitions|replica_count)=(\d+)", text.split("\n", 1)[0]))
@@ -148,10 +147,8 @@ def update_minimum(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
         for the embedding, each 2 (t-1)/t b N D; one for the unembedding's cotangent, 2 (t-1)/t b M D.
       statistics of logits: a few float32 per completion token over tensor, since each device has its part of the vocabulary.
 
-    Not counted: scalars (norm of the gradient, metrics) and masks. Tensor is taken to divide the heads.
-
-    Raises:
-      ValueError: adapters are trained, whose communication differs.
+    Not counted: scalars (norm of the gradient, metrics) and masks. Tensor is taken to divide the heads. Raises ValueError:
+    adapters are trained, whose communication differs.
     """
     if w.lora_rank:
         raise ValueError(f"lora_rank={w.lora_rank}: the least communication is known only for updates of all weights; give 0")

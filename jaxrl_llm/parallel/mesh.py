@@ -15,8 +15,7 @@ MESH_AXES = ("data", "fsdp", "seq", "expert", "tensor")
 def mesh_sizes(count: int, data: int = -1, fsdp: int = 1, tensor: int = 1, seq: int = 1) -> dict[str, int]:
     """The axes of a mesh of `count` devices; one size may be -1 (the rest). `seq` is omitted if it is 1.
 
-    Raises:
-      ValueError: when the sizes do not multiply to the number of devices.
+    Raises ValueError: when the sizes do not multiply to the number of devices.
     """
     sizes = [data, fsdp, tensor, seq]
     known = int(np.prod([n for n in sizes if n != -1]))
@@ -39,8 +38,7 @@ def make_mesh(data: int = -1, fsdp: int = 1, tensor: int = 1, seq: int = 1, devi
 def lay_out(shape: tuple[int, ...], devices) -> np.ndarray:
     """The devices as an array of this shape. TPU slices, joined by a slower network, are spread along the first axis only.
 
-    Raises:
-      ValueError: the first axis does not divide by the number of slices.
+    Raises ValueError: the first axis does not divide by the number of slices.
     """
     slices = len({device.slice_index for device in devices}) if devices[0].platform == "tpu" else 1
     if shape[0] % slices:

@@ -374,8 +374,7 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
 def placed(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[str, int] | None = None) -> Estimate:
     """The estimate on this mesh, or on the best one, see `best`, whether it fits or not.
 
-    Raises:
-      ValueError: the batch does not divide over it.
+    Raises ValueError: the batch does not divide over it.
     """
     chosen = best(c, w, device, count) if mesh is None else estimate(c, w, mesh)
     if chosen is None or not w.fits_mesh(chosen.mesh):

@@ -28,22 +28,18 @@ class Device:
 
 
 # From the vendors' data sheets; GPUs are the SXM versions.
-DEVICES = {device.name: device for device in (
-    Device("a100-80", 80e9, 312e12, 2.039e12),
-    Device("h100", 80e9, 989e12, 3.35e12),
-    Device("h200", 141e9, 989e12, 4.8e12),
-    Device("v4", 32e9, 275e12, 1.228e12, parts=2),
-    Device("v5e", 16e9, 197e12, 0.819e12),
-    Device("v5p", 95e9, 459e12, 2.765e12, parts=2),
-    Device("v6e", 32e9, 918e12, 1.64e12),
-)}
+DEVICES = {device.name: device for device in (Device("a100-80", 80e9, 312e12, 2.039e12), Device("h100", 80e9, 989e12, 3.35e12),
+                                              Device("h200", 141e9, 989e12, 4.8e12),
+                                              Device("v4", 32e9, 275e12, 1.228e12, parts=2),
+                                              Device("v5e", 16e9, 197e12, 0.819e12),
+                                              Device("v5p", 95e9, 459e12, 2.765e12, parts=2),
+                                              Device("v6e", 32e9, 918e12, 1.64e12))}
 
 
 def parse_devices(text: str) -> tuple[Device, int]:
     """`"h100-8"` as 8 GPUs, `"v5p-64"` as a slice of 64 cores, that is 32 chips; without a number it is 1 chip.
 
-    Raises:
-      ValueError: an unknown device, or a number of cores that is not a whole number of chips.
+    Raises ValueError: an unknown device, or a number of cores that is not a whole number of chips.
     """
     name, count = text, None
     if text not in DEVICES and (match := re.fullmatch(r"(.+)-(\d+)", text)):

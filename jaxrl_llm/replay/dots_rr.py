@@ -10,10 +10,7 @@ def dots_rr(*, fresh: float = 0.5, capacity: int = 4096) -> Replay:
     """A share `1 - fresh` of a batch are random stored groups; of each problem its newest group is stored, if it disagrees.
 
     `capacity` rollouts are the paper's 512 groups of 8. Old log-probs are the current policy's, behaviour log-probs those of
-    sampling.
-
-    Raises:
-      ValueError: a share outside [0, 1].
+    sampling. Raises ValueError: a share outside [0, 1].
     """
     if not 0 <= fresh <= 1:
         raise ValueError(f"fresh={fresh} is the share of a batch that is sampled; give 0 to 1")

@@ -25,10 +25,8 @@ def prioritised(*, share: float = 0.5, exponent: float = 0.6, correction: float 
     The priority of a group is the mean of `clip(r - group mean, least, 1)` over its stored rollouts at sampling time: the group
     mean replaces the critic's value, and priorities are not updated. `least` keeps every group's probability above 0.
     `exponent` and `correction` are those of the authors' run scripts, whose capacity is 1e5 steps. With a correction of 1, the
-    default of their code, a group of only right rollouts has thousands of times the weight of a useful one.
-
-    Raises:
-      ValueError: a share outside [0, 1), or a `least` that is not positive.
+    default of their code, a group of only right rollouts has thousands of times the weight of a useful one. Raises ValueError:
+    a share outside [0, 1), or a `least` that is not positive.
     """
     if not 0 <= share < 1 or not least > 0:
         raise ValueError(f"share={share} of a batch, least={least} priority; give a share from 0 to below 1, and a positive "

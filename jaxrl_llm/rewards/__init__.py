@@ -1,17 +1,15 @@
 """Verifiers: completions and reference answers in, rewards out. `make` one by name, `combine` several by weight."""
-
 import dataclasses
 from collections.abc import Sequence
 
 from jaxrl_llm import registry
-from jaxrl_llm.rewards import needs, text
+from jaxrl_llm.rewards import length, needs, text
 from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
 from jaxrl_llm.rewards.box import HIT, box_reward, find_box
 from jaxrl_llm.rewards.by_task import ByTask
 from jaxrl_llm.rewards.code import Code, tests_of
 from jaxrl_llm.rewards.gym import Gym, tagged_answer
 from jaxrl_llm.rewards.isolated import Isolated
-from jaxrl_llm.rewards.length import soft_overlong as overlong_penalty
 from jaxrl_llm.rewards.math import Boxed, boxed_answer
 from jaxrl_llm.rewards.swe_rl import Patches
 from jaxrl_llm.rewards.token_f1 import find_words
@@ -27,8 +25,7 @@ def exact(*, weight: float = 1.0) -> Reward:
 
 def last_number(*, weight: float = 1.0) -> Reward:
     """1 when the last number in the completion equals the answer as a rational."""
-    return Reward("last_number", text.last_number, weight, extract=text.find_last_number,
-                  check=needs.number("last_number"))
+    return Reward("last_number", text.last_number, weight, extract=text.find_last_number, check=needs.number("last_number"))
 
 
 def numeric(*, weight: float = 1.0) -> Reward:
@@ -49,10 +46,9 @@ def format(*, pattern: str, weight: float = 1.0) -> Reward:
     return Reward("format", text.format_match(pattern), weight)
 
 
-def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: str = "paper",
-                  weight: float = 1.0) -> Reward:
+def soft_overlong(*, max_length: int, cache: int, factor: float = 1.0, variant: str = "paper", weight: float = 1.0) -> Reward:
     """Penalty from 0 down to -1 over the last `cache` tokens before `max_length` (DAPO, arXiv 2503.14476)."""
-    return Reward("soft_overlong", overlong_penalty(max_length, cache, factor, variant), weight, per="lengths")
+    return Reward("soft_overlong", length.soft_overlong(max_length, cache, factor, variant), weight, per="lengths")
 
 
 def reasoning_gym(*, weight: float = 1.0, workers: int | None = None, deadline: float = 5.0) -> Reward:

@@ -1,5 +1,4 @@
 """The definition of a reward, and the one place where rewards are run, checked and added up."""
-
 import dataclasses
 import functools
 import queue

@@ -41,15 +41,8 @@ def box_iou(predicted: Array, target: Array) -> Array:
     return jnp.where(union > 0, overlap / jnp.where(union > 0, union, 1), 0)
 
 
-def grounding_reward(
-    predicted_PG4: Array,
-    parsed_PG: Array,
-    targets_P4: Array,
-    images_P2: Array,
-    *,
-    alpha: float = 0.25,
-    beta: float = 0.125,
-) -> Array:
+def grounding_reward(predicted_PG4: Array, parsed_PG: Array, targets_P4: Array, images_P2: Array, *, alpha: float = 0.25,
+                     beta: float = 0.125) -> Array:
     """f32[P, G]: `hit + alpha * IoU + beta * closeness`, 0 where the answer has no box (`parsed` False).
 
     hit: the centre of the predicted box is inside the target, bounds included. closeness: harmonic mean over the

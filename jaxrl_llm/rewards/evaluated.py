@@ -5,7 +5,6 @@ degree or a unit behind it and a name with an equals sign before it. Numerals: i
 `1,000`, `a/b`, `\frac{a}{b}`, `1\frac{1}{2}`, `2 \cdot 10^{3}`. Closed forms such as `2\sqrt{2}` are not numbers of this
 kind; operations left in them are recognised by their signs. Nothing is evaluated, and texts are short, so time is bounded.
 """
-
 import re
 from fractions import Fraction
 from typing import NamedTuple

@@ -1,5 +1,4 @@
 """Verdicts of other code bases on the same answers: math-verify and the graders of verl, each in a killable process."""
-
 import functools
 import importlib
 import importlib.util

@@ -1,5 +1,4 @@
 """Problems of reasoning-gym (arXiv 2505.24760) scored by their data set's own `score_answer`, in killable processes."""
-
 from jaxrl_llm.rewards import needs
 from jaxrl_llm.rewards.base import BatchOutput
 from jaxrl_llm.rewards.pool import WorkerPool

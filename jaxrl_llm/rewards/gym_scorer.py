@@ -4,7 +4,6 @@ sympy's `parse_expr` runs any Python that a formula contains, and four scorers c
 replace the scorer of all later completions. Both are therefore replaced before any answer is read: by a parser that first
 checks every name of the formula, and by `ast.literal_eval`.
 """
-
 import ast
 import functools
 import importlib

@@ -1,5 +1,4 @@
 """Any per-completion reward function in killable processes."""
-
 from collections import Counter
 
 import numpy as np

@@ -4,7 +4,6 @@ The end comes when the other side of the socket `control` closes, when the proce
 SIGKILL, or when the worker ends. As a child subreaper the keeper inherits every orphan below it, in whatever session or
 process group, so that nothing is left once it has no children. The last message on the socket is the exit code of the worker.
 """
-
 import ctypes
 import os
 import select

@@ -1,5 +1,4 @@
 r"""Mathematical answers: the last \boxed{}, compared as text, as rationals, and by math-verify in worker processes."""
-
 import itertools
 import re
 import threading
@@ -124,8 +123,7 @@ class Boxed:
         pairs = [(answer, last_boxed(completion)) for completion, answer in zip(completions, answers)]
         verdicts = {pair: False if pair[1] is None else quick_verdict(*pair, self._strict) for pair in dict.fromkeys(pairs)}
         open_pairs = [pair for pair, verdict in verdicts.items() if verdict is None]
-        counts = {"no_answer": sum(given is None for _, given in pairs), "timeout": 0, "crash": 0, "error": 0,
-                  "late": 0}
+        counts = {"no_answer": sum(given is None for _, given in pairs), "timeout": 0, "crash": 0, "error": 0, "late": 0}
         if open_pairs:
             self._check_canaries(until)
         asked = [(answer, ungrouped(answer, given), self._strict) for answer, given in itertools.starmap(spelled, open_pairs)]

@@ -3,7 +3,6 @@ r"""Which operations between numerals and constants a constant still has to do, 
 `\pi + \pi` adds like terms, `2\pi \cdot 5` multiplies numerals; `\frac{1}{2} + \frac{\sqrt{5}}{2}`, `\frac{4}{\sqrt{2}}` and
 `3\ln 2` are closed forms.
 """
-
 from collections.abc import Iterator
 
 import sympy

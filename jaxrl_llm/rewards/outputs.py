@@ -18,8 +18,7 @@ def same_output(printed: str, expected: str) -> bool:
     elsewhere within `ABSOLUTE` or `RELATIVE`.
     """
     left, right = ([line.split() for line in text.strip().split("\n")] for text in (printed, expected))
-    return len(left) == len(right) and all(
-        len(a) == len(b) and all(map(_same_token, a, b)) for a, b in zip(left, right))
+    return len(left) == len(right) and all(len(a) == len(b) and all(map(_same_token, a, b)) for a, b in zip(left, right))
 
 
 def _same_token(printed: str, expected: str) -> bool:

@@ -1,5 +1,4 @@
 """Worker processes with a deadline: a late one is killed and replaced, and the caller gets an error."""
-
 import os
 import pickle
 import select

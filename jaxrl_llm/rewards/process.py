@@ -1,5 +1,4 @@
 """One worker process, used without ever waiting for it."""
-
 import json
 import os
 import socket

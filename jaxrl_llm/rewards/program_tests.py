@@ -20,8 +20,7 @@ _STREAMS, _CALLS = {"stdin", "stdin_stdout", "standard_input"}, {"functional", "
 def read(tests: Any, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tests of a problem as `run_test` takes them; `row` holds its other columns, such as `metadata` and `entry_point`.
 
-    Raises:
-      ValueError: no tests, none that a program without output fails, or a test in a form that is not read.
+    Raises ValueError: no tests, none that a program without output fails, or a test in a form that is not read.
     """
     if isinstance(tests, str) and "assert" in tests:
         tests = of_asserts(tests, row)

@@ -1,5 +1,4 @@
 r"""Reading exact rational numbers out of text. Nothing is evaluated; sizes are bounded before any arithmetic."""
-
 import re
 import unicodedata
 from fractions import Fraction

@@ -1,5 +1,4 @@
 r"""One spelling of what LaTeX and keyboards write in several ways: `√3` and `\sqrt{3}`, `\pmod 4` and `\pmod{4}`."""
-
 import re
 
 _SIGNS = {"\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u00f7": r"\div ", "\u2212": "-", "\u00b1": r"\pm ",

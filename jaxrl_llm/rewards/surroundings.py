@@ -1,5 +1,4 @@
 r"""What may surround an answer in a box: a sentence, `\text{Answer: }`, the name of a variable, a unit."""
-
 import re
 from collections.abc import Iterator
 

@@ -1,5 +1,4 @@
 """SWE-RL: how similar the patch of an answer is to the true one, without running anything (arXiv 2502.18449)."""
-
 import difflib
 from collections.abc import Iterator, Mapping
 
@@ -81,10 +80,8 @@ def patch_similarity(predicted: Mapping[str, str], true: Mapping[str, str]) -> f
     1 when both patches are empty. Not symmetric: the predicted diff comes first. Quadratic time in the worst case.
     """
     paths = predicted.keys() | true.keys()
-    ratios = [
-        difflib.SequenceMatcher(None, predicted[path], true[path], autojunk=False).ratio()
-        for path in predicted.keys() & true.keys()
-    ]
+    ratios = [difflib.SequenceMatcher(None, predicted[path], true[path], autojunk=False).ratio()
+              for path in predicted.keys() & true.keys()]
     return sum(ratios) / len(paths) if paths else 1.0
 
 

@@ -3,7 +3,6 @@ r"""Symbolic equality by math-verify. Imported by worker processes only, at thei
 math-verify counts constants as equal whose difference is below 1e-15, takes the last side of a chain of equations, evaluates
 what is left to do, and falls back to some number of a text that it cannot read. What it accepts is therefore checked again.
 """
-
 import itertools
 import logging
 import re

@@ -4,7 +4,6 @@ Run as `python -m jaxrl_llm.rewards.template SOCKET PARENT TARGET MEMORY restric
 socket brings three descriptors: requests, replies and the keeper's control. It ends when the socket closes or the process
 PARENT is gone. A function whose module has started threads cannot be copied: its workers import it again.
 """
-
 import gc
 import os
 import select

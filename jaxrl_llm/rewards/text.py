@@ -1,5 +1,4 @@
 """Verifiers that need only the text: exact string, last number, whole-answer number, and the shape of the text."""
-
 import re
 from collections.abc import Sequence
 from fractions import Fraction

@@ -3,7 +3,6 @@
 A request (from the parent, trusted) is its length and its number, 8 bytes each, then a pickled argument tuple; a reply is
 one JSON line with the same number, so that the parent never unpickles what a worker writes.
 """
-
 import importlib
 import inspect
 import json

@@ -144,8 +144,7 @@ def confine(job: dict, lifeline: int) -> None:
         new_root(job["new_root"], job["visible"], job["devices"])
         first_process(lifeline)
     if job["scratch"]:
-        mount("tmpfs", SCRATCH, "tmpfs", _MS_NOSUID | _MS_NODEV,
-              f"size={job['scratch_mb']}m,nr_inodes=4096,mode=1777")
+        mount("tmpfs", SCRATCH, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={job['scratch_mb']}m,nr_inodes=4096,mode=1777")
         os.chdir(SCRATCH)
     limit(job)
     drop_privileges(job["user"])

@@ -34,8 +34,7 @@ def of_run(workdir: Path, step: int | None = None) -> LoadedPolicy:
     from jaxrl_llm.training.trained import trained
     restored = trained(workdir, step)
     params = restored.params if restored.lora is None else merge(restored.params, restored.lora)
-    return LoadedPolicy(restored.policy.model, params, restored.source.stream.tokenizer,
-                        f"{workdir.name}-step-{restored.step}")
+    return LoadedPolicy(restored.policy.model, params, restored.source.stream.tokenizer, f"{workdir.name}-step-{restored.step}")
 
 
 def slot_tokens_of(model: Transformer, wanted: int) -> int:

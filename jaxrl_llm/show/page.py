@@ -33,8 +33,7 @@ def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) ->
     template = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen).from_string(
         (files / "page.html").read_text("utf-8"))
     def picture(name):
-        return {
-            "title": curves.TITLES.get(name, name), "svg": Markup(curves.svg(name, curves.lines_of(metrics, name)))}
+        return {"title": curves.TITLES.get(name, name), "svg": Markup(curves.svg(name, curves.lines_of(metrics, name)))}
     text = template.render(
         css=Markup((files / "page.css").read_text("utf-8")), script=Markup((files / "page.js").read_text("utf-8")),
         data=Markup(as_script({

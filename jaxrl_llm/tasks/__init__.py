@@ -1,4 +1,6 @@
 """Prompts with checkable answers. `make` a task by name; `loader.batches` shuffles, shards and batches its problems."""
+from collections.abc import Mapping
+from typing import Any
 
 from jaxrl_llm import registry
 from jaxrl_llm.tasks.arithmetic import arithmetic
@@ -12,7 +14,7 @@ from jaxrl_llm.tasks.reasoning_gym_task import reasoning_gym
 from jaxrl_llm.tasks.styles import styles
 from jaxrl_llm.tasks.word_problems import word_problems
 
-__all__ = ["FACTORIES", "Part", "Problem", "ProblemSource", "Task", "make", "mixture", "text_of"]
+__all__ = ["FACTORIES", "Part", "Problem", "ProblemSource", "Task", "make", "make_chat", "mixture", "text_of"]
 
 FACTORIES: dict[str, registry.Factory] = {}
 for _factory in (arithmetic, attempts, dataset, jsonl, reasoning_gym, grounding, edits, styles, word_problems):
@@ -25,3 +27,8 @@ def make(name: str, **options) -> Task:
     Raises ValueError with the nearest match for an unknown name or option, or if your function does not return a Task.
     """
     return registry.make(FACTORIES, "task", name, options, Task)
+
+
+def make_chat(name: str, options: Mapping[str, Any] | None) -> Task:
+    """The task of that name as conversations ask it: without `options`, arithmetic is in messages. Errors as in `make`."""
+    return make(name, **({"chat": True} if options is None and name == "arithmetic" else options or {}))

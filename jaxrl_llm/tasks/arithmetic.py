@@ -1,5 +1,4 @@
 """Generated integer arithmetic in levels, split into train and held-out by a hash of the problem itself."""
-
 import dataclasses
 import functools
 import math

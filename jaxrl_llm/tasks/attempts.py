@@ -12,10 +12,8 @@ def attempts(*, level: str = "nocarry3", most: int = 12, tail: float = 1.5) -> T
 
     The number n of numbers is heavy-tailed, P(n) proportional to n^-tail for n = 1 .. `most`; a wrong one has one digit
     changed. A policy that imitates them makes needless attempts. The reward reads the last number; a cost of length, such as
-    `soft_overlong(max_length=48, cache=48, weight=0.3)`, rewards getting the first attempt right.
-
-    Raises:
-      ValueError: an unknown level, `most` below 1.
+    `soft_overlong(max_length=48, cache=48, weight=0.3)`, rewards getting the first attempt right. Raises ValueError: an unknown
+    level, `most` below 1.
     """
     if most < 1:
         raise ValueError(f"attempts(most={most}): give at least 1 number for a demonstration")

@@ -1,5 +1,4 @@
 """The two records every task is made of: a problem with a checkable answer, and a task with two disjoint sources."""
-
 import dataclasses
 import hashlib
 import importlib

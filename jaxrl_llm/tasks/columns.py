@@ -94,10 +94,7 @@ def extractor(how: str) -> Callable[[str], str | None]:
     r"""A function that finds the answer in a text, or returns None.
 
     "" takes the text itself, "gsm8k" the text after the last `####`, "boxed" the content of the last `\boxed{}`; anything else
-    is a regular expression with one group, whose last match counts.
-
-    Raises:
-      ValueError: for anything else.
+    is a regular expression with one group, whose last match counts. Raises ValueError: for anything else.
     """
     if how in _EXTRACT:
         return _EXTRACT[how]
@@ -135,10 +132,8 @@ def tests(value: Any, name: str, row: Mapping[str, Any] = types.MappingProxyType
     `value`: such a list of objects or of assert statements; or one object of lists, `input` and `output` (or `inputs` and
     `outputs`), with `fn_name` where they are arguments and results; or either as JSON; or assert statements as one text. Inputs
     and outputs are texts, numbers or lists of lines. With `fn_name` a list of one result also stands for its one value. The
-    `row` has `metadata` or `entry_point`, which name a function.
-
-    Raises:
-      ValueError: for anything else, and if there is no test, or none that fails for a program without output.
+    `row` has `metadata` or `entry_point`, which name a function. Raises ValueError: for anything else, and if there is no test,
+    or none that fails for a program without output.
     """
     if isinstance(value, str):
         try:

@@ -1,5 +1,4 @@
 """JSONL files, one object a line, read strictly: anything that would break readers later is an error with file and line."""
-
 import bz2
 import gzip
 import json

@@ -1,5 +1,4 @@
 """An endless order of problems, shuffled or chosen, shared by processes, with a position that can be saved and restored."""
-
 import hashlib
 import itertools
 import json
@@ -70,8 +69,7 @@ class Batches:
         self._next, self._draws = state["next_problem"], state["draws"]
 
 
-def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index: int = 0,
-            process_count: int = 1) -> Batches:
+def batches(source: Sequence[Problem], batch_size: int, seed: int, process_index: int = 0, process_count: int = 1) -> Batches:
     """Problems in batches of `batch_size`, over all processes together; each process yields `batch_size / process_count`.
 
     The problems form one endless stream: a new permutation every epoch, each epoch having every problem exactly once; a

@@ -40,9 +40,8 @@ class Mixed(Sequence):
 def mixture(parts: Sequence[Part]) -> Task:
     """One task made of several; levels are prefixed with the label, so that evaluations are by task. It has all their facts.
 
-    Raises:
-      ValueError: a task has no training problems, two labels are equal or none, a weight is not above 0, or a prompt that one
-        task holds out is one that another trains on, case and white space aside.
+    Raises ValueError: a task has no training problems, two labels are equal or none, a weight is not above 0, or a prompt that
+    one task holds out is one that another trains on, case and white space aside.
     """
     labels, weights = (tuple(values) for values in zip(*((part.label, part.weight) for part in parts)))
     if len(set(labels)) < len(labels) or not all(labels) or any("/" in label for label in labels):

@@ -1,5 +1,4 @@
 """Any data set of the reasoning-gym package, with its own scorer (reasoning-gym, arXiv 2505.24760)."""
-
 import json
 
 from jaxrl_llm.registry import nearest

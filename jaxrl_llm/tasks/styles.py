@@ -9,10 +9,8 @@ def styles(*, level: str = "nocarry3", worked: float = 0.5) -> Task:
     """The problems of `arithmetic(level)`, demonstrated as `"465"` or, a share `worked` of them, as `"4 6 5 465"`.
 
     A problem's words determine its style. The reward reads the last number and ignores the style: any preference that training
-    shows comes from the policy. A completion that fits `worked=\\d( \\d)* \\d+` has the longer one.
-
-    Raises:
-      ValueError: an unknown level, or a share outside [0, 1].
+    shows comes from the policy. A completion that fits `worked=\\d( \\d)* \\d+` has the longer one. Raises ValueError: an
+    unknown level, or a share outside [0, 1].
     """
     if not 0 <= worked <= 1:
         raise ValueError(f"styles(worked={worked}): give the share of worked demonstrations, 0 to 1")

@@ -21,8 +21,7 @@ class Question(NamedTuple):
 
 
 ONE = (
-    Question("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?",
-             (BIG, BIG), ("a + b",)),
+    Question("{name} has {a} {things} and buys {b} more. How many {things} does {name} have now?", (BIG, BIG), ("a + b",)),
     Question("{name} has {a} {things} and gives {b} of them to {other}. How many {things} does {name} have left?",
              (BIG, BIG), ("a - b",)),
     Question("There are {a} boxes with {b} {things} in each. How many {things} are there in all?", (SMALL, SMALL), ("a * b",)),
@@ -70,13 +69,11 @@ def word_problems(*, level: str = "both", most: int = 60, shots: int = 0, size: 
                   seed: int = 0) -> Task:
     """Problems such as "Ann has 12 apples and buys 31 more. How many ...?", asked as a chat, to be explained and answered.
 
-    `level` is `one` or `two` steps of arithmetic, or `both`; `most` the largest number in a question. Of the eight
-    templates of a level four are trained on and four are held out: no held-out question has the words of a trained one.
-    `shots` worked examples, from the trained templates, precede every question as earlier turns.
-    `Problem.level` is the level, `extra["solution"]` an explanation, which a warm-up imitates.
-
-    Raises:
-      ValueError: an unknown level, a `most` below 4, or more problems than the templates make.
+    `level` is `one` or `two` steps of arithmetic, or `both`; `most` the largest number in a question. Of the eight templates of
+    a level four are trained on and four are held out: no held-out question has the words of a trained one. `shots` worked
+    examples, from the trained templates, precede every question as earlier turns. `Problem.level` is the level,
+    `extra["solution"]` an explanation, which a warm-up imitates. Raises ValueError: an unknown level, a `most` below 4, or more
+    problems than the templates make.
     """
     one_of("level of word_problems", level, ("both", *LEVELS))
     if most < 4:

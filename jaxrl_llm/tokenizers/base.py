@@ -4,7 +4,6 @@ Ids in, ids out: training uses the sampled ids of a completion, never re-encoded
 made. Nothing here derives a mask from ids, so `pad_id == eos_id` (common in published checkpoints, and the fallback when no
 padding token is named) is harmless.
 """
-
 import copy
 import functools
 import json
@@ -57,17 +56,15 @@ class Tokenizer(Protocol):
     def decode_batch(self, rows: Sequence[Sequence[int] | np.ndarray], skip_special: bool = True) -> list[str]:
         """`decode` of every row, in one call of the underlying library."""
 
-    def render_chat(
-        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
-    ) -> str:
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False,
+                    **variables) -> str:
         """The conversation as the model's template writes it; `variables` (such as `tools`) are passed to it, in JSON's types.
 
         `continue_final_message`, without `add_generation_prompt`, leaves the last message open for the model to continue.
         """
 
-    def encode_chat(
-        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
-    ) -> list[int]:
+    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False,
+                    **variables) -> list[int]:
         """Ids of `render_chat(...)`. No BOS is prepended: if the model wants one, its template writes it."""
 
     def with_variables(self, variables: Mapping[str, Any]) -> Self:
@@ -107,17 +104,8 @@ class Codec(Protocol):
 class CodecTokenizer:
     """A `Tokenizer` made of a `Codec`, its special ids and chat templates."""
 
-    def __init__(
-        self,
-        codec: Codec,
-        *,
-        eos_id: int,
-        bos_id: int | None = None,
-        adds_bos: bool = False,
-        pad_id: int | None = None,
-        stop_ids: Iterable[int] = (),
-        chat_templates: Mapping[str, str],
-    ):
+    def __init__(self, codec: Codec, *, eos_id: int, bos_id: int | None = None, adds_bos: bool = False,
+                 pad_id: int | None = None, stop_ids: Iterable[int] = (), chat_templates: Mapping[str, str]):
         self._codec = codec
         self.vocab_size = codec.vocab_size
         self.eos_id = eos_id
@@ -149,8 +137,7 @@ class CodecTokenizer:
         if beyond:
             raise ValueError(
                 f"the text holds {self._codec.token(beyond[0])!r}, token {beyond[0]}, but the model embeds only the tokens 0 "
-                f"to {self.vocab_size - 1}; take it out of {text[:120]!r}"
-            )
+                f"to {self.vocab_size - 1}; take it out of {text[:120]!r}")
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
@@ -186,17 +173,15 @@ class CodecTokenizer:
         """The template for conversations without tools; None without one."""
         return self.chat_templates.get("default")
 
-    def render_chat(
-        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
-    ) -> str:
+    def render_chat(self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False,
+                    **variables) -> str:
         """The conversation as text. Raises ValueError without a template, or where it cannot render `messages`."""
         template = select(self.chat_templates, variables.get("tools"))
         variables = {**self._template_tokens, **variables}
         return render(template, messages, add_generation_prompt, continue_final_message, variables)
 
-    def encode_chat(
-        self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False, **variables
-    ) -> list[int]:
+    def encode_chat(self, messages: Messages, add_generation_prompt: bool = True, continue_final_message: bool = False,
+                    **variables) -> list[int]:
         """Ids of the rendered conversation, without an extra BOS."""
         return self.encode(self.render_chat(messages, add_generation_prompt, continue_final_message, **variables))
 
@@ -215,8 +200,7 @@ class CodecTokenizer:
         if beyond:
             raise ValueError(
                 f"the model embeds {rows} tokens, but the begin and end tokens of this tokenizer have the ids {beyond}; use "
-                "the tokenizer that the model was trained with"
-            )
+                "the tokenizer that the model was trained with")
         limited = copy.copy(self)
         limited.vocab_size = min(rows, self.vocab_size)
         limited.pad_id = self.eos_id if self.pad_id >= rows else self.pad_id  # a padding token that was added, as is common

@@ -2,7 +2,6 @@
 
 A normalizer of thirty steps that double every letter needs a gigabyte for one letter. Real ones replace one letter by a few.
 """
-
 import base64
 import dataclasses
 import json

@@ -1,5 +1,4 @@
 """The tokenizer that needs no file: one id per byte of UTF-8, and three special tokens."""
-
 from pathlib import Path
 from typing import Any
 

@@ -1,5 +1,4 @@
 """Chat templates: which of a checkpoint's templates is used, and how it renders a conversation."""
-
 import difflib
 import json
 import re
@@ -26,8 +25,7 @@ def choose(given: str | None, own: Mapping[str, str]) -> dict[str, str]:
     if near and given not in own:
         raise ValueError(
             f"chat_template={given!r} is neither jinja source nor the name of a template, which are {sorted(own)}; "
-            f"did you mean {near[0]!r}?"
-        )
+            f"did you mean {near[0]!r}?")
     if given is not None:
         return {"default": own.get(given, given)}
     return {"default": text for text in own.values()} if len(own) == 1 else dict(own)
@@ -44,12 +42,9 @@ def select(templates: Mapping[str, str], tools: Any) -> str:
     if templates:
         raise ValueError(
             f"this tokenizer has the chat templates {sorted(templates)} and none called 'default'; choose one by its name with "
-            "load(path, chat_template=NAME)"
-        )
-    raise ValueError(
-        "this tokenizer has no chat template; give one with load(path, chat_template='<jinja source>'), put a "
-        "chat_template.jinja beside tokenizer.json, or encode plain text with encode()"
-    )
+            "load(path, chat_template=NAME)")
+    raise ValueError("this tokenizer has no chat template; give one with load(path, chat_template='<jinja source>'), put a "
+                     "chat_template.jinja beside tokenizer.json, or encode plain text with encode()")
 
 
 def preset(templates: Mapping[str, str], variables: Mapping[str, Any]) -> dict[str, str]:
@@ -62,8 +57,7 @@ def preset(templates: Mapping[str, str], variables: Mapping[str, Any]) -> dict[s
         if name in _GIVEN or not any(re.search(rf"\b{name}\b", text) for text in templates.values()):
             raise ValueError(
                 f"{name!r} is no variable that the chat templates {sorted(templates)} leave to their users; give the name of "
-                "one that a template reads, for example enable_thinking"
-            )
+                "one that a template reads, for example enable_thinking")
     literals = {name: _literal(value) for name, value in variables.items()}
     head = "".join(f"{{% if {name} is not defined %}}{{% set {name} = {v} %}}{{% endif %}}" for name, v in literals.items())
     return {kind: f"{head}\n{text}" if head else text for kind, text in templates.items()}  # jinja drops this line break
@@ -80,13 +74,8 @@ def _literal(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def render(
-    template: str,
-    messages: Messages,
-    add_generation_prompt: bool,
-    continue_final_message: bool,
-    variables: Mapping[str, Any],
-) -> str:
+def render(template: str, messages: Messages, add_generation_prompt: bool, continue_final_message: bool,
+           variables: Mapping[str, Any]) -> str:
     """The text of a conversation; `messages` is a list of {"role": ..., "content": ...}.
 
     With `continue_final_message` the text ends where the content of the last message ends, so that the model continues it.
@@ -100,8 +89,7 @@ def render(
     if continue_final_message and add_generation_prompt:
         raise ValueError(
             "continue_final_message=True leaves the last message open, add_generation_prompt=True opens a new one; give "
-            "add_generation_prompt=False as well to continue the last message"
-        )
+            "add_generation_prompt=False as well to continue the last message")
     try:
         given = _plain({"tools": None, "documents": None, **variables, "add_generation_prompt": add_generation_prompt})
         given |= {name: present(given[name], _NULL_IS_A_VALUE) for name in ("tools", "documents")}
@@ -112,8 +100,7 @@ def render(
         return text if final is None else _cut(text, final, mark)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"the chat template cannot render these messages: {error}. The messages: {_shortened(messages)}"
-        ) from error
+            f"the chat template cannot render these messages: {error}. The messages: {_shortened(messages)}") from error
 
 
 def _rendered(template: str, variables: dict[str, Any], messages: list[dict]) -> str:
@@ -145,8 +132,7 @@ def _plain(value: Any) -> Any:
         return _plain(value.item())
     raise TypeError(
         f"they or the template's variables hold a value of type {type(value).__name__}; allowed are text, numbers, booleans, "
-        "None, lists and dictionaries of them"
-    )
+        "None, lists and dictionaries of them")
 
 
 def _open_end(messages: list[dict], mark: str) -> str:

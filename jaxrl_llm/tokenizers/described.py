@@ -1,5 +1,4 @@
 """The small JSON files beside a vocabulary: names of special tokens, added tokens, stop tokens, chat templates."""
-
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path

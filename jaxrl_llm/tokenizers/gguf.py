@@ -1,5 +1,4 @@
 """The vocabulary inside a GGUF file: byte-level BPE ("gpt2") and sentencepiece BPE ("llama")."""
-
 import difflib
 from collections.abc import Callable
 from pathlib import Path
@@ -74,15 +73,10 @@ class GgufTokenizer(CodecTokenizer):
         missing = [f"tokenizer.{key}" for key in needed if key not in metadata]
         if missing:
             raise ValueError(f"{path} has no {', '.join(missing)}, which a vocabulary of kind {model!r} is made of")
-        super().__init__(
-            build(metadata, path),
-            eos_id=metadata["ggml.eos_token_id"],
-            bos_id=metadata.get("ggml.bos_token_id"),
-            adds_bos=_adds_bos(metadata),
-            pad_id=metadata.get("ggml.padding_token_id"),
-            stop_ids=[metadata[key] for key in ("ggml.eot_token_id", "ggml.eom_token_id") if key in metadata],
-            chat_templates=choose(chat_template, _chat_templates(metadata)),
-        )
+        super().__init__(build(metadata, path), eos_id=metadata["ggml.eos_token_id"], bos_id=metadata.get("ggml.bos_token_id"),
+                         adds_bos=_adds_bos(metadata), pad_id=metadata.get("ggml.padding_token_id"),
+                         stop_ids=[metadata[key] for key in ("ggml.eot_token_id", "ggml.eom_token_id") if key in metadata],
+                         chat_templates=choose(chat_template, _chat_templates(metadata)))
 
 
 def _read_metadata(path: str | Path) -> dict:
@@ -122,12 +116,8 @@ def _byte_level_bpe(metadata: dict, path: str | Path) -> FastCodec:
     tokens = metadata["ggml.tokens"]
     try:
         backend = Tokenizer(
-            models.BPE(
-                vocab={token: i for i, token in enumerate(tokens)},
-                merges=[tuple(merge.split(" ")) for merge in metadata["ggml.merges"]],
-                ignore_merges=rule.ignore_merges,
-            )
-        )
+            models.BPE(vocab={token: i for i, token in enumerate(tokens)},
+                       merges=[tuple(merge.split(" ")) for merge in metadata["ggml.merges"]], ignore_merges=rule.ignore_merges))
     except Exception as error:  # the library raises Exception itself
         raise ValueError(f"{path} holds tokens and merges that make no vocabulary ({error})") from error
     steps = [pre_tokenizers.Digits(individual_digits=True)] if rule.lone_digits else []
@@ -149,10 +139,8 @@ def _byte_level_bpe(metadata: dict, path: str | Path) -> FastCodec:
 def _pre_tokenizer(name: str | None, path: str | Path) -> PreTokenizer:
     if name not in PRE_TOKENIZERS:
         near = difflib.get_close_matches(str(name), PRE_TOKENIZERS, n=1)
-        raise ValueError(
-            f"{path} was made for the pre-tokenizer {name!r}; those known are {sorted(PRE_TOKENIZERS)}"
-            + (f"; the nearest is {near[0]!r}" if near else "")
-        )
+        raise ValueError(f"{path} was made for the pre-tokenizer {name!r}; those known are {sorted(PRE_TOKENIZERS)}"
+                         + (f"; the nearest is {near[0]!r}" if near else ""))
     return PRE_TOKENIZERS[name]
 
 

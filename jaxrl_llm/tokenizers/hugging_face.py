@@ -1,5 +1,4 @@
 """Tokenizers of Hugging Face checkpoints: tokenizer.json and the small JSON files beside it."""
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,17 +42,9 @@ class HuggingFaceTokenizer(CodecTokenizer):
         if eos_id is None:
             raise ValueError(
                 f"{directory} names no end-of-sequence token: looked for eos_token and eos_token_id in {described.CONFIG}, "
-                f"{described.MAP}, {described.GENERATION}, config.json; add a tokenizer_config.json with an eos_token"
-            )
-        super().__init__(
-            codec,
-            eos_id=eos_id,
-            bos_id=ids["bos_token"],
-            adds_bos=codec.begins_with(ids["bos_token"]),
-            pad_id=ids["pad_token"],
-            stop_ids=stops,
-            chat_templates=choose(chat_template, beside.templates),
-        )
+                f"{described.MAP}, {described.GENERATION}, config.json; add a tokenizer_config.json with an eos_token")
+        super().__init__(codec, eos_id=eos_id, bos_id=ids["bos_token"], adds_bos=codec.begins_with(ids["bos_token"]),
+                         pad_id=ids["pad_token"], stop_ids=stops, chat_templates=choose(chat_template, beside.templates))
 
 
 class FastCodec:

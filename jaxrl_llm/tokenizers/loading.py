@@ -1,5 +1,4 @@
 """Loads every kind of tokenizer."""
-
 import difflib
 from pathlib import Path
 
@@ -11,10 +10,8 @@ from jaxrl_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 from jaxrl_llm.tokenizers.sentence_piece import SentencePieceTokenizer
 
 FILES = ("tokenizer.json", "tokenizer.model")
-ALLOWED = (
-    "'bytes', a directory with tokenizer.json, tokenizer.model or one *.gguf, "
-    "or the path of a tokenizer.json, *.model or *.gguf"
-)
+ALLOWED = ("'bytes', a directory with tokenizer.json, tokenizer.model or one *.gguf, "
+           "or the path of a tokenizer.json, *.model or *.gguf")
 
 
 def load(path_or_name: str | Path, chat_template: str | None = None) -> Tokenizer:
@@ -59,8 +56,7 @@ def _load_directory(path: Path, chat_template: str | None) -> Tokenizer:
     shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "nothing"
     problem = f"holds {len(ggufs)} *.gguf files, name one of them" if ggufs else "holds no tokenizer"
     raise FileNotFoundError(
-        f"the directory {path} {problem}: looked for tokenizer.json, tokenizer.model and one *.gguf, found {shown}"
-    )
+        f"the directory {path} {problem}: looked for tokenizer.json, tokenizer.model and one *.gguf, found {shown}")
 
 
 def _nearest(path: Path) -> str:

@@ -1,5 +1,4 @@
 """A separate process for chat templates, which are untrusted and could run forever or fill the memory."""
-
 import marshal
 import os
 import select

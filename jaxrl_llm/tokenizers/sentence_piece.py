@@ -1,5 +1,4 @@
 """Sentencepiece vocabularies (arXiv:1808.06226) from a .model file."""
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,15 +33,9 @@ class SentencePieceTokenizer(CodecTokenizer):
         if ids["eos_token"] is None:
             raise ValueError(f"{path} defines no end-of-sequence piece, and no file beside it names an eos_token; train it "
                              f"with eos_id >= 0, or name the token in {described.CONFIG}")
-        super().__init__(
-            codec,
-            eos_id=ids["eos_token"],
-            bos_id=ids["bos_token"],
-            adds_bos=beside.adds_bos is not False,
-            pad_id=ids["pad_token"],
-            stop_ids=beside.also_stops(codec.vocab_size),
-            chat_templates=choose(chat_template, beside.templates),
-        )
+        super().__init__(codec, eos_id=ids["eos_token"], bos_id=ids["bos_token"], adds_bos=beside.adds_bos is not False,
+                         pad_id=ids["pad_token"], stop_ids=beside.also_stops(codec.vocab_size),
+                         chat_templates=choose(chat_template, beside.templates))
 
 
 class SentencePieceCodec:

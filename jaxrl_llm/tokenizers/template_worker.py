@@ -3,7 +3,6 @@
 A request (from the parent, trusted) is `marshal` data; a reply is one byte for its kind, `TEXT` or `ERROR`, and UTF-8. Each is
 preceded by its length, 8 bytes. The parent never unmarshals what this process writes.
 """
-
 import json
 import marshal
 import os

@@ -31,8 +31,7 @@ class Guide(NamedTuple):
 def experts(*, traces: int = 1, share: float = 1.0) -> Guide:
     """`traces` completions of each group begin with this share of the solution, by default all of it (arXiv 2504.14945).
 
-    Raises:
-      ValueError: no trace, as many as the group has, or a share outside (0, 1].
+    Raises ValueError: no trace, as many as the group has, or a share outside (0, 1].
     """
     if traces < 1 or not 0 < share <= 1:
         raise ValueError(f"traces={traces} of an expert's text, share={share}; give 1 or more and a share from 0 to 1")
@@ -50,10 +49,8 @@ def experts(*, traces: int = 1, share: float = 1.0) -> Guide:
 def adhint(*, low: float = 0.0, high: float = 0.8, noise: float = 0.05) -> Guide:
     """A group without hints, then one with hints whose length follows the first group's difficulty, see `control.hint_ratio`.
 
-    `noise`: standard deviation of the noise added to the share (arXiv 2512.13095; the numbers are ours).
-
-    Raises:
-      ValueError: shares outside [0, 1), or in the wrong order.
+    `noise`: standard deviation of the noise added to the share (arXiv 2512.13095; the numbers are ours). Raises ValueError:
+    shares outside [0, 1), or in the wrong order.
     """
     if not 0 <= low <= high < 1:
         raise ValueError(f"hints from low={low} to high={high} of a solution; give 0 <= low <= high < 1")

@@ -29,10 +29,7 @@ def gvm_raft(*, mean: float = 2.0, pilot: int = 0, alpha: float = 1e-3, beta: fl
     `pilot` is the number of its rollouts, in groups of `sampling.group`; 0: one group. With groups of one the allocation is in
     single rollouts, as published. Gradients are those of the pilot's right rollouts under the weights of the step. The pilot's
     rollouts, which the released code discards, are trained on too; a prompt without a right one gets others only in an even
-    split, see `share_out`.
-
-    Raises:
-      ValueError: a mean below one pilot per prompt, or a negative pilot.
+    split, see `share_out`. Raises ValueError: a mean below one pilot per prompt, or a negative pilot.
     """
     if mean < 1 or pilot < 0:
         raise ValueError(f"mean={mean} pilots a prompt, the first included, and pilot={pilot} rollouts; give 1 or more, and 0 "

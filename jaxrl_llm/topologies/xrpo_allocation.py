@@ -38,11 +38,9 @@ def block(std: np.ndarray, n: np.ndarray, size: int, most: int, *, unit: int = 1
 def xrpo_allocation(*, mean: float = 2.0, blocks: int = 2, alpha: float = 0.05, explore: float = 0.05) -> Rule:
     """A first group for every prompt, then `block`s, a group at a time, until there are `mean` groups per prompt on average.
 
-    There are `blocks` of equal size; the last takes the remainder. Paper and code give neither the numbers nor the
-    meaning of T: both are our choice, with common values for alpha and explore.
-
-    Raises:
-      ValueError: fewer than one group per prompt, or no block.
+    There are `blocks` of equal size; the last takes the remainder. Paper and code give neither the numbers nor the meaning of
+    T: both are our choice, with common values for alpha and explore. Raises ValueError: fewer than one group per prompt, or no
+    block.
     """
     if mean < 1 or blocks < 1:
         raise ValueError(f"mean={mean} groups a prompt in blocks={blocks}; give 1 or more of both")

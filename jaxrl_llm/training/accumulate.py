@@ -108,8 +108,7 @@ def update(parts: UpdateParts, size: int, state: TrainState, packed: Packed, rol
       packed: rows that compute at least the tokens of `rollouts.token_mask`; their number is a multiple of `size`.
       rollouts, advantages: of all trajectories. Tokens and prompts in them are not read.
       rate: a factor of the learning rate, see `training.step.make_update`.
-    Raises:
-      ValueError: as in `placed`.
+    Raises ValueError: as in `placed`.
     """
     policy, rollouts = parts.policy, rollouts.replace(filled=4)
     micro_batches, index = placed(policy, size, packed)

@@ -4,7 +4,6 @@ One checkpoint holds two items: `state`, a pytree of arrays (typed PRNG keys inc
 hold, such as the cursor of the data iterator and counters. Every tensor has a checksum, because a flipped bit in
 a compressed chunk could otherwise be read back silently.
 """
-
 import contextlib
 import errno
 import json
@@ -22,7 +21,7 @@ import orbax.checkpoint as ocp
 import psutil
 
 from jaxrl_llm import parallel
-from jaxrl_llm.training import preemption, tensorstore_leak
+from jaxrl_llm.training import preemption
 
 PyTree = Any
 
@@ -49,7 +48,6 @@ class Checkpoints:
             raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
         self.directory = Path(directory).absolute()
         self.keep = keep
-        tensorstore_leak.stop()
         if read_only and not self.directory.is_dir():
             raise FileNotFoundError(f"no checkpoint directory {self.directory}; give the checkpoints folder of a run")
         # Listed before the writer clears them, so that `restore` can report which save was cut short.
@@ -60,9 +58,7 @@ class Checkpoints:
             if read_only:
                 options = ocp.CheckpointManagerOptions(read_only=True, create=False)
             else:
-                options = ocp.CheckpointManagerOptions(
-                    max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True
-                )
+                options = ocp.CheckpointManagerOptions(max_to_keep=keep, keep_period=keep_every, cleanup_tmp_directories=True)
             self._manager = ocp.CheckpointManager(self.directory, options=options, item_handlers=self._handlers)
         self._pending: int | None = None  # the step being written in the background
         self._current: int | None = None  # the step that this process last saved or restored
@@ -89,10 +85,9 @@ class Checkpoints:
     def save(self, step: int, state: PyTree, host: Any = None) -> None:
         """Starts writing `state` (arrays) and `host` (JSON) as step `step`; returns once the arrays may be donated.
 
-        Saving the current step again does nothing. Checkpoints of later steps, left by a run that was resumed from an
-        older one, are moved to `abandoned/`. Raises OSError if the previous save failed or the disk lacks room,
-        ValueError if `step` goes back, TypeError if a leaf is not an array or `host` is not JSON; the last complete
-        checkpoint is kept in each case.
+        Saving the current step again does nothing. Checkpoints of later steps, left by a run that was resumed from an older
+        one, are moved to `abandoned/`. Raises OSError if the previous save failed or the disk lacks room, ValueError if `step`
+        goes back, TypeError if a leaf is not an array or `host` is not JSON; the last complete checkpoint is kept in each case.
         """
         if self._torn:
             raise OSError("the save that was interrupted twice cannot be made again in this process")
@@ -146,10 +141,9 @@ class Checkpoints:
 
         With `part` the target may omit branches of the stored tree, which are not read.
 
-        `target` has arrays or `jax.ShapeDtypeStruct`s (with `sharding`; without one the leaf goes to the first local
-        device) as leaves. Damaged checkpoints are skipped with a warning unless `step` names one. Raises
-        FileNotFoundError if there is nothing to read, ValueError naming each tensor whose shape or type differs,
-        OSError if nothing intact is left.
+        `target` has arrays or `jax.ShapeDtypeStruct`s (with `sharding`; without one the leaf goes to the first local device) as
+        leaves. Damaged checkpoints are skipped with a warning unless `step` names one. Raises FileNotFoundError if there is
+        nothing to read, ValueError naming each tensor whose shape or type differs, OSError if nothing intact is left.
         """
         self.wait()
         available = self.steps()
@@ -181,11 +175,8 @@ class Checkpoints:
         self._current = step
         if skipped:
             reasons = "; ".join(f"step {s}: {reason}" for s, reason in skipped)
-            warnings.warn(
-                f"restored step {step}, the newest intact checkpoint of {self.directory}; unusable: {reasons}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warnings.warn(f"restored step {step}, the newest intact checkpoint of {self.directory}; unusable: {reasons}",
+                          RuntimeWarning, stacklevel=3)
         return Restored(step, state, host, tuple(skipped))
 
     def _stored_tensors(self, step: int) -> dict[str, Any]:
@@ -218,20 +209,16 @@ class Checkpoints:
         needed = sum(x.nbytes for x in leaves) * 1.05 + others + 2**20
         free = shutil.disk_usage(self.directory).free
         if needed > free:
-            raise OSError(
-                errno.ENOSPC,
-                f"checkpoint of step {step} needs {_size(needed)} but {_size(free)} is free in {self.directory}; "
-                f"kept: steps {self.steps()}; free some space or keep fewer than keep={self.keep}",
-            )
+            raise OSError(errno.ENOSPC,
+                          f"checkpoint of step {step} needs {_size(needed)} but {_size(free)} is free in {self.directory}; "
+                          f"kept: steps {self.steps()}; free some space or keep fewer than keep={self.keep}")
         copied = sum(shard.data.nbytes for x in leaves for shard in x.addressable_shards if shard.replica_id == 0)
         available = psutil.virtual_memory().available
         if copied > available:
-            warnings.warn(
-                f"saving step {step} copies {_size(copied)} to the host, which has {_size(available)} available: "
-                "the process may be killed; save from more hosts",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warnings.warn(f"saving step {step} copies {_size(copied)} to the host, which has {_size(available)} available: "
+                          "the process may be killed; save from more hosts",
+                          RuntimeWarning,
+                          stacklevel=3)
 
     def abandon(self, step: int) -> None:
         """Moves checkpoints at or after `step` to `abandoned/`: orbax silently skips a save when a newer step exists."""
@@ -243,22 +230,18 @@ class Checkpoints:
             for s in newer:
                 count = sum(path.name.split("-")[0] == str(s) for path in aside.iterdir())
                 (self.directory / str(s)).rename(aside / f"{s}-{count}")
-            warnings.warn(
-                f"step {step} is on a new branch: checkpoints {newer} of the old one are now in {aside}; "
-                "delete them when you no longer need them",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            warnings.warn(f"step {step} is on a new branch: checkpoints {newer} of the old one are now in {aside}; "
+                          "delete them when you no longer need them",
+                          RuntimeWarning,
+                          stacklevel=3)
         parallel.barrier(f"abandoned_{step}")
         self._manager.reload()
 
     def _fail(self, error: Exception) -> None:
         step, self._pending, self._current = self._pending, None, None
         self._discard(step)
-        raise OSError(
-            f"checkpoint of step {step} was not written: {_first_line(error)}; complete ones in {self.directory}: "
-            f"{self.steps() or 'none'}"
-        ) from error
+        raise OSError(f"checkpoint of step {step} was not written: {_first_line(error)}; complete ones in {self.directory}: "
+                      f"{self.steps() or 'none'}") from error
 
     def _discard(self, step: int) -> None:
         """Removes the remains of a failed save: on a full disk they would make the next one fail too."""
@@ -286,9 +269,7 @@ def _is_key(leaf: Any) -> bool:
 
 def _named_leaves(tree: PyTree) -> dict[str, Any]:
     """Dotted path -> leaf, the names that orbax gives to tensors on disk."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)
-    }
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _plain(tree: PyTree) -> PyTree:
@@ -300,12 +281,8 @@ def _to_storage(state: PyTree) -> PyTree:
     """The pytree with every leaf a plain `jax.Array`: typed keys become their uint32 words."""
     for name, leaf in _named_leaves(state).items():
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float)):
-            raise TypeError(
-                f"state leaf {name!r} is a {type(leaf).__name__}, not an array; pass JSON-able values as host="
-            )
-    return jax.tree.map(
-        lambda x: jax.random.key_data(x) if isinstance(x, jax.Array) and _is_key(x) else jnp.asarray(x), state
-    )
+            raise TypeError(f"state leaf {name!r} is a {type(leaf).__name__}, not an array; pass JSON-able values as host=")
+    return jax.tree.map(lambda x: jax.random.key_data(x) if isinstance(x, jax.Array) and _is_key(x) else jnp.asarray(x), state)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -408,10 +385,8 @@ def _check_tensors(abstract: PyTree, stored: dict[str, Any], source: str, part: 
             problems.append(f"{name}: expected {expected[1]}{list(expected[0])}, got {actual[1]}{list(actual[0])}")
     if problems:
         more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise ValueError(
-            f"{source} was written by another model or optimiser: {'; '.join(problems[:8])}{more}. "
-            "Use the configuration of that run, or start in another workdir"
-        )
+        raise ValueError(f"{source} was written by another model or optimiser: {'; '.join(problems[:8])}{more}. "
+                         "Use the configuration of that run, or start in another workdir")
 
 
 def _first_line(error: Exception) -> str:

@@ -225,8 +225,7 @@ def _around(c: ConfigDict) -> None:
 def keywords(text: str) -> dict[str, Any]:
     """`"a=1, b='x'"` as a dict of Python literals; bare words, paths and calls `name(...)` are strings.
 
-    Raises:
-      ValueError: when a part is not `name=value`, or a name is given twice.
+    Raises ValueError: when a part is not `name=value`, or a name is given twice.
     """
     given = {}
     for part in parts(text):
@@ -464,9 +463,6 @@ def arithmetic_table(config: ConfigDict, prompt_tokens: int, groups: int = 1) ->
     budget, most = config.budget, f" to {G * groups} = {P * G} to {P * G * groups}" if groups > 1 else f" = {P * G}"
     sizes = f"{budget.prompts} x {G} to {G * groups}, together {P * G}" if budget.utility else f"{P} x {G}{most}"
     pieces = f"{learner.packed_rows} packed rows at a time" if learner.packed_rows else f"{learner.micro_batches} micro-batches"
-    return [
-        ("prompts x completions per step", sizes),
-        ("tokens per sequence", f"prompt <= {prompt_tokens}, completion <= {T}"),
-        ("epochs x minibatches per step", f"{learner.epochs} x {learner.minibatches} = {updates}"),
-        ("prompts per update", f"{P // learner.minibatches} in {pieces}"),
-    ]
+    return [("prompts x completions per step", sizes), ("tokens per sequence", f"prompt <= {prompt_tokens}, completion <= {T}"),
+            ("epochs x minibatches per step", f"{learner.epochs} x {learner.minibatches} = {updates}"),
+            ("prompts per update", f"{P // learner.minibatches} in {pieces}")]

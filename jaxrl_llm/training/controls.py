@@ -21,10 +21,8 @@ _SOMETIMES = {"entropy", "metrics"}  # they are missing in a step that sampled n
 class Controls:
     """Controllers by name; their states are pytrees by name, in `TrainState.control`.
 
-    A run lets them observe its `control.FACTS` and reads their `control.Settings`.
-
-    Raises:
-      ValueError: a controller sets a setting that no run reads, two set the same one, or one observes steps and evaluations.
+    A run lets them observe its `control.FACTS` and reads their `control.Settings`. Raises ValueError: a controller sets a
+    setting that no run reads, two set the same one, or one observes steps and evaluations.
     """
 
     by_name: Mapping[str, Controller] = dataclasses.field(default_factory=dict)

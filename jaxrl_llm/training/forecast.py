@@ -75,9 +75,8 @@ def replayed(run: Run) -> list[tuple[str, str]]:
 def forecast(run: Run) -> list[tuple[str, str]]:
     """Rows for the head of a run: memory per device and useful operations of a step at maximum lengths, and programs.
 
-    Raises:
-      ValueError: the run does not fit its accelerators by more than the error of the estimate; the message has advice. A
-        smaller excess, and any on CPUs, whose memory swap extends, is a warning.
+    Raises ValueError: the run does not fit its accelerators by more than the error of the estimate; the message has advice. A
+    smaller excess, and any on CPUs, whose memory swap extends, is a warning.
     """
     c, mesh = run.learner.policy.model.config, run.learner.mesh
     own, critic = mesh.local_devices[0], run.learner.estimator.value_targets is not None

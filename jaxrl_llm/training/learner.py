@@ -146,10 +146,8 @@ class Learner:
 
         `frozen`: the result of `frozen(params)` at the start, if a recorder has such weights. `facts`: further facts for
         controllers beside the step's, see `Finished.facts`. With `rollouts` None the step counts, and controllers observe these
-        facts, but nothing is trained. The state is consumed.
-
-        Raises:
-          TrainingDiverged: after `max_skipped` non-finite updates in a row.
+        facts, but nothing is trained. The state is consumed. Raises TrainingDiverged: after `max_skipped` non-finite updates in
+        a row.
         """
         timer, version, planned = timer or PhaseTimer(), int(state.step), self._planned(state)
         alone = version < self.pretrain_steps

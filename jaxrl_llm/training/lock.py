@@ -1,9 +1,7 @@
 """One run at a time in a folder: a lock that the system releases when the process ends in any way."""
-
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import platform
@@ -11,7 +9,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+
+from filelock import FileLock, Timeout
 
 from jaxrl_llm import parallel
 from jaxrl_llm.files import expanded
@@ -44,14 +43,15 @@ def locked(path: str | Path) -> Iterator[None]:
 
 def is_locked(path: Path) -> bool:
     """Whether a live run has the folder, as far as its file system tells."""
+    if not (path / FILE_NAME).exists():
+        return False
     try:
-        with open(path / FILE_NAME, "r+b", buffering=0) as file:  # such an opening of a pipe does not wait
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with FileLock(path / FILE_NAME, timeout=0.1, fallback_to_soft=False):
+            return False
+    except Timeout:
         return True
-    except OSError:  # there is no such file, or it cannot be locked
-        pass
-    return False
+    except OSError:  # it cannot be locked
+        return False
 
 
 def _check_seen(path: Path) -> None:
@@ -66,46 +66,47 @@ def _check_seen(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _hold(path: Path) -> Iterator[None]:
-    made = not path.exists()
+def writing(path: Path) -> Iterator[None]:
+    """Names the folder of a run, and what to do, in an OSError raised within."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        file = _take(path / FILE_NAME)
-    except BlockingIOError:
-        raise RuntimeError(
-            f"{path} is in use by another run ({_holder(path / FILE_NAME)}): wait for its end, stop it, or choose another "
-            "--workdir. If that machine is gone, its lock goes once the file server gives it up") from None
+        yield
     except OSError as error:
         raise type(error)(error.errno, f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
                           "space, or choose another --workdir") from error
-    with file:
+
+
+@contextlib.contextmanager
+def _hold(path: Path) -> Iterator[None]:
+    made = not path.exists()
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _take(path / FILE_NAME)
+    try:
         with contextlib.suppress(OSError):  # a full disk: the lock still holds
-            file.truncate(0)
-            file.write(json.dumps({"host": platform.node(), "pid": os.getpid(), "started": _now()}).encode())
-        os.register_at_fork(after_in_child=file.close)  # a lock lives as long as any copy of its file is open
-        try:
-            yield
-        finally:
-            if made and os.listdir(path) == [FILE_NAME]:
-                (path / FILE_NAME).unlink()
-                path.rmdir()
+            (path / FILE_NAME).write_text(json.dumps({"host": platform.node(), "pid": os.getpid(), "started": _now()}))
+        yield
+    finally:
+        if made and os.listdir(path) == [FILE_NAME]:
+            (path / FILE_NAME).unlink()
+            path.rmdir()
+        lock.release()
 
 
-def _take(path: Path) -> BinaryIO:
-    """The file, locked; BlockingIOError if another process has it. Warns if files cannot be locked."""
-    while True:
-        file = open(path, "a+b", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                file.close()
-                raise
-            warnings.warn(f"{path.parent} cannot be locked, its file system does not support it ({error.strerror}): start no "
-                          "second run in this folder", RuntimeWarning, stacklevel=2)
-        if os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()  # its last holder removed it after it was opened
+def _take(path: Path) -> FileLock:
+    """The lock, taken; RuntimeError if another process has it. Warns if files cannot be locked."""
+    lock = FileLock(path, timeout=0.2, fallback_to_soft=False)  # its last holder may remove the file while it is opened
+    try:
+        lock.acquire(poll_interval=0.05)
+    except Timeout:
+        raise RuntimeError(
+            f"{path.parent} is in use by another run ({_holder(path)}): wait for its end, stop it, or choose another "
+            "--workdir. If that machine is gone, its lock goes once the file server gives it up") from None
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        warnings.warn(f"{path.parent} cannot be locked, its file system does not support it ({error.strerror}): start no "
+                      "second run in this folder", RuntimeWarning, stacklevel=2)
+    return lock
 
 
 def _holder(path: Path) -> str:

@@ -1,5 +1,4 @@
 """Metrics of a run: one JSON line per step, TensorBoard event files, seconds per phase, memory of the host."""
-
 import contextlib
 import json
 import math
@@ -56,10 +55,8 @@ class MetricWriter:
         is taken or a value is not a scalar; OSError if the line cannot be written.
         """
         if self.last_step is not None and step <= self.last_step:
-            raise ValueError(
-                f"write(step={step}) after step {self.last_step}: one line per step, in order; "
-                "put all metrics of a step in one call"
-            )
+            raise ValueError(f"write(step={step}) after step {self.last_step}: one line per step, in order; "
+                             "put all metrics of a step in one call")
         if "step" in metrics:
             raise ValueError("the metric name 'step' is taken by the step itself; rename yours")
         values = {name: _as_float(name, value) for name, value in jax.device_get(dict(metrics)).items()}
@@ -193,9 +190,7 @@ def naming(action: str) -> Iterator[None]:
 
 def _as_float(name: str, value: Any) -> float:
     if isinstance(value, str) or np.ndim(value) != 0:
-        raise ValueError(
-            f"metric {name!r} is {type(value).__name__}{list(np.shape(value))}, not a scalar; reduce it first"
-        )
+        raise ValueError(f"metric {name!r} is {type(value).__name__}{list(np.shape(value))}, not a scalar; reduce it first")
     return float(value)
 
 

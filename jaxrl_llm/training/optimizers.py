@@ -88,8 +88,7 @@ TABLE = {
 def settings_of(name: str, **given: float) -> dict[str, float]:
     """The settings of an optimiser: the `given` ones, and its defaults for those left `UNSET`; your own has no such defaults.
 
-    Raises:
-      ValueError: unknown names, and settings that the optimiser does not have.
+    Raises ValueError: unknown names, and settings that the optimiser does not have.
     """
     chosen = {setting: value for setting, value in given.items() if value != UNSET.get(setting)}
     if ":" in name:

@@ -1,5 +1,4 @@
 """One figure that shows whether a run is healthy: reward, length, entropy, divergences, gradients, failures, time."""
-
 import math
 import warnings
 from collections.abc import Callable
@@ -31,8 +30,7 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
     panels = _panels(metrics)
     if not panels:
         raise ValueError(
-            f"{metrics_path} holds nothing to draw; its metrics: {sorted(metrics) if len(metrics['step']) else 'none'}"
-        )
+            f"{metrics_path} holds nothing to draw; its metrics: {sorted(metrics) if len(metrics['step']) else 'none'}")
     columns = min(4, len(panels)) if len(panels) != 6 else 3
     rows = math.ceil(len(panels) / columns)
     with figure_file(out_png, 4.3 * columns, 3.4 * rows) as figure:
@@ -116,10 +114,8 @@ def _curve(axes: Any, steps: np.ndarray, values: np.ndarray, color: str, label: 
     axes.plot(steps, smooth(values, len(values) / 60), color=color, linewidth=2.0, label=label)
 
 
-def _draw_lines(
-    axes: Any, metrics: Metrics, labels: dict[str, str], ylabel: str, color: int = 0, log: bool = False,
-    rounding: float = 0.0
-) -> None:
+def _draw_lines(axes: Any, metrics: Metrics, labels: dict[str, str], ylabel: str, color: int = 0, log: bool = False,
+                rounding: float = 0.0) -> None:
     """One curve per label; if all values are below `rounding`, where float32 cannot tell them from 0, the axis shows 0."""
     for index, (name, label) in enumerate(labels.items()):
         _curve(axes, metrics["step"], metrics[name], COLORS[(color + index) % len(COLORS)], label)
@@ -144,21 +140,8 @@ def _draw_reward(axes: Any, metrics: Metrics, present: set[str]) -> None:
             low, high = metrics["eval/score_low"][at], metrics["eval/score_high"][at]
             bars = np.maximum(0.0, np.nan_to_num(np.stack([score - low, high - score])))
             label += " with interval"
-        axes.errorbar(
-            steps,
-            score,
-            yerr=bars,
-            color=COLORS[1],
-            linestyle="-",
-            linewidth=1.2,
-            marker="o",
-            markersize=5,
-            markeredgecolor="white",
-            capsize=2.5,
-            elinewidth=1.4,
-            label=label,
-            zorder=5,
-        )
+        axes.errorbar(steps, score, yerr=bars, color=COLORS[1], linestyle="-", linewidth=1.2, marker="o", markersize=5,
+                      markeredgecolor="white", capsize=2.5, elinewidth=1.4, label=label, zorder=5)
     axes.set_ylabel("reward, score" if {"reward/mean", "eval/score"} <= present else "reward")
 
 
@@ -174,25 +157,14 @@ def _draw_times(axes: Any, metrics: Metrics, names: list[str]) -> None:
     """Stacked seconds per phase; the scale excludes rare slow steps (compilation) and names the slowest."""
     seconds = np.nan_to_num(np.stack([metrics[name] for name in names]))
     total = seconds.sum(axis=0)
-    axes.stackplot(
-        metrics["step"],
-        seconds,
-        labels=[name.removeprefix("time/").replace("_", " ") for name in names],
-        colors=COLORS,
-        alpha=0.85,
-        linewidth=0,
-    )
+    axes.stackplot(metrics["step"], seconds, labels=[name.removeprefix("time/").replace("_", " ") for name in names],
+                   colors=COLORS, alpha=0.85, linewidth=0)
     top = 1.35 * np.quantile(total, 0.98, method="lower") if len(total) >= 20 else 1.15 * total.max()
     if top > 0:
         axes.set_ylim(0, top)
     if total.max() > top:
-        axes.set_title(
-            f"slowest: step {metrics['step'][total.argmax()]}, {total.max():.3g} s",
-            loc="right",
-            fontsize=9,
-            weight="normal",
-            color="#555555",
-        )
+        axes.set_title(f"slowest: step {metrics['step'][total.argmax()]}, {total.max():.3g} s", loc="right", fontsize=9,
+                       weight="normal", color="#555555")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles, labels, loc="upper left", ncols=3, handlelength=1.0, columnspacing=1.2)
     axes.set_ylabel("seconds")

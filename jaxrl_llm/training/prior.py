@@ -134,8 +134,7 @@ def of_probe(policy: Policy, capture: Capture, prompt_tokens: int) -> Prior:
 def of_v0(weights: str, encoder_path: str) -> Prior:
     """V0 with the current policy's latest groups as its context; rewards are clipped to [0, 1].
 
-    Raises:
-      ValueError: a path is missing, or the weights lack the adapter that turns the encoder's states into features.
+    Raises ValueError: a path is missing, or the weights lack the adapter that turns the encoder's states into features.
     """
     if not weights or not encoder_path:
         raise ValueError(f"config.prior.source='v0' needs config.prior.weights (given: {weights!r}), a file of "

@@ -131,8 +131,7 @@ def _refuse_trained(task: tasks.Task, sets: list[EvalSpec]) -> None:
         (front,) = fronts_of([tasks.Part(spec.label, spec.task)])
         asked[spec.label] = {question_of(problem, front) for problem in spec.task.heldout}
     everything, fronts = set().union(*asked.values()), fronts_of(task.parts or [tasks.Part(task.name, task)])
-    trained = {question for problem in task.train
-               if (question := question_of(problem, fronts[problem.task])) in everything}
+    trained = {question for problem in task.train if (question := question_of(problem, fronts[problem.task])) in everything}
     for label, questions in asked.items():
         if shared := questions & trained:
             raise ValueError(f"{len(shared)} of {len(questions)} problems of the evaluation set {label!r} are trained on, for "

@@ -1,5 +1,4 @@
 """Progress of a run: a live line on a terminal, plain lines in a log file, never silence."""
-
 import contextlib
 import sys
 import threading
@@ -53,9 +52,7 @@ class Progress:
         if self._display:
             with contextlib.suppress(ValueError, OSError):  # a closed terminal
                 self._display.stop()
-        self._line(
-            f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}{self._of}"
-        )
+        self._line(f"{'done' if kind is None else f'stopped by {kind.__name__}'} at step {self._step}{self._of}")
 
     def phase(self, text: str, done: int = 0, total: int = 0) -> None:
         """Sets the name of the current phase ("compiling rollout"); a log file gets a line when a name is new.
@@ -95,11 +92,9 @@ class Progress:
         return self._part or (self._step, self.total_steps)
 
     def _summary(self) -> str:
-        shown = [
-            f"{label} {form.format(self._metrics[name])}"
-            for label, (name, form) in _SHOWN.items()
-            if name in self._metrics
-        ]
+        shown = [f"{label} {form.format(self._metrics[name])}"
+                 for label, (name, form) in _SHOWN.items()
+                 if name in self._metrics]
         if len(self._step_ends) > 1:  # the first step includes compilation, so it only starts the clock
             seconds = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
             shown.append(f"{seconds:.2f} s/step")
@@ -132,13 +127,9 @@ class _Bar:
         from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        columns = (
-            SpinnerColumn(),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[summary]}", markup=False),
-            TextColumn("{task.fields[phase]}", style="dim", markup=False),
-        )
+        columns = (SpinnerColumn(), BarColumn(bar_width=24), MofNCompleteColumn(),
+                   TextColumn("{task.fields[summary]}", markup=False),
+                   TextColumn("{task.fields[phase]}", style="dim", markup=False))
         self._rich = RichProgress(*columns, console=Console(file=stream), expand=False)
         self._task = self._rich.add_task("", total=total_steps, completed=start_step, summary="", phase="starting")
         self.start, self.stop = self._rich.start, self._rich.stop

@@ -53,10 +53,8 @@ def sized(c: ConfigDict, variant: str, *, taught: bool = False) -> ConfigDict:
     On accelerators a step has 64 prompts, in bfloat16; on a CPU 100 steps have 4 prompts and completions of up to 256 tokens.
     Batches are split, and weights sharded, until `parallel.plan` finds a fit with its margin. If training all weights does not
     fit, adapters are trained. Adapters, and the few prompts of a CPU, get ten times the learning rate. Later changes on the
-    command line are not planned again. `taught`: whether the model is taught by its model in `TEACHERS`.
-
-    Raises:
-      ValueError: unknown variants, and models that do not fit the machine even then.
+    command line are not planned again. `taught`: whether the model is taught by its model in `TEACHERS`. Raises ValueError:
+    unknown variants, and models that do not fit the machine even then.
     """
     model, machine = parse(variant)
     (device, count), (row, c.model.path) = machine_of(machine), PUBLISHED[model]

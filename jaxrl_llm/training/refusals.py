@@ -1,5 +1,4 @@
 """Refusals before the first step of a run: methods and settings that are incompatible."""
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

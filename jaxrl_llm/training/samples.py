@@ -1,5 +1,4 @@
 """The policy's completions at a step: a page for people and JSON lines for tools."""
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,18 +10,10 @@ from jaxrl_llm.visible import visible
 TOKENS_PER_PAGE = 20_000  # later completions have a text but no numbers per token, which would make pages huge
 
 
-def write_samples(
-    workdir: str | Path,
-    step: int,
-    prompts: Sequence[str],
-    answers: Sequence[str],
-    completions: Sequence[Sequence[str]],
-    rewards: Sequence[Sequence[float]],
-    components: Sequence[Sequence[dict[str, float]]],
-    lengths: Sequence[Sequence[int]],
-    stop_reasons: Sequence[Sequence[str]],
-    tokens: Sequence[Sequence[dict[str, list]]] | None = None,
-) -> Path:
+def write_samples(workdir: str | Path, step: int, prompts: Sequence[str], answers: Sequence[str],
+                  completions: Sequence[Sequence[str]], rewards: Sequence[Sequence[float]],
+                  components: Sequence[Sequence[dict[str, float]]], lengths: Sequence[Sequence[int]],
+                  stop_reasons: Sequence[Sequence[str]], tokens: Sequence[Sequence[dict[str, list]]] | None = None) -> Path:
     """Writes samples/step_000010.txt and its .jsonl twin (one line per completion); returns the path of the page.
 
     prompts, answers: [P] texts. completions, rewards, components (name -> value), lengths (tokens, stop token
@@ -63,9 +54,8 @@ def _fields(text: str, reward: float, parts: dict[str, float], length: int, reas
             "length": int(length), "stop_reason": reason}
 
 
-def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int],
-              spell: Callable[[Sequence[Sequence[int]]], list[str]], numbers: Mapping[str, np.ndarray]
-              ) -> list[dict[str, list]]:
+def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int], spell: Callable[[Sequence[Sequence[int]]], list[str]],
+              numbers: Mapping[str, np.ndarray]) -> list[dict[str, list]]:
     """For each completion {"tokens": its spellings, name: its numbers, ...}, up to `TOKENS_PER_PAGE` tokens.
 
     tokens: i32[N, T], with the first `ends` [N] real; spell: texts of rows of ids; numbers: name -> f32[N, T], used for the

@@ -6,20 +6,10 @@ import jax
 import numpy as np
 
 from jaxrl_llm import parallel
+from jaxrl_llm.generation.stopping import StopSearch
 from jaxrl_llm.rewards import ByTask, Combined, Scores
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.tasks.base import Problem
-
-
-def cut_at_stop_strings(rows: Sequence[np.ndarray], tokenizer, stop_strings: Sequence[str]) -> np.ndarray:
-    """i64[N]: the tokens to keep of rows that contain a stop string, through the one that completes it."""
-    low, high = np.ones(len(rows), np.int64), np.array([len(row) for row in rows], np.int64)
-    while (low < high).any():
-        middle = (low + high) // 2
-        texts = tokenizer.decode_batch([row[:n] for row, n in zip(rows, middle)])
-        reached = np.array([any(stop in text for stop in stop_strings) for text in texts])
-        low, high = np.where(reached, low, middle + 1), np.where(reached, middle, high)
-    return low
 
 
 def cut_and_spelled(rows: Sequence[np.ndarray], tokenizer, stop_strings: Sequence[str] = ()
@@ -27,8 +17,8 @@ def cut_and_spelled(rows: Sequence[np.ndarray], tokenizer, stop_strings: Sequenc
     """`(tokens to keep i64[N], whether a stop string ended it bool[N], texts)` of rows, cut behind their first stop string."""
     kept, texts = np.array([len(row) for row in rows], np.int64), spelled(rows, tokenizer)
     hits = [i for i, text in enumerate(texts) if any(stop in text for stop in stop_strings)]
-    kept[hits] = cut_at_stop_strings([rows[i] for i in hits], tokenizer, stop_strings)
     for i in hits:
+        kept[i] = StopSearch((), stop_strings, tokenizer).feed(rows[i].tolist())
         texts[i] = through_stop_string(texts[i], stop_strings)
     return kept, np.isin(np.arange(len(rows)), hits), texts
 

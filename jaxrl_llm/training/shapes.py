@@ -58,8 +58,7 @@ def unpadded(prompt_tokens: int, tokens: int, group: int, groups: int, most: int
     sizes for numbers of rows have priority: they save attention and prompts.
     """
     lengths = [tuple(sorted({-(-tokens // 2**n) for n in range(count)})) for count in ((1, 2, 3) if groups == 1 else (1,))]
-    return _best(prompt_tokens, [(one, (QUARTERS - 1,) * (len(one) - 1) + (1,)) for one in lengths], group, groups,
-                 most)
+    return _best(prompt_tokens, [(one, (QUARTERS - 1,) * (len(one) - 1) + (1,)) for one in lengths], group, groups, most)
 
 
 def _best(prompt_tokens: int, lengths, group: int, groups: int, most: int) -> Ladders:

@@ -165,8 +165,7 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
 
     def add_part(carry, inputs):
         part, advantage = inputs
-        outputs, pull_back, entropies = jax.vjp(
-            lambda tree: forward(policy, *place(tree), part), state.trainable, has_aux=True)
+        outputs, pull_back, entropies = jax.vjp(lambda tree: forward(policy, *place(tree), part), state.trainable, has_aux=True)
         def loss(outputs):
             return terms(outputs, entropies, part, advantage, state.objective_state)
         (_, (metrics, objective_state)), cotangents = jax.value_and_grad(loss, has_aux=True)(outputs)
@@ -192,8 +191,7 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
         seen = rollouts.replace(**fixed)
         advantages, estimator_state = estimator.update(seen, state.estimator_state)
         own = {} if estimator.metrics is None else estimator.metrics(seen, advantages, state.estimator_state)
-        value, (metrics, objective_state) = loss_terms(
-            objective, logprobs, entropies, seen, advantages, state.objective_state)
+        value, (metrics, objective_state) = loss_terms(objective, logprobs, entropies, seen, advantages, state.objective_state)
         return value, (metrics | own | {"advantages": advantages}, objective_state, estimator_state)
 
     (_, (*aux, estimator_state)), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
@@ -231,15 +229,12 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
     The new state is sharded over the policy's mesh by the partition table, like the old one: otherwise the compiler might
     choose other layouts of the outputs, and the next call would recompile.
 
-    The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not
-    finite leaves weights and optimiser unchanged and is counted in `state.skipped`. An update without any gradient (all
-    advantages 0, nothing kept) also changes nothing, without being counted: momentum and weight decay alone must not move
-    the weights.
-    `rate` f32[] is a factor of the schedule's learning rate, to which every optimiser of `training.optimizers` is proportional.
-    `balance` is the weight of the balancing loss of experts, see `training.balance`.
-
-    Raises:
-      ValueError: at trace time, if `micro_batches` does not divide the prompts of a mini-batch.
+    The gradient is scaled to `clip_norm` if its global norm is larger. An update with a loss or gradient that is not finite
+    leaves weights and optimiser unchanged and is counted in `state.skipped`. An update without any gradient (all advantages 0,
+    nothing kept) also changes nothing, without being counted: momentum and weight decay alone must not move the weights. `rate`
+    f32[] is a factor of the schedule's learning rate, to which every optimiser of `training.optimizers` is proportional.
+    `balance` is the weight of the balancing loss of experts, see `training.balance`. Raises ValueError: at trace time, if
+    `micro_batches` does not divide the prompts of a mini-batch.
     """
 
     def update(state: TrainState, rollouts: Rollouts, advantages: jax.Array, rate: jax.Array | None = None):

@@ -1,5 +1,4 @@
 """The folder of one run: its configuration, and whether a new process may start or continue it."""
-
 import contextlib
 import datetime
 import importlib.metadata
@@ -20,6 +19,7 @@ from jaxrl_llm import files, parallel
 from jaxrl_llm.files import expanded
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import own_code
+from jaxrl_llm.training.lock import writing
 
 SCHEMA_VERSION = 2
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
@@ -46,24 +46,17 @@ class Workdir(NamedTuple):
     def record(self) -> None:
         """Writes the configuration (config.json; an older one is kept) and the software versions (environment.json)."""
         path = self.path
-        try:
+        with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             if self.changes:
                 warnings.warn(
-                    f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2
-                )
+                    f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2)
                 earlier = files.read_object(path, "config.json")
                 _write_json(path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json", earlier)
             if self.changes or not (path / "config.json").exists():  # replaced in one piece: a full disk leaves the old one
                 _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
             starts = starts_of(path) + [describe_environment()]
             _write_json(path / "environment.json", {"starts": starts})
-        except OSError as error:
-            raise type(error)(
-                error.errno,
-                f"cannot write to workdir {path}: {error.strerror}; check its permissions and free "
-                "space, or choose another --workdir",
-            ) from error
 
 
 def folder_of(path: str | Path) -> Path:
@@ -94,23 +87,17 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
     resolved = resolve_config(config)
     has_checkpoints = bool(checkpoint_steps(path / "checkpoints"))
     if resume is True and not has_checkpoints:
-        raise FileNotFoundError(
-            f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir"
-        )
+        raise FileNotFoundError(f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir")
     stored = read_config(path / "config.json")
     if stored is not None and has_checkpoints and resume:
         _check_scale(path, stored, resolved)
     changes = [] if stored is None else config_changes(stored, resolved)
     if changes and resume is not True:
-        raise ValueError(
-            f"{path} belongs to a run of another configuration ({_list(changes)}). Choose another --workdir"
-            + (", or continue that run with the new values: --resume" if has_checkpoints else " or delete it")
-        )
+        raise ValueError(f"{path} belongs to a run of another configuration ({_list(changes)}). Choose another --workdir"
+                         + (", or continue that run with the new values: --resume" if has_checkpoints else " or delete it"))
     if has_checkpoints and resume is False:
-        raise FileExistsError(
-            f"{path} holds checkpoints of this configuration; continue with --resume, "
-            "start afresh in another --workdir, or delete the folder"
-        )
+        raise FileExistsError(f"{path} holds checkpoints of this configuration; continue with --resume, "
+                              "start afresh in another --workdir, or delete the folder")
     return Workdir(path, has_checkpoints, resolved, changes, stored)
 
 
@@ -141,10 +128,8 @@ def resolve_config(config: ml_collections.ConfigDict) -> dict[str, Any]:
         try:
             json.dumps(value)
         except TypeError:
-            raise TypeError(
-                f"config.{key} is a {type(value).__name__} ({value!r}); configurations hold numbers, strings, "
-                "booleans, None, lists and dicts: name the thing by a string"
-            ) from None
+            raise TypeError(f"config.{key} is a {type(value).__name__} ({value!r}); configurations hold numbers, strings, "
+                            "booleans, None, lists and dicts: name the thing by a string") from None
     return json.loads(json.dumps(plain, sort_keys=True))
 
 
@@ -155,11 +140,9 @@ def config_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     def show(values: dict[str, Any], key: str) -> str:
         return json.dumps(values[key]) if key in values else "(absent)"
 
-    return [
-        f"{key}: {show(old, key)} -> {show(new, key)}"
-        for key in sorted(old.keys() | new.keys())
-        if show(old, key) != show(new, key)
-    ]
+    return [f"{key}: {show(old, key)} -> {show(new, key)}"
+            for key in sorted(old.keys() | new.keys())
+            if show(old, key) != show(new, key)]
 
 
 def stored_config(folder: Path) -> ml_collections.ConfigDict:
@@ -242,8 +225,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
     if version not in (1, SCHEMA_VERSION):
         raise ValueError(
             f"{path} has schema version {version}, this release reads 1 and {SCHEMA_VERSION}; use the release that "
-            "wrote it (environment.json beside it) or choose another --workdir"
-        )
+            "wrote it (environment.json beside it) or choose another --workdir")
     return _current(version, config)
 
 

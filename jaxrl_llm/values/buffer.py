@@ -39,10 +39,8 @@ def empty(capacity: int, row: Any) -> Buffer:
 def append(buffer: Buffer, rows: Any, valid: Array) -> Buffer:
     """Adds the valid rows (`valid bool[P, G]`, leaves `[P, G, ...]`), prompt after prompt, and evicts whole old groups.
 
-    A group that loses a row loses all of them; of a batch larger than the buffer, the last complete groups stay.
-
-    Raises:
-      ValueError: at trace time, when one group could not fit.
+    A group that loses a row loses all of them; of a batch larger than the buffer, the last complete groups stay. Raises
+    ValueError: at trace time, when one group could not fit.
     """
     (P, G), N = valid.shape, buffer.group.shape[0]
     if G > N:
@@ -59,7 +57,6 @@ def append(buffer: Buffer, rows: Any, valid: Array) -> Buffer:
     evicted = jnp.max(jnp.where(overwritten, buffer.group, -1))
     group = jnp.where(buffer.group > evicted, buffer.group, -1)
     def write(old, new):
-        return old.at[slot].set(
-            new.reshape(P * G, *new.shape[2:]).astype(old.dtype), mode="drop")
+        return old.at[slot].set(new.reshape(P * G, *new.shape[2:]).astype(old.dtype), mode="drop")
     return Buffer(jax.tree.map(write, buffer.rows, rows), write(group, jnp.broadcast_to(serial[:, None], (P, G))),
                   (buffer.cursor + count) % N, buffer.seen + jnp.sum(sizes > 0, dtype=jnp.int32))

@@ -1,5 +1,4 @@
 """A frozen text encoder for V0: the hidden states of any model that `jaxrl_llm.models.weights` reads, embedding models too."""
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -31,10 +31,8 @@ def feature_size(hidden_size: int) -> int:
 def layer_index(layer: int | float, num_layers: int) -> int:
     """Index from 0 of the block whose output is read: an index (negative from the end), or a float, a share of the depth.
 
-    A share f means that round(f L) blocks are applied, at least one: 0.55 of 36 blocks is block 19.
-
-    Raises:
-      ValueError: there is no such block.
+    A share f means that round(f L) blocks are applied, at least one: 0.55 of 36 blocks is block 19. Raises ValueError: there is
+    no such block.
     """
     if isinstance(layer, float):
         if not 0 < layer <= 1:

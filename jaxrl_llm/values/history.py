@@ -1,5 +1,4 @@
 """Recorded histories (policy, step, prompt, outcome), on which V0 is trained and measured; stored as ArrayRecord by TFDS."""
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path

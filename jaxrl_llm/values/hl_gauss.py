@@ -35,13 +35,6 @@ def histogram(targets: Array, borders: Array, *, ratio: float = 0.75) -> Array:
     return (mass[:, 1:] - mass[:, :-1]) / (mass[:, -1:] - mass[:, :1])
 
 
-def two_hot(targets: Array, borders: Array) -> Array:
-    """The two bins around each target share its mass so that the mean is exact between the outer centres, `[N, m]`."""
-    middle = centres(borders)
-    place = (jnp.clip(targets, middle[0], middle[-1]) - middle[0]) / (middle[1] - middle[0])
-    return jnp.maximum(0.0, 1.0 - jnp.abs(place[:, None] - jnp.arange(middle.shape[0])[None, :]))
-
-
 def cross_entropy(logits: Array, histograms: Array, weights: Array) -> Array:
     """`sum_n w_n (-sum_i q_ni log softmax(logits_n)_i) / sum_n w_n`; `histograms` carry no gradient."""
     each = -jnp.sum(jax.lax.stop_gradient(histograms) * jax.nn.log_softmax(logits, axis=-1), axis=-1)

@@ -3,7 +3,6 @@
 All read a context of N prompts, features f32[N, F], outcomes f32[N] in [0, 1] and mask bool[N] (False: padding), and give
 f32[Q], probabilities of success on queries f32[Q, F]. An empty context gives 0.5. Jit, and vmap over policies.
 """
-
 import jax
 import jax.numpy as jnp
 from jax import Array

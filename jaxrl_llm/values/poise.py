@@ -50,8 +50,7 @@ def poise(*, feature_size: int, capacity: int = 4096, first_fit: int = 8, probe:
       capacity: rows of the sliding window; the oldest prompts are evicted as whole groups.
       first_fit: batches to wait before the first fit.
       probe, ensemble, alpha, components, low, high: see `probe.make`; `components` are for prompt and completion states.
-    Raises:
-      ValueError: see `probe.make`; sizes that do not fit two states and three entropies.
+    Raises ValueError: see `probe.make`; sizes that do not fit two states and three entropies.
     """
     if feature_size < 5 or feature_size % 2 == 0:
         raise ValueError(f"feature_size={feature_size}; it is 2 D + 3 for states of width D, see values.features.phi")

@@ -54,8 +54,7 @@ def make(name: str | Sequence[str] = "ridge", *, sizes: tuple[int, ...], alpha: 
         they were not fitted to.
       components: principal components kept of the first blocks; None keeps all columns.
       low, high: range of the values; predictions are clipped to it.
-    Raises:
-      ValueError: unknown names, alpha not positive, an empty range, more numbers in `components` than blocks.
+    Raises ValueError: unknown names, alpha not positive, an empty range, more numbers in `components` than blocks.
     """
     names = (name,) if isinstance(name, str) else tuple(name)
     makers = {"ridge": _ridge, "sigmoid_bce": _sigmoid_bce, "mlp": _mlp, "hl_gauss": _hl_gauss}

@@ -1,5 +1,4 @@
 """Which policy of a fleet answers a prompt, for predicted success and known cost (decomposed form of arXiv 2602.03584)."""
-
 from typing import NamedTuple
 
 import jax.numpy as jnp

@@ -7,7 +7,6 @@ The paper's head is a published tabular model; ours is a small transformer of th
 classification tasks (`v0_prior`): rows are tokens, and every row sees the rows of the context only, so queries do not see
 each other. Rows have no order.
 """
-
 import dataclasses
 import json
 from pathlib import Path
@@ -172,8 +171,7 @@ def save(path: str | Path, model: V0, params) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     def fields(module):
-        return {f.name: getattr(module, f.name) for f in dataclasses.fields(module)
-                                 if f.name not in ("parent", "name")}
+        return {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.name not in ("parent", "name")}
     sizes = {"head": fields(model.head), "adapter": model.adapter and fields(model.adapter), "states": model.states}
     arrays = {name: np.asarray(x, np.float16) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
     with path.open("wb") as file:

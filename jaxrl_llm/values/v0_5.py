@@ -8,7 +8,6 @@ The prior is any guess of the mean reward of a prompt: V0, a probe of the prompt
 prompt's earlier rewards. `variance` is a bound on the variance of one reward, `((max - min) / 2)^2`: 1/4 for rewards in
 {0, 1}, 1 for -1 and 1. It is not estimated from the rollouts, which are too few.
 """
-
 from typing import NamedTuple
 
 import jax

@@ -4,7 +4,6 @@ A task is one policy: prompts have a few latent traits, shown through F noisy fe
 function of the traits; each context prompt was tried a few times. A head that predicts such tasks well does Bayesian
 inference under this prior in one forward pass. Drawn on the host, a few random matrices per task, while the device is busy.
 """
-
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,8 @@ TRIES = (1, 1, 4, 8, 16)  # rollouts per context prompt, one of these for a whol
 
 class Tasks(NamedTuple):
     """B tasks: contexts `features` f32[B, N, F], `outcomes` f32[B, N], `mask` bool[B, N]; `queries` f32[B, Q, F] and their
-    true `success` f32[B, Q]."""
+    true `success` f32[B, Q].
+    """
 
     features: np.ndarray
     outcomes: np.ndarray

@@ -1,5 +1,4 @@
 """Training of V0: the head on the synthetic prior, then the adapter on recorded histories (arXiv 2602.03584)."""
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

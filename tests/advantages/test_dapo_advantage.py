@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.advantages.dapo import overlong_penalty
 from jaxrl_llm.control import dynamic_sampling
+from jaxrl_llm.rewards.length import soft_overlong
 from jaxrl_llm.rollouts import from_lists
 
 ACCURACY = np.array([[1.0, 0], [1, 1], [0, 1]])
@@ -15,27 +15,26 @@ LENGTHS = [[18, 10], [5, 5], [20, 22]]
 
 def test_penalty_at_full_scale():
     lengths = jnp.array([10, 16384, 16385, 18432, 20480, 30000])
-    penalty = overlong_penalty(lengths, max_len=20480, cache_len=4096)
+    penalty = soft_overlong(20480, 4096)(lengths)
     np.testing.assert_allclose(penalty, [0, 0, -2.441406e-4, -0.5, -1, -1], rtol=1e-6)
 
 
 def test_released_penalty_continues_beyond_the_budget():
     lengths = jnp.array([16, 18, 20, 22, 24])
     for variant, beyond in (("paper", [-2, -2]), ("code", [-3, -4])):
-        penalty = overlong_penalty(lengths, max_len=20, cache_len=4, factor=2.0, variant=variant)
+        penalty = soft_overlong(20, 4, 2.0, variant)(lengths)
         np.testing.assert_allclose(penalty, [0, -1, -2, *beyond])
     rollouts = from_lists([[1, 1, 0]], lengths=[[24, 16, 16]])
-    for slug, hyper, shaped in (("dapo_overlong", {}, [0, 1, 0]), ("dapo", {}, [0, 1, 0]),
-                                ("dapo_overlong", {"variant": "code"}, [-1, 1, 0])):
-        values, _ = advantages.make(slug, max_len=20, cache_len=4, **hyper).update(rollouts, ())
+    for hyper, shaped in (({}, [0, 1, 0]), ({"variant": "code"}, [-1, 1, 0])):
+        values, _ = advantages.make("dapo", max_len=20, cache_len=4, **hyper).update(rollouts, ())
         expected = (shaped - np.mean(shaped)) / (np.std(shaped, ddof=1) + 1e-6)
         np.testing.assert_allclose(values[0, :, 0], expected, rtol=1e-5)
     with pytest.raises(ValueError, match="Allowed: code, paper"):
-        advantages.make("dapo_overlong", variant="soft")
+        advantages.make("dapo", variant="soft")
 
 
 def test_worked_example():
-    penalty = overlong_penalty(jnp.array(LENGTHS), max_len=20, cache_len=4)
+    penalty = soft_overlong(20, 4)(jnp.array(LENGTHS))
     np.testing.assert_array_equal(2 * ACCURACY - 1 + np.asarray(penalty), [[0.5, -1], [1, 1], [-2, 0]])
     rollouts = from_lists((2 * ACCURACY - 1).tolist(), lengths=LENGTHS)
     values, _ = advantages.make("dapo", max_len=20, cache_len=4).update(rollouts, ())
@@ -46,7 +45,7 @@ def test_default_cache_is_a_fifth_of_the_budget():
     rollouts = from_lists([[1, 1]], lengths=[[9, 10]])
     (given, _), (default, _) = (advantages.make("dapo", max_len=10, **kw).update(rollouts, ()) for kw in ({"cache_len": 2}, {}))
     assert np.array_equal(given, default) and values_differ(default)
-    with pytest.raises(ValueError, match="cache_len=11"):
+    with pytest.raises(ValueError, match="cache=11, max_length=10"):
         advantages.make("dapo", max_len=10, cache_len=11)
 
 

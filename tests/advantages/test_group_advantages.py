@@ -8,8 +8,7 @@ import pytest
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.ace import punish_confidence
 from jaxrl_llm.advantages.ettrl_ear import confidence
-from jaxrl_llm.advantages.fapo import judge_reward
-from jaxrl_llm.advantages.ttrl import label_metrics, majority
+from jaxrl_llm.advantages.ttrl import majority
 from jaxrl_llm.advantages.xrpo_advantage import relative_likelihood, sharpen
 from jaxrl_llm.control.mc_grpo import lower_median, without_pivot
 from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists
@@ -211,13 +210,8 @@ def test_fapo_adds_the_overlong_penalty_to_the_shaped_reward():
     rollouts = from_lists([[1, 1, 0]], [[2, 3, 4]]).replace(extras={"flawed": jnp.array([[True, False, False]])})
     close(per_rollout("fapo", rollouts, max_len=4)[0], z([0, 0.5, -2]), rtol=1e-5)
     close(per_rollout("fapo", rollouts, max_len=4, cache_len=1)[0], z([0, 1, -2]), rtol=1e-5)
-    with pytest.raises(ValueError, match="cache_len=9"):
+    with pytest.raises(ValueError, match="cache=9, max_length=4"):
         advantages.make("fapo", max_len=4, cache_len=9)
-
-
-def test_judge_reward():
-    predicted, truth = jnp.array([2, -1, 5, -1, 8, -7, 3]), jnp.array([3, 3, -1, -1, 3, -1, 3])
-    close(judge_reward(predicted, truth, jnp.full(7, 8)), [0.875, -1, -1, 1, -1, -1, 1])
 
 
 # XRPO
@@ -354,8 +348,6 @@ def test_ttrl_worked_example():
     label, share = majority(VOTES, valid)
     assert np.array_equal(label, [7, 5])
     close(share, [0.4, 0.6])
-    metrics = label_metrics(VOTES, jnp.array([3, 5]), valid)
-    close([metrics["label_accuracy"], metrics["reward_accuracy"], metrics["majority_share"]], [0.5, 0.6, 0.5])
     rollouts = from_lists(np.zeros((2, 5))).replace(extras={"answers": VOTES})
     close(per_rollout("ttrl", rollouts), [z([1, 0, 0, 1, 0]), z([1, 1, 1, 0, 0])], rtol=1e-5)
 

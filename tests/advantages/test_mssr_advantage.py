@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.advantages.mssr import retention, warm_start
+from jaxrl_llm.advantages.mssr import retention
 from jaxrl_llm.rollouts import Rollouts
 
 close = np.testing.assert_allclose
@@ -94,13 +94,6 @@ def test_sampled_entropy_is_minus_p_log_p():
     close(estimator.update(rollouts, estimator.init())[0][:, 0, 0], np.array([-1, 1]) + 0.4 * np.exp(-1), rtol=1e-6)
     with pytest.raises(ValueError, match="entropies"):
         advantages.make("mssr", num_prompts=2).update(rollouts, estimator.init())
-
-
-def test_warm_start_sets_the_baseline():
-    estimator = advantages.make("mssr", num_prompts=3, entropy_coef=0.0)
-    state = warm_start(estimator.init(), jnp.array([2]), jnp.array([0.25]))
-    close([state.successes[2], state.failures[2], state.ids[2]], [2, 6, 2])
-    close(estimator.update(single([2], [1], [0.0], [[0.0]]), state)[0][0, 0], [0.75])
 
 
 def test_a_batch_without_rollouts_does_not_change_the_tracker():

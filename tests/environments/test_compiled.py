@@ -195,6 +195,7 @@ def test_ways():
 # --- with the packages ----------------------------------------------------------------------------------------------------
 
 
+GYMNAX = "gymnax is the extra of that name, which takes no jax 0.12"
 STILL = {"settings": {"is_slippery": False}}
 PLAYED = [("pgx_game", {"game": "tic_tac_toe"}), ("gymnax_game", {"game": "FrozenLake-misc"}),
           ("jumanji_game", {"game": "Maze-v0"})]
@@ -207,7 +208,7 @@ MORE = [*(("pgx_game", {"game": game}) for game in ("connect_four", "othello", "
 @pytest.mark.slow
 @pytest.mark.parametrize("name, options", [*PLAYED, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE)])
 def test_games_of_packages_play_alike_alone_and_together(name, options):
-    pytest.importorskip(name.removesuffix("_game"))
+    pytest.importorskip(name.removesuffix("_game"), reason=f"needs the extra of {name}")
     runner = make(target=name, options={**options, "turns": 12})
     turns_of = play(runner, 12)
     for uid, turns in turns_of.items():
@@ -313,7 +314,7 @@ def test_the_return_of_2048_is_its_largest_tile():
 
 
 def test_a_walk_over_the_ice():
-    pytest.importorskip("gymnax")
+    pytest.importorskip("gymnax", reason=GYMNAX)
     environment = environments.make("gymnax_game", **STILL, brief=True)
     state, opening = base.begin(environment, environment.task.train[0], 0)
     assert opening.messages[0]["content"] == "[S]FFF\nFHFH\nFFFH\nHFFG"
@@ -328,23 +329,24 @@ def test_a_walk_over_the_ice():
     ("pgx_game", {}), ("pgx_game", {"game": "2048", "turns": 20}), ("gymnax_game", STILL),
     ("gymnax_game", {"game": "Catch-bsuite"}), ("jumanji_game", {}), ("jumanji_game", {"game": "SlidingTilePuzzle-v0"})])
 def test_games_pass_the_audit(name, options, capsys):
-    pytest.importorskip(name.removesuffix("_game"))
+    pytest.importorskip(name.removesuffix("_game"), reason=f"needs the extra of {name}")
     assert audit.main([name, f"--options={json.dumps(options)}", "--trajectories=4"]) == 0, capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["pgx_game", "gymnax_game", "jumanji_game"])
-def test_unplayable_games_are_named(name, monkeypatch):
+@pytest.mark.parametrize("name, extra", [("pgx_game", "environments"), ("gymnax_game", "gymnax"),
+                                         ("jumanji_game", "environments")])
+def test_unplayable_games_are_named(name, extra, monkeypatch):
     package = name.removesuffix("_game")
     with pytest.raises(ValueError, match=f"Unknown game of {package} 'go'"):
         environments.make(name, game="go")
     with monkeypatch.context() as patch:
         patch.setitem(__import__("sys").modules, package, None)
-        with pytest.raises(ValueError, match=rf"needs the package {package}, .*pip install 'jaxrl_llm\[environments\]'"):
+        with pytest.raises(ValueError, match=rf"needs the package {package}, .*pip install 'jaxrl_llm\[{extra}\]'"):
             environments.make(name)
 
 
 def test_settings_that_games_do_not_have():
-    pytest.importorskip("gymnax")
+    pytest.importorskip("gymnax", reason=GYMNAX)
     with pytest.raises(ValueError, match="FrozenLake-misc with .*'ice'.*its params are max_steps_in_episode"):
         environments.make("gymnax_game", params={"ice": 1})
     with pytest.raises(ValueError, match="FrozenLake-misc with settings={'ice': 1}"):

@@ -13,8 +13,6 @@ Y = np.array([[15, 3], [15, 4], [25, 4]]) / [40, 10]
 def test_aggregates_of_a_worked_example():
     assert comparison.iqm(X) == 0.5375
     assert X.mean() == 0.575
-    assert comparison.optimality_gap(X) == pytest.approx(0.425, abs=1e-15)
-    np.testing.assert_array_equal(comparison.performance_profile(X, [0, 0.25, 0.5, 0.75]), [1, 0.875, 0.375, 0.25])
     assert comparison.probability_of_improvement(X.T, Y.T) == 0.6875
 
 

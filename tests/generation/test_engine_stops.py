@@ -1,11 +1,9 @@
 """Stop strings end rows of the engine, wherever tokens and chunks end."""
-import numpy as np
 import pytest
 from engines import T, drain, engine, plain, prompts, request, scanned
 
 from jaxrl_llm.generation.stopping import StopSearch
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
-from jaxrl_llm.training.scoring import cut_at_stop_strings
 
 
 def test_stop_sequences_end_rows_and_nothing_behind_them_is_kept():
@@ -142,4 +140,4 @@ def test_texts_are_found_in_pieces_where_they_are_found_in_the_whole(stop, size)
     if stop == "nowhere":
         assert found is None
     else:
-        assert found == cut_at_stop_strings([np.asarray(tokens)], tokenizer, (stop,))[0]
+        assert found == next(n for n in range(1, len(tokens)) if stop in tokenizer.decode(tokens[:n]))

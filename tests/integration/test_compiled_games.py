@@ -52,6 +52,6 @@ def test_a_resumed_run_is_the_same_run(straight, tmp_path):
     ("jumanji", {**LAKE, "environment": "jumanji_game(brief=True, size=3)"})])
 def test_games_of_packages(package, changes, tmp_path):
     """Self-play, and warm-ups by oracles."""
-    pytest.importorskip(package)
+    pytest.importorskip(package, reason=f"games of {package} are in an extra")
     loop.train(chatter.get_config(**changes), tmp_path)
     assert run_files.lines(tmp_path)[-1]["step"] == 3

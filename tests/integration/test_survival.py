@@ -46,9 +46,9 @@ def start(workdir: Path, changes: dict) -> subprocess.Popen:
 
 @pytest.mark.slow
 def test_what_interruptions_cost_is_measured():
-    done = subprocess.run([sys.executable, "experiments/checkpoint_times.py", f"--config={tiny_config.__file__}", "--saves=1",
-                           f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"], capture_output=True, text=True,
-                          cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    done = subprocess.run([sys.executable, "experiments/benchmark.py", "checkpoints", f"--config={tiny_config.__file__}",
+                           "--saves=1", f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"],
+                          capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-3000:]
     facts = {line[:30].strip(): float(line[30:].replace(",", "")) for line in done.stdout.splitlines()}
     assert len(facts) == 8 and all(number > 0 for number in facts.values())

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, objectives
+from jaxrl_llm import advantages, methods, objectives
 from jaxrl_llm.objectives.areal_decoupled_ppo import interpolated_logprobs
 from jaxrl_llm.objectives.bapo import candidates
 from jaxrl_llm.rollouts import from_lists, pad_lists
@@ -72,7 +72,8 @@ def test_scalerl_from_rewards_to_gradient():
     values, _ = advantages.make("scalerl").update(ROLLOUTS, ())
     np.testing.assert_allclose(values[0, :, 0], [0.999998, -0.999998], rtol=1e-6)
     advantage = [list(np.asarray(values)[0, 0]), list(np.asarray(values)[0, 1, :2])]
-    expect("scalerl", 0.153029342, [-0.299999, -0.176, -0.25, 0.125, 0.12], advantage=advantage)
+    expect("cispo", 0.153029342, [-0.299999, -0.176, -0.25, 0.125, 0.12], advantage=advantage,
+           **methods.get("scalerl").objective[1])
 
 
 def test_llamarl():
@@ -82,8 +83,9 @@ def test_llamarl():
     values, _ = advantages.make("dr_grpo").update(rollouts, ())
     options = dict(advantage=[list(values[0, 0]), list(values[0, 1, :2])], rollouts=rollouts, new=policies[1])
     slope = np.array([-1, -0.25, -0.125, 0.125, 0.25])
-    expect("llamarl", -0.0566122702, slope, **options)
-    expect("llamarl", -0.0226449081, 0.4 * slope, aggregation="token_mean", **options)
+    hyper = methods.get("llamarl").objective[1]
+    expect("cispo", -0.0566122702, slope, **options, **hyper)
+    expect("cispo", -0.0226449081, 0.4 * slope, **options, **hyper | {"aggregation": "token_mean"})
 
 
 def test_minpro():

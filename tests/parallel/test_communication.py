@@ -235,7 +235,7 @@ def test_weights_are_laid_out_for_sampling_with_the_least_communication(eight):
 
 
 def command(*options: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "experiments/communication.py", "--model=smollm2_135m", *options],
+    return subprocess.run([sys.executable, "experiments/benchmark.py", "communication", "--model=smollm2_135m", *options],
                           capture_output=True, text=True, cwd=job.ROOT)
 
 

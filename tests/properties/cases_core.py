@@ -10,7 +10,8 @@ LENGTH = {"equal": "rewards are equal before the penalty for long answers, not a
 ESTIMATORS = {
     "grpo": [Case(), Case({"singleton": "raw"})],
     "rloo": [Case(), Case({"singleton": "raw"})],
-    "dapo": [Case({"max_len": 6, "cache_len": 4}, exempt=LENGTH)],
+    "dapo": [Case({"max_len": 6, "cache_len": 4}, exempt=LENGTH),
+             Case({"max_len": 4, "cache_len": 2, "variant": "code"}, exempt=LENGTH)],
     "reinforce": [
         Case(exempt=UNCENTRED),
         Case({"variant": "batch_mean"}),

@@ -77,9 +77,6 @@ ESTIMATORS = {
         Case({"max_len": 40, "ngram": 3, "penalty": -0.5, "only_start": True, "kl_coef": 0.0}, inputs=repetitive,
              exempt=NEIGHBOURS),
     ],
-    "dapo_overlong": [
-        Case({"max_len": 4, "cache_len": 2, "variant": "code"}, exempt={"equal": "lengths are punished after that"})
-    ],
     "swe_rl_reward": [Case(), Case({"variant": "discrete"})],
     "reinforce_rej": [Case(), Case({"variant": "raw"}), Case({"variant": "raft_pp"})],
     "vcpo": [

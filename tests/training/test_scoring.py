@@ -10,7 +10,7 @@ from jaxrl_llm import rewards
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.one_turn import OneTurn
-from jaxrl_llm.training.scoring import cut_and_spelled, cut_at_stop_strings
+from jaxrl_llm.training.scoring import cut_and_spelled
 from jaxrl_llm.training.trajectory import Trajectory
 
 
@@ -36,7 +36,7 @@ def test_stop_strings_cut_tokens_and_text_behind_them(text, stops, kept, wanted)
 
 def test_a_stop_string_that_no_byte_prefix_decodes_early():
     rows = [np.array(list(text.encode())) for text in ("ab→c", "→", "aaaa→")]
-    assert cut_at_stop_strings(rows, BYTES, ["→"]).tolist() == [5, 3, 7]  # all three bytes of the arrow stay
+    assert cut_and_spelled(rows, BYTES, ["→"])[0].tolist() == [5, 3, 7]  # all three bytes of the arrow stay
 
 
 def test_decoding_leaves_the_given_completions_alone():

@@ -30,11 +30,6 @@ def test_loss_value_and_gradient():
     assert hl_gauss.cross_entropy(*two, jnp.zeros(2)) == 0
 
 
-def test_two_hot():
-    result = hl_gauss.two_hot(jnp.array([0.62, 0.0, 1.0, 0.3]), BORDERS)
-    np.testing.assert_allclose(result, [[0, 0, .4, .6, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 1, 0, 0, 0]], atol=1e-6)
-
-
 def test_margins_keep_the_mean_of_targets_at_the_ends():
     borders = hl_gauss.widened(0.0, 1.0, 51)
     np.testing.assert_allclose([borders[2], borders[-3]], [0, 1], atol=1e-6)

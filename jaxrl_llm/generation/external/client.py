@@ -78,8 +78,7 @@ class Client:
         """A future with what `read` returns for the server's JSON answer, or for its text if that is not JSON.
 
         `read` raises `Garbled` if the request should be repeated, and another `ServerError` if repeating it cannot help. The
-        future raises that error, `Refusal`, or `Fault` when the deadline has passed. Cancelling the future cancels the
-        request.
+        future raises that error, `Refusal`, or `Fault` when the deadline has passed. Cancelling the future cancels the request.
 
         Args:
           deadline: seconds; None: the client's.

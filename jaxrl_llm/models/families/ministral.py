@@ -2,10 +2,5 @@
 from jaxrl_llm.models.families import mistral
 from jaxrl_llm.models.families.family import Family
 
-FAMILY = Family(
-    name="ministral",
-    architecture="MinistralForCausalLM",
-    title="Ministral",
-    defaults=mistral.FAMILY.defaults,
-    layer_types=True,
-)
+FAMILY = Family(name="ministral", architecture="MinistralForCausalLM", title="Ministral", defaults=mistral.FAMILY.defaults,
+                layer_types=True)

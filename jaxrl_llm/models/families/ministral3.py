@@ -11,5 +11,4 @@ FAMILY = Family(
     title="Ministral 3",
     defaults=mistral.FAMILY.defaults | {
         "vocab_size": 131_072, "num_hidden_layers": 34, "head_dim": 128, "max_position_embeddings": 262_144,
-        "rms_norm_eps": 1e-5, "sliding_window": None, "rope_parameters": lambda raw: None if "rope_scaling" in raw else _ROPE},
-)
+        "rms_norm_eps": 1e-5, "sliding_window": None, "rope_parameters": lambda raw: None if "rope_scaling" in raw else _ROPE})

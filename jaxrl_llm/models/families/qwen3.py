@@ -2,13 +2,6 @@
 from jaxrl_llm.models.families import qwen2
 from jaxrl_llm.models.families.family import ATTENTION_BIAS, Family, Gguf
 
-FAMILY = Family(
-    name="qwen3",
-    architecture="Qwen3ForCausalLM",
-    title="Qwen3",
-    defaults=qwen2.FAMILY.defaults | {"head_dim": 128},
-    keys=ATTENTION_BIAS,
-    fixed={"qk_norm": True},
-    layer_types=True,
-    gguf=Gguf("qwen3"),
-)
+FAMILY = Family(name="qwen3", architecture="Qwen3ForCausalLM", title="Qwen3",
+                defaults=qwen2.FAMILY.defaults | {"head_dim": 128}, keys=ATTENTION_BIAS, fixed={"qk_norm": True},
+                layer_types=True, gguf=Gguf("qwen3"))

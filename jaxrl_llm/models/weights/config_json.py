@@ -83,8 +83,7 @@ def _layer_types(family, raw, file) -> list[str]:
 def written(config: ModelConfig) -> dict:
     """The contents of `config.json`, with keys that older and current readers know.
 
-    Raises:
-      ValueError: the config has a feature that its family's format cannot state, and which would be lost silently.
+    Raises ValueError: the config has a feature that its family's format cannot state, and which would be lost silently.
     """
     family = families.by_name(config.family)
     described: dict[str, Any] = dict(architectures=[family.architecture], model_type=family.name, bos_token_id=None,

@@ -29,9 +29,8 @@ def save_hf(directory: str | Path, config: ModelConfig, params: Any, tokenizer_f
       shard_bytes: weights above this many bytes are split into shards with an index.
       stop_ids: all tokens that end a completion, written into config.json and generation_config.json beside what the latter
         has; empty: those of the copied files.
-    Raises:
-      ValueError: the config has a feature that its family's format cannot state; parameters do not fit the config;
-        `tokenizer_files_from` holds no tokenizer.
+    Raises ValueError: the config has a feature that its family's format cannot state; parameters do not fit the config;
+    `tokenizer_files_from` holds no tokenizer.
     """
     directory, source = Path(directory), None if tokenizer_files_from is None else Path(tokenizer_files_from)
     described = config_json.written(config) | {"torch_dtype": str(params["embed"].dtype)}

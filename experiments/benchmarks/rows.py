@@ -1,6 +1,6 @@
 """Seconds and peak memory of updates from one long packed row, at SmolLM2's widths.
 
-  python experiments/benchmark_rows.py [--length=8192] [--group=8] [--layers=2] [--updates=3]
+  python experiments/benchmark.py rows [--length=8192] [--group=8] [--layers=2] [--updates=3]
 
 The row holds a prompt of 512 tokens and a group of completions that fill it; one update is a forward pass, a backward pass and
 an optimiser step of all weights. Peak memory is that of the process, weights, gradients and both moments of AdamW included.

@@ -1,7 +1,8 @@
 """Bytes that each device sends in one update, from the program compiled for any number of devices, and their minimum.
 
-  python experiments/communication.py --model=qwen3_0.6b --devices=1,8,64,512 [--mesh="fsdp=8, tensor=2"] [--work="prompts=2"]
-  python experiments/communication.py --model=qwen3_0.6b --devices=8,4096 --platform=tpu --work="dtype=bfloat16"
+  python experiments/benchmark.py communication --model=qwen3_0.6b --devices=1,8,64,512
+      [--mesh="fsdp=8, tensor=2"] [--work="prompts=2"]
+  python experiments/benchmark.py communication --model=qwen3_0.6b --devices=8,4096 --platform=tpu --work="dtype=bfloat16"
 
 Nothing is run: no devices are needed. --platform=cpu compiles for up to 2048 virtual devices, --platform=tpu with the TPU's own
 compiler for v5p slices (pip install "jax[tpu]"). Each number of devices is compiled in a separate process.

@@ -1,6 +1,7 @@
 """The cost of interruptions: size and seconds of a checkpoint, and seconds from the start of a process to its first new step.
 
-  python experiments/checkpoint_times.py [--config=configs/arithmetic.py:smollm2] [--saves=5] [--config.prompts.per_step=4 ...]
+  python experiments/benchmark.py checkpoints [--config=configs/arithmetic.py:smollm2] [--saves=5]
+      [--config.prompts.per_step=4 ...]
 
 A run is stopped by SIGTERM after its second step, restarted, and stopped for good after its first new step. Its last
 checkpoint is then read and written again `--saves` times in one process; the table shows medians. File access uses the
@@ -30,7 +31,8 @@ def training(folder: Path, *options: str):
     given = [one for one in sys.argv[1:] if not one.startswith("--saves")]
     if not any(one.startswith("--config=") for one in given):
         given.insert(0, "--config=configs/arithmetic.py")
-    command = [sys.executable, str(Path(__file__).with_name("train.py")), *given, f"--workdir={folder}", "--config.steps=1000",
+    command = [sys.executable, str(Path(__file__).parents[1] / "train.py"), *given,
+               f"--workdir={folder}", "--config.steps=1000",
                "--config.eval.every=0", "--config.samples_every=0", "--config.checkpoint.every=0", *options]
     with (folder.parent / "log").open("w") as log, lifetime.start(command, stdout=log, stderr=log) as process:
         try:

@@ -1,6 +1,6 @@
 """Time and memory of every advantage estimator under jit, as a table.
 
-  python experiments/bench_estimators.py [--prompts=1024 --group=16 --tokens=1024] [--only=grpo,rloo] [--json=out.json]
+  python experiments/benchmark.py estimators [--prompts=1024 --group=16 --tokens=1024] [--only=grpo,rloo] [--json=out.json]
 
 Memory is what the compiled program needs beyond its inputs and outputs, in copies of one f32[P, G, T] array. The inputs
 are the random batches of the property tests (tests/properties), so every estimator has the extras that it needs.
@@ -20,7 +20,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "Timed calls per estimator; the me
 _ONLY = flags.DEFINE_list("only", None, "Estimators to measure (default: all).")
 _JSON = flags.DEFINE_string("json", None, "Also write the rows to this file.")
 
-PROPERTIES = Path(__file__).parent.parent / "tests" / "properties"
+PROPERTIES = Path(__file__).parents[2] / "tests" / "properties"
 
 
 def measure(batch, case, slug: str, repeats: int) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The share of padding in the computation of an update, by layout and by spread of lengths; from lengths alone, no model.
 
-  python experiments/padding.py
+  python experiments/benchmark.py padding
 
 One row for each spread of lengths: percent of the computed slots without a needed token, mean over batches; in brackets the
 percent of the products of a query with a key in attention. A run uses 8 programs; 16 are all quarters of both lengths, and

@@ -1,6 +1,6 @@
 """Time of a mixture of experts for each way to compute it, as a table: the basis of the choice in `kernels.grouped`.
 
-  python experiments/bench_experts.py [--repeats=5]
+  python experiments/benchmark.py experts [--repeats=5]
 
 Milliseconds of a forward pass / of one with its gradients, the fastest of the repeats, float32 on the machine's own device.
 """
