@@ -18,8 +18,8 @@ def choose(name: str, run: Wanted, wanted: Mapping[str, str]) -> EngineKind:
     run = run._replace(wants=frozenset(wanted))
     if run.server is not None:
         if name != "auto":
-            raise ValueError(f"sampling.engine={name!r} samples in this process, and server.url names a server that samples; set "
-                             "sampling.engine='auto', or server.url=''")
+            raise ValueError(f"sampling.engine={name!r} samples in this process, and server.url names a server that samples; "
+                             "set sampling.engine='auto', or server.url=''")
         kind = external.engine.kind(run)
     elif ":" in name:
         kind = registry.call("engine", name, registry.function_of("engine", name), {"run": run}, EngineKind)

@@ -5,8 +5,8 @@ import chatter
 import jax
 import numpy as np
 import pytest
-import streams
 import run_files
+import streams
 
 from jaxrl_llm.control.base import without
 from jaxrl_llm.training import loop, optimizers, schedules, setup

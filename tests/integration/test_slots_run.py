@@ -66,11 +66,11 @@ def test_one_rule_chooses_the_sampler():
             ([cpu], {"prompt": 7}, "scan"), ([gpu], {}, "scan"), ([cpu], {"server": object()}, "server")):
         assert chosen("auto", devices, **changes) == name, changes
     assert chosen("scan", [cpu]) == "scan" and chosen("slots", [gpu], 9, (), 1) == "slots"
-    with pytest.raises(ValueError, match="a mesh of 2 devices needs an engine that samples on all devices of a mesh, and 'slots' d"):
+    with pytest.raises(ValueError, match="a mesh of 2 devices needs an engine that samples on all devices of a mesh"):
         chosen("slots", [cpu] * 2)
     with pytest.raises(ValueError, match="sampling.engine='slots' samples in this process, and server.url names a server"):
         chosen("slots", [cpu], server=object())
-    with pytest.raises(ValueError, match="sampling.paged_cache=True needs an engine that keeps caches in pages, and 'scan' does n"):
+    with pytest.raises(ValueError, match="sampling.paged_cache=True needs an engine that keeps caches in pages"):
         setup.build(config(**{"sampling.engine": "scan", "sampling.paged_cache": True}))
     with pytest.raises(ValueError, match="config.sampling.engine"):
         setup.build(config(**{"sampling.engine": "slot"}))
