@@ -163,7 +163,7 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), sampler,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
                   readers=readers, sizes=sizes_of(config, model.config), sets=sets, server=server,
-                  square_norms=gradient_norms.make(policy))
+                  square_norms=gradient_norms.make(policy), model=model)
 
 
 def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) -> external.Server | None:

@@ -18,6 +18,7 @@ from jaxrl_llm.control.tool_bonus import tool_reward
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.generation.external import Server
 from jaxrl_llm.generation.prompts import encode_problems, fit
+from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay import buffer as buffers
@@ -34,7 +35,7 @@ from jaxrl_llm.training.metrics import PhaseTimer
 from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.shapes import Ladders, padded, smallest
 from jaxrl_llm.training.sharing import Sharing
-from jaxrl_llm.training.snapshot import Snapshot
+from jaxrl_llm.training.snapshot import Snapshot, check
 from jaxrl_llm.training.trajectories import Trajectories
 
 _FILLS = 100  # problems to read, for each that is wanted, in search of prompts that are not too long
@@ -92,6 +93,7 @@ class Source:
       sets: evaluation sets beside the held-out problems of the task.
       server: the server that samples instead of this process; None: this process samples.
       square_norms: `(params, lora, rollouts) -> f32[P, G]`, of the gradients of completions, for topologies that measure them.
+      model: the model that samples, to check snapshots; None: they are not checked.
       guided: experts write a part of some completions; rollouts then have `expert`, `hint_mask` and `hinted`.
     """
 
@@ -115,6 +117,7 @@ class Source:
     server: Server | None = None
     guided: bool = False
     square_norms: Callable | None = None
+    model: Transformer | None = None
 
     def __post_init__(self):
         if self.replay is not None and self.buffer is None:
@@ -139,8 +142,10 @@ class Source:
         """One batch, as planned by its topology.
 
         Raises:
-          ValueError: no prompt of many batches fits, or a setting is outside its range.
+          ValueError: no prompt of many batches fits, a setting is outside its range, or the snapshot is of another model.
         """
+        if self.model is not None:
+            check(snapshot, self.model)
         timer, version = timer or PhaseTimer(), snapshot.version
         begin_batch(self.sampler)
         known = read_settings(snapshot.settings)
