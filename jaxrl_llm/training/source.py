@@ -435,7 +435,7 @@ def guide_metrics(forest: Forest) -> dict[str, float]:
     return metrics
 
 
-def placed(forest: Forest, ends: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def placed(forest: Forest, ends: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The `values [R]` of the rows `ends` as a view of this `shape` has them: missing prompts are copies of the first."""
     owner, out = forest.prompt[ends], np.zeros(shape, values.dtype)
     out[owner, np.arange(len(ends)) - np.searchsorted(owner, owner)] = values
