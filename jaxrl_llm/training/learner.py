@@ -29,7 +29,7 @@ from jaxrl_llm.training.snapshot import Snapshot
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.values.critic import metrics as value_metrics
 
-MISMATCHES = ("mismatch/kl", "max/mismatch")  # metrics of the sampler's log-probs, see `training.step`
+MISMATCHES = ("mismatch/kl", "max/mismatch")  # see `training.step.mismatch`
 _SHUFFLE_STREAM = 2**31 - 2  # folded into the key of a step
 
 
@@ -120,10 +120,17 @@ class Learner:
         return {one.name: one.init(params) for one in self.keeping if one.init is not None}
 
     def publish(self, state: TrainState, apart: bool = False) -> Snapshot:
-        """What sampling sees of the state: its own arrays, which `learn(state)` consumes, or copies that are kept `apart`."""
+        """What sampling sees of the state: its own arrays, which `learn(state)` consumes, or copies that are kept `apart`.
+
+        Copied weights have the layout and the dtype in which sampling reads them, see `parallel.apart`; the numbers sampled are
+        the same. A sampler is compiled for one of the two kinds, so that a run takes one of them throughout.
+        """
         settings = self.controls.settings(state.control)._replace(reference=None)  # weights that the learner alone reads
-        seen = (state.params, state.lora, state.key, settings, state.control.get("prior"))
-        return Snapshot(int(state.step), *(jax.tree.map(jax.numpy.copy, seen) if apart else seen))
+        params, others = state.params, (state.lora, state.key, settings, state.control.get("prior"))
+        if apart:
+            params = parallel.apart(params, self.mesh, self.policy.model.dtype)
+            others = jax.tree.map(jax.numpy.copy, others)
+        return Snapshot(int(state.step), params, *others)
 
     def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
         """The state after an evaluation with this score, and whether the controllers requested a reset, which is then done.
@@ -166,8 +173,8 @@ class Learner:
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs, planned)
             state = planned(state, self.per_step)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
-            if self.as_sampled:  # a gap of the sampler to itself
-                metrics = {name: value for name, value in metrics.items() if name not in MISMATCHES}
+            if self.as_sampled and updates:  # later updates compare with weights that this step has moved
+                metrics |= {name: float(updates[0][name]) for name in MISMATCHES if name in updates[0]}
             metrics["trained/rollouts"] = float(parallel.fetch(batch.live).sum())
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
