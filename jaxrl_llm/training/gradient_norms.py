@@ -26,6 +26,7 @@ def make(policy: Policy) -> Callable:
     alone = dataclasses.replace(policy, mesh=None)
 
     def square_norms(params, lora, rollouts: Rollouts):
+        params = jax.tree.map(lambda x: x.astype(jnp.float32), params)  # of snapshots, in which gradients would be rounded
         P, G, T = rollouts.mask.shape
         trained = params if lora is None else lora
 

@@ -120,10 +120,17 @@ class Learner:
         return {one.name: one.init(params) for one in self.keeping if one.init is not None}
 
     def publish(self, state: TrainState, apart: bool = False) -> Snapshot:
-        """What sampling sees of the state: its own arrays, which `learn(state)` consumes, or copies that are kept `apart`."""
+        """What sampling sees of the state: its own arrays, which `learn(state)` consumes, or copies that are kept `apart`.
+
+        Copied weights have the layout and the dtype in which sampling reads them, see `parallel.apart`; the numbers sampled are
+        the same. A sampler is compiled for one of the two kinds, so that a run takes one of them throughout.
+        """
         settings = self.controls.settings(state.control)._replace(reference=None)  # weights that the learner alone reads
-        seen = (state.params, state.lora, state.key, settings, state.control.get("prior"))
-        return Snapshot(int(state.step), *(jax.tree.map(jax.numpy.copy, seen) if apart else seen))
+        params, others = state.params, (state.lora, state.key, settings, state.control.get("prior"))
+        if apart:
+            params = parallel.apart(params, self.mesh, self.policy.model.dtype)
+            others = jax.tree.map(jax.numpy.copy, others)
+        return Snapshot(int(state.step), params, *others)
 
     def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
         """The state after an evaluation with this score, and whether the controllers requested a reset, which is then done.

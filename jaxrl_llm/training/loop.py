@@ -337,7 +337,7 @@ class _Session:
         for number, one in enumerate(self.run.source.sets):
             if self.due(step, one.every or every):
                 self.progress.phase(f"evaluating {one.label}")
-                result = evaluate_set(self.run.source, state.params, state.lora, one, key=jax.random.fold_in(key, number),
+                result = evaluate_set(self.run.source, *self.seen(), one, key=jax.random.fold_in(key, number),
                                       timer=self.timer)
                 write_page(self.folder / "eval" / one.label, step, self.run.source, result.forest, {})
                 metrics |= result.metrics(f"eval/{one.label}")
@@ -345,13 +345,16 @@ class _Session:
             self.best.see(step, metrics, state.params, state.lora)
         return metrics
 
+    def seen(self) -> tuple[Any, Any]:
+        """The weights and adapters as batches are sampled with them: for others the sampler would compile again."""
+        snapshot = self.run.learner.publish(self.reached.state, apart=self.run.schedule.lag > 0)
+        return snapshot.params, snapshot.lora
+
     def evaluate(self, step: int) -> Evaluation:
         """The held-out evaluation, with its page."""
         self.progress.phase("evaluating" if step else "compiling the sampler, first evaluation")
-        state = self.reached.state
-        key = jax.random.fold_in(state.key, _EVAL_STREAM)
-        evaluation = evaluate(self.run.source, state.params, state.lora, problems=self.run.config.eval.problems, key=key,
-                         timer=self.timer)
+        key = jax.random.fold_in(self.reached.state.key, _EVAL_STREAM)
+        evaluation = evaluate(self.run.source, *self.seen(), problems=self.run.config.eval.problems, key=key, timer=self.timer)
         write_page(self.folder, step, self.run.source, evaluation.forest, {})
         if step and self.run.learner.controls.by_name:
             self.control(step, evaluation.score.mean)

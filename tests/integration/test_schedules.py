@@ -13,6 +13,7 @@ import run_files
 import tiny_config
 
 from jaxrl_llm import methods
+from jaxrl_llm.parallel.rules import path_name
 from jaxrl_llm.training import loop, schedules, setup
 from jaxrl_llm.training.schedules import pipelined, sync
 from jaxrl_llm.training.source import Source
@@ -88,6 +89,38 @@ def test_a_lag_by_hand(lagged):
     after = run.learner.learn(learned.state, second.rollouts)
     for x, y in zip(jax.tree.leaves(after.state.params), lagged[1][2][1], strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+HALVES = {  # with what reads the weights beside the sampler
+    "experts, a probe": {"method": "v0_5", "prior.source": "probe", "model.experts": 4, "sampling.max_group": 8},
+    "gradient norms": {"method": "gvm_raft", "sampling.group": 2, "sampling.max_group": 8},
+    "slots, adapters": {"sampling.engine": "slots", "lora.rank": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HALVES)
+def test_copies_in_the_dtype_of_the_sampler_give_the_same_batch(kind):
+    """Matrices are copied in bfloat16, as the model casts them; norms and routers stay in float32."""
+    found = []
+    for apart in (False, True):
+        run, params = setup.build(tiny(**HALVES[kind] | {"model.dtype": "bfloat16", "model.num_layers": 1}))
+        state = setup.initial_state(run, params)
+        params, lora = (jax.tree.map(lambda x: x + 0.02 * jax.random.normal(jax.random.key(1), x.shape), tree)
+                        for tree in (state.params, state.lora))  # numbers that bfloat16 does not hold
+        snapshot = run.learner.publish(state.replace(params=params, lora=lora), apart)
+        found.append(run.source.next(snapshot))
+    one, other = found
+    assert len(one.metrics) > 5 and one.metrics == other.metrics
+    for x, y in zip(jax.tree.leaves((one.rollouts, one.counts)), jax.tree.leaves((other.rollouts, other.counts)), strict=True):
+        np.testing.assert_array_equal(x, y)
+    for name, facts in one.forest.facts.items():
+        np.testing.assert_array_equal(facts, other.forest.facts[name])
+    dtypes = {path_name(path): str(leaf.dtype) for path, leaf in jax.tree.leaves_with_path(snapshot.params)}
+    whole = {name for name, dtype in dtypes.items() if dtype == "float32"}
+    assert {*dtypes.values()} == {"float32", "bfloat16"}
+    assert all(name.endswith(("norm/scale", "router/kernel")) for name in whole) and "layers/q/kernel" not in whole
+    assert all(x.dtype == np.float32 for x in jax.tree.leaves(snapshot.lora))
 
 
 READ = ("age", "current_version", "policy_version")

@@ -45,13 +45,17 @@ def moved(params, *sizes) -> dict:
     """The result of a reshard of `params`, in bfloat16 and in float32, and the communication of the latter's program."""
     mesh, named = mesh_of(*sizes), lambda tree: {rules.path_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
     ruled, lain = parallel.rollout_shardings(params, mesh), parallel.put(params, parallel.tree_shardings(params, mesh))
-    result = parallel.reshard(lain, mesh, jnp.bfloat16)
+    result, apart = parallel.reshard(lain, mesh, jnp.bfloat16), parallel.apart(lain, mesh, jnp.bfloat16)
     def program(dtype):
         return jax.jit(functools.partial(parallel.reshard, mesh=mesh, dtype=dtype)).lower(lain)
-    equal = jax.tree.map(lambda x, y: bool((np.asarray(x.astype(y.dtype)) == np.asarray(y)).all()), params, result)
-    as_ruled = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), result, ruled)
-    return {"untouched": result is lain, "equal": all(jax.tree.leaves(equal)), "as_ruled": all(jax.tree.leaves(as_ruled)),
+    def equal(tree):
+        return jax.tree.all(jax.tree.map(lambda x, y: bool((np.asarray(x.astype(y.dtype)) == np.asarray(y)).all()), params, tree))
+    def as_ruled(tree):
+        return jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), tree, ruled))
+    return {"untouched": result is lain, "equal": equal(result), "as_ruled": as_ruled(result),
             "kept": not any(x.is_deleted() for x in jax.tree.leaves(lain)),
+            "apart": equal(apart) and as_ruled(apart) and parallel.reshard(apart, mesh, jnp.bfloat16) is apart,
+            "halved": sorted(name for name, x in named(apart).items() if x.dtype == jnp.bfloat16),
             "dtypes": {name: str(x.dtype) for name, x in named(result).items()},
             "shards": {name: x.addressable_shards[0].data.shape for name, x in named(result).items()},
             "laid": re.findall(r"sdy.sharding_constraint .*x(\w+)>\n", program(jnp.bfloat16).as_text()),

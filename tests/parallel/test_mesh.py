@@ -210,6 +210,13 @@ def test_weights_that_are_whole_over_fsdp_already_stay_as_they_are(rollouts):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", ("mixed", "fsdp", "without"))
+def test_copies_of_weights_lie_as_rollouts_read_them(rollouts, mesh):
+    assert rollouts["moved"][mesh]["apart"]
+    assert rollouts["moved"][mesh]["halved"] == sorted(name for name in PER_TENSOR if not name.endswith("scale"))
+
+
+@pytest.mark.slow
 def test_policies_and_prompts_are_judged_apart(placed):
     """V0's success of M policies on Q prompts needs nothing of other policies and prompts."""
     result = placed["judged"]

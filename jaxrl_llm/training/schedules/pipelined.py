@@ -42,7 +42,9 @@ class _Steps:
         begin = _beside if learner.mesh.size == 1 else _at_once
         if len(waiting) < self.lag:
             phase("sampling")
-            waiting.extend(source.next(learner.publish(state), timer) for _ in range(self.lag - len(waiting)))
+            first = learner.publish(state, apart=True)
+            waiting.extend(source.next(first, timer) for _ in range(self.lag - len(waiting)))
+            del first  # no second copy beside the next one
         while True:
             phase("learning")
             position, failed = source.position(), None
