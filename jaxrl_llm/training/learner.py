@@ -29,7 +29,7 @@ from jaxrl_llm.training.snapshot import Snapshot
 from jaxrl_llm.training.state import TrainState
 from jaxrl_llm.values.critic import metrics as value_metrics
 
-MISMATCHES = ("mismatch/kl", "max/mismatch")  # metrics of the sampler's log-probs, see `training.step`
+MISMATCHES = ("mismatch/kl", "max/mismatch")  # see `training.step.mismatch`
 _SHUFFLE_STREAM = 2**31 - 2  # folded into the key of a step
 
 
@@ -175,8 +175,8 @@ class Learner:
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs, planned)
             state = planned(state, self.per_step)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
-            if self.as_sampled:  # a gap of the sampler to itself
-                metrics = {name: value for name, value in metrics.items() if name not in MISMATCHES}
+            if self.as_sampled and updates:  # later updates compare with weights that this step has moved
+                metrics |= {name: float(updates[0][name]) for name in MISMATCHES if name in updates[0]}
             metrics["trained/rollouts"] = float(parallel.fetch(batch.live).sum())
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:

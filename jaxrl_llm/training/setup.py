@@ -50,7 +50,7 @@ from jaxrl_llm.training.shown_tools import describes_tools, hears_tools, warn_of
 from jaxrl_llm.training.source import Encode, Source, held_out
 from jaxrl_llm.training.start import load_model, open_model
 from jaxrl_llm.training.state import TrainState
-from jaxrl_llm.training.step import jitted, make_joint_update
+from jaxrl_llm.training.step import against_sampler, jitted, make_joint_update
 from jaxrl_llm.training.stream import Partner, Stream
 from jaxrl_llm.training.variants import check_there
 from jaxrl_llm.values import features
@@ -350,7 +350,8 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
     c, learner, estimator, clip_norm = config, config.learner, made.estimator, config.optimizer.clip_norm or None
     alone = c.critic.pretrain_steps if estimator.has_critic else 0
     optimizer, schedule = optimizer_of(c, c.optimizer.learning_rate, c.steps - alone)
-    layout = make_layout(c, made.objective, optimizer, policy, ladders)
+    objective = against_sampler(made.objective) if as_sampled else made.objective
+    layout = make_layout(c, objective, optimizer, policy, ladders)
     filters = {name: one for name, one in made.filters.items() if one.per == "rollout"}
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and ladders.groups == (1,)
     capture = capture_of(c, tokenizer, policy.model.config.num_layers) if "features" in made.needs else None

@@ -58,6 +58,15 @@ def mismatch(rollouts: Rollouts, logprobs: jax.Array) -> dict[str, jax.Array]:
     return {"mismatch/kl": masked.sum(gap * weights, mask), "max/mismatch": jnp.abs(gap).max()}
 
 
+def against_sampler(objective: Objective) -> Objective:
+    """The objective for old log-probs that are the sampler's: the `mismatch` it reports is that to the policy it updates."""
+    def update(logprobs, rollouts, advantages, state):
+        loss, (metrics, state) = objective.update(logprobs, rollouts, advantages, state)
+        return loss, (metrics | mismatch(rollouts, jax.lax.stop_gradient(logprobs)), state)
+
+    return objective._replace(update=update)
+
+
 def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, objective_state):
     """`(loss, (metrics, objective_state))` of one (micro-)batch; without `old_logprobs` the batch is on-policy."""
     old = jax.lax.stop_gradient(logprobs) if rollouts.old_logprobs is None else rollouts.old_logprobs
@@ -65,7 +74,7 @@ def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, 
     rollouts = rollouts.replace(old_logprobs=old, behavior_logprobs=before)
     loss, (metrics, objective_state) = objective.update(logprobs, rollouts, advantages, objective_state)
     weights, mask = rollouts.loss_weights["token"], rollouts.token_mask
-    metrics = metrics | mismatch(rollouts, old) | {"loss": loss, "entropy": masked.sum(entropies * weights, mask)}
+    metrics = mismatch(rollouts, old) | metrics | {"loss": loss, "entropy": masked.sum(entropies * weights, mask)}
     return loss, (jax.lax.stop_gradient(metrics), objective_state)
 
 

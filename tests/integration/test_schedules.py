@@ -14,6 +14,7 @@ import tiny_config
 
 from jaxrl_llm import methods
 from jaxrl_llm.parallel.rules import path_name
+from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.training import loop, schedules, setup
 from jaxrl_llm.training.schedules import pipelined, sync
 from jaxrl_llm.training.source import Source
@@ -64,6 +65,28 @@ def test_batch_n_is_sampled_by_the_weights_of_version_n_minus_lag(lagged, lag):
     assert steps[0].learned.metrics["max/ratio"] == pytest.approx(1, abs=1e-4)  # the weights that sampled
     assert steps[-1].learned.metrics["max/ratio"] > 1.001  # ratios to the log-probs of sampling
     assert [one.name for one in run.learner.recorders] == [] and run.learner.as_sampled
+
+
+@pytest.mark.slow
+def test_the_gap_of_sampler_and_learner_is_measured_under_a_lag(lagged):
+    """At step 1 only programs differ; later the log-probs are those of sampling and of the weights before the step."""
+    run, steps, after = lagged[1]
+    assert 0 < steps[0].learned.metrics["max/mismatch"] < 1e-4
+    batch, metrics = steps[2].learned.rollouts, steps[2].learned.metrics
+    before = jax.tree.unflatten(jax.tree.structure(steps[2].learned.state.params), after[1])
+    mask = np.asarray(batch.token_mask)
+    now = run.learner.layout.logprobs(before, None, texts_of(batch))[0]
+    gap = (np.asarray(batch.behavior_logprobs) - np.asarray(now))[mask]
+    assert metrics["mismatch/kl"] == pytest.approx(gap.mean(), abs=1e-6) and np.abs(gap).max() > 1e-3
+    assert metrics["max/mismatch"] == pytest.approx(np.abs(gap).max(), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_gap_under_a_lag_is_that_of_the_first_update():
+    """Further updates of a batch move the weights away from those before the step."""
+    _, steps, _ = stepped(tiny(schedule="pipelined(lag=1)", **{"learner.epochs": 3, "optimizer.learning_rate": 0.1,
+                                                               "optimizer.warmup_updates": 0}), 1)
+    assert 0 < steps[0].learned.metrics["max/mismatch"] < 1e-4 < 0.1 < steps[0].learned.metrics["max/ratio"] - 1
 
 
 @pytest.mark.slow
