@@ -66,9 +66,9 @@ def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: 
         buffer = forests.select(buffer, ~np.isin(_ids(buffer), _ids(fresh)[last]))
         admitted = admitted & last[:, None]
     buffer = limit(replay, add(buffer, fresh.with_facts(facts), admitted[valid]), version + 1)
-    ages = version - forests.versions(whole)
-    metrics = {"replay/size": float(len(buffer.ends)), "replay/share": float((ages > 0).mean()) if len(ages) else 0.0}
-    return ReplayedBatch(whole, buffer, metrics | ({"replay/age": float(ages[ages > 0].mean())} if (ages > 0).any() else {}))
+    ages, old = version - forests.versions(whole), ~np.isin(whole.uid[whole.ends], fresh.uid)
+    metrics = {"replay/size": float(len(buffer.ends)), "replay/share": float(old.mean()) if len(old) else 0.0}
+    return ReplayedBatch(whole, buffer, metrics | ({"replay/age": float(ages[old].mean())} if old.any() else {}))
 
 
 def put_back(replay: Replay, fresh: Forest, buffer: Forest, group: int, rng: np.random.Generator) -> Forest:

@@ -166,12 +166,13 @@ class Source:
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
         metrics |= by_task.metrics(own, [part.label for part in self.task.parts])
         self.stream.rest()
+        stored = self.buffer
         if mix is not None:
             chosen, self.buffer, mixed = mix(chosen)
             metrics |= mixed
         if not chosen.problems:
             return Finished(None, chosen, metrics, counts)
-        return Finished(self._completed(self.view(chosen, version), chosen, known, version), chosen, metrics, counts)
+        return Finished(self._completed(self.view(chosen, version), chosen, known, stored), chosen, metrics, counts)
 
     def _reference_rates(self, asked_ids: Any, generate: Sample, timer: PhaseTimer) -> tuple[dict[str, np.ndarray], int]:
         """The fact `reference_rates`, if controllers set ids i32[K], and the number of tokens sampled for it.
@@ -224,11 +225,13 @@ class Source:
 
         return self.fewer(self.prompts - len(foreign.problems)), mix
 
-    def _completed(self, rollouts: Rollouts, forest: Forest, known: Settings, version: int) -> Rollouts:
-        """The rollouts with the fields from settings and a replay."""
+    def _completed(self, rollouts: Rollouts, forest: Forest, known: Settings, stored: Forest | None) -> Rollouts:
+        """The rollouts with the fields from settings and a replay; `stored`: the buffer before this batch."""
         prompts, extras = len(rollouts.valid), dict[str, Any](rollouts.extras)
-        if self.replay is not None or self.sharing is not None:
-            extras["replayed"] = np.min(rollouts.policy_version, -1, initial=version, where=rollouts.mask) < version
+        if self.replay is not None or self.sharing is not None:  # versions do not tell: under a lag first batches share one
+            ends = forest.ends if self.sampler.contexts == 1 else forest.leaves
+            old = forests.versions(forest) < 0 if stored is None else np.isin(forest.uid[ends], stored.uid)
+            extras["replayed"] = placed(forest, ends, old, rollouts.valid.shape)
         if "replay_weight" in forest.facts:
             weights = np.pad(forest.facts["replay_weight"], (0, prompts - len(forest.problems)))
             extras["replay_weights"] = np.broadcast_to(weights[:, None, None], rollouts.mask.shape)
@@ -439,6 +442,14 @@ def guide_metrics(forest: Forest) -> dict[str, float]:
         metrics |= {"guide/reward": float(forest.rewards[forest.ends][aided].mean()),
                   "guide/tokens": float(forest.length[written].sum() / aided.sum())}
     return metrics
+
+
+def placed(forest: Forest, ends: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """The `values [R]` of the rows `ends` as a view of this `shape` has them: missing prompts are copies of the first."""
+    owner, out = forest.prompt[ends], np.zeros(shape, values.dtype)
+    out[owner, np.arange(len(ends)) - np.searchsorted(owner, owner)] = values
+    out[len(forest.problems):] = out[:1]
+    return out
 
 
 def jsonable(position: dict[str, Any]) -> dict[str, Any]:

@@ -138,22 +138,25 @@ def test_remix_switches_to_on_policy_training():
 
 
 def test_rapo_learns_from_replayed_successes():
-    """A group of failures has an advantage as soon as it contains its stored success, by hand."""
+    """A group of failures has an advantage as soon as it contains its stored success, by hand; under a lag at one version."""
     factor = [1.0]
     run, params = setup.build(tiny("rapo"))
     run = with_factor(run, factor)
     start, state = run.source.data.get_state(), setup.initial_state(run, params)
     first = run.source.next(run.learner.publish(state)).rollouts
     solved, factor[0] = (first.rewards > 0.5).any(1), 0.0
-    run.source.set_position(run.source.position() | {"data": start})
-    second = run.source.next(run.learner.publish(state.replace(step=state.step + 1))).rollouts
     assert solved.any() and not first.extras["replayed"].any()
-    np.testing.assert_array_equal(second.extras["replayed"].sum(1), solved)
-    np.testing.assert_array_equal(second.rewards > 0.5, second.extras["replayed"])
-    np.testing.assert_array_equal(second.prompt_ids, first.prompt_ids)
-    advantages, _ = run.learner.estimator.update(jax.tree.map(np.asarray, second), ())
-    expected = np.where(second.extras["replayed"], np.sqrt(3), -1 / np.sqrt(3)) * solved[:, None] * P / solved.sum()
-    np.testing.assert_allclose(np.asarray(advantages)[..., 0], expected, rtol=1e-5)
+    for version in (0, 1):
+        run.source.set_position(run.source.position() | {"data": start})
+        finished = run.source.next(run.learner.publish(state.replace(step=state.step + version)))
+        second = finished.rollouts
+        np.testing.assert_array_equal(second.extras["replayed"].sum(1), solved)
+        np.testing.assert_array_equal(second.rewards > 0.5, second.extras["replayed"])
+        np.testing.assert_array_equal(second.prompt_ids, first.prompt_ids)
+        assert finished.metrics["replay/share"] == pytest.approx(solved.sum() / 16) and finished.metrics["replay/age"] == version
+        advantages, _ = run.learner.estimator.update(jax.tree.map(np.asarray, second), ())
+        expected = np.where(second.extras["replayed"], np.sqrt(3), -1 / np.sqrt(3)) * solved[:, None] * P / solved.sum()
+        np.testing.assert_allclose(np.asarray(advantages)[..., 0], expected, rtol=1e-5)
 
 
 def test_a_position_includes_the_buffer():
