@@ -1,8 +1,11 @@
 """Schedules: true ages under a lag, equal data whatever runs beside what, resumes bit for bit, refusals."""
 import itertools
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import chatter
@@ -165,6 +168,28 @@ def test_rows_that_read_ages_read_true_ones(slug):
         assert set(np.asarray(batch.extras["current_version"]).tolist()) == {n}
 
 
+PROGRAM = """import json, sys; from jaxrl_llm.training import loop; from jaxrl_llm.training.config import default_config
+config = default_config(); config.update(json.load(open(sys.argv[1])))
+loop.train(config, sys.argv[2])"""
+
+
+def begun(config, workdir):
+    """The process of a run in this folder."""
+    file = workdir.with_name("config.json")
+    file.write_text(config.to_json_best_effort())
+    path = os.pathsep.join(map(str, (ROOT, HERE, ROOT / "tests")))
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, file, workdir], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                            text=True, env=os.environ | {"PYTHONPATH": path})
+
+
+def check_same(folder, config):
+    """The runs `ended` and `whole` of a folder reached the same state, with the same metrics in every step."""
+    run_files.assert_same(*(run_files.saved(folder / one, config) for one in ("ended", "whole")))
+    ended, whole = ([{k: v for k, v in run_files.repeatable(line).items() if not k.startswith("beside/")}
+                     for line in run_files.lines(folder / one)] for one in ("ended", "whole"))
+    assert ended == whole and len(whole) == config.steps + 1
+
+
 DEATHS = {"sampling": ("next", 1, "letters"), "learning": ("learn", 2, "single"), "between": ("step", 2, "letters")}
 
 
@@ -177,22 +202,32 @@ def test_a_run_that_ends_anywhere_is_resumed_bit_for_bit(death, tmp_path, monkey
     changes = {"schedule": f"dying_schedule:dying(mark='{tmp_path}/mark', place='{place}', lag={lag}, count=4)", "steps": 6,
                "eval.every": 6, "checkpoint.every": 2, "samples_every": 1}
     config = tiny(**changes) if kind == "single" else chatter.get_config(**changes)
-    (tmp_path / "config.json").write_text(config.to_json_best_effort())
-    program = ("import json, sys; from jaxrl_llm.training import loop; from jaxrl_llm.training.config import default_config\n"
-               "config = default_config(); config.update(json.load(open(sys.argv[1])))\n"
-               "loop.train(config, sys.argv[2])")
-    path = os.pathsep.join(map(str, (ROOT, HERE, ROOT / "tests")))
-    ended = subprocess.run([sys.executable, "-c", program, tmp_path / "config.json", tmp_path / "ended"], capture_output=True,
-                           text=True, env=os.environ | {"PYTHONPATH": path})
-    assert ended.returncode == 9 and (tmp_path / "mark").exists(), ended.stderr[-3000:]
+    ended = begun(config, tmp_path / "ended")
+    _, stderr = ended.communicate()
+    assert ended.returncode == 9 and (tmp_path / "mark").exists(), stderr[-3000:]
     loop.train(config, tmp_path / "ended", resume=True)
     loop.train(config, tmp_path / "whole")
-    run_files.assert_same(*(run_files.saved(tmp_path / one, config) for one in ("ended", "whole")))
-    ended, whole = ([{k: v for k, v in run_files.repeatable(line).items() if not k.startswith("beside/")}
-                     for line in run_files.lines(tmp_path / one)] for one in ("ended", "whole"))
-    assert ended == whole and len(whole) == 7
+    check_same(tmp_path, config)
     for page in sorted((tmp_path / "whole/samples").iterdir()):
         assert page.read_text() == (tmp_path / "ended/samples" / page.name).read_text(), page.name
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_moment_is_resumed_bit_for_bit(tmp_path):
+    """SIGKILL after a random number of steps and a random time: in sampling, learning, saving or writing."""
+    config = tiny(schedule="pipelined(lag=1)", steps=36, **{"checkpoint.every": 3, "model.num_layers": 1})
+    when = random.randint(4, 26), random.random() / 20
+    print("killed after step and seconds", when)
+    program, metrics = begun(config, tmp_path / "ended"), tmp_path / "ended/metrics.jsonl"
+    while program.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") >= when[0]):
+        time.sleep(0.002)
+    time.sleep(when[1])
+    program.send_signal(signal.SIGKILL)
+    _, stderr = program.communicate()
+    assert program.returncode == -signal.SIGKILL, (when, stderr[-3000:])
+    loop.train(config, tmp_path / "ended", resume=True)
+    loop.train(config, tmp_path / "whole")
+    check_same(tmp_path, config)
 
 
 @pytest.mark.slow
