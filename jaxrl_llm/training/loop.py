@@ -186,7 +186,7 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
     run.source.set_position(restored.host)
     progress.step(restored.step, {})
     host = {"observed": True, "reset": False, "line": {}} | restored.host  # earlier versions saved none of them
-    waiting = tuple(pending.decode(one, run.source) for one in host.get("pending", ()))
+    waiting = pending.restored(host.get("pending", ()), run.source, run.schedule.lag)
     return Reached(offload.moments_away(away, restored.state), run.source.position(), waiting, host["observed"], host["reset"],
                    host["line"])
 

@@ -177,7 +177,8 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
         [one.task.heldout], Judge(one.task, one.reward), max_tokens=max(one.max_tokens or 0, s.max_tokens))) for one in sets)
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), stream,
                   single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, square_norms=gradient_norms.make(policy))
+                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, square_norms=gradient_norms.make(policy),
+                  model=model)
 
 
 def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) -> external.Server | None:

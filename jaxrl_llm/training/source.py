@@ -19,6 +19,7 @@ from jaxrl_llm.control.tool_bonus import tool_reward
 from jaxrl_llm.forest import Forest
 from jaxrl_llm.generation.prompts import encode_problems, fit
 from jaxrl_llm.ladders import smallest
+from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay import buffer as buffers
@@ -35,7 +36,7 @@ from jaxrl_llm.training.one_turn import beginnings
 from jaxrl_llm.training.problems import EvalSpec
 from jaxrl_llm.training.shapes import Ladders, padded
 from jaxrl_llm.training.sharing import Sharing
-from jaxrl_llm.training.snapshot import Snapshot
+from jaxrl_llm.training.snapshot import Snapshot, check
 from jaxrl_llm.training.stream import Stream
 
 _FILLS = 100  # problems to read, for each that is wanted, in search of prompts that are not too long
@@ -92,6 +93,7 @@ class Source:
         if the pool is unchanged.
       sets: evaluation sets beside the held-out problems of the task.
       square_norms: `(params, lora, rollouts) -> f32[P, G]`, of the gradients of completions, for topologies that measure them.
+      model: the model that samples, to check snapshots; None: they are not checked.
       guided: experts write a part of some completions; rollouts then have `expert`, `hint_mask` and `hinted`.
     """
 
@@ -114,6 +116,7 @@ class Source:
     sets: tuple[EvalSpec, ...] = ()
     guided: bool = False
     square_norms: Callable | None = None
+    model: Transformer | None = None
 
     def __post_init__(self):
         self._apart: Stream | None = None
@@ -138,8 +141,10 @@ class Source:
         """One batch, as planned by its topology.
 
         Raises:
-          ValueError: no prompt of many batches fits, or a setting is outside its range.
+          ValueError: no prompt of many batches fits, a setting is outside its range, or the snapshot is of another model.
         """
+        if self.model is not None:
+            check(snapshot, self.model)
         timer, version = timer or PhaseTimer(), snapshot.version
         known = read_settings(snapshot.settings)
         self.stream.partner.rest()

@@ -1,4 +1,5 @@
 """Schedules: true ages under a lag, equal data whatever runs beside what, resumes bit for bit, refusals."""
+import dataclasses
 import itertools
 import os
 import random
@@ -16,9 +17,10 @@ import run_files
 import tiny_config
 
 from jaxrl_llm import methods
+from jaxrl_llm.models.config import Experts
 from jaxrl_llm.parallel.rules import path_name
 from jaxrl_llm.recorders.base import texts_of
-from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.training import loop, pending, schedules, setup
 from jaxrl_llm.training.schedules import pipelined, sync
 from jaxrl_llm.training.source import Source
 
@@ -258,6 +260,8 @@ def test_a_lag_of_zero_is_sync():
 @pytest.mark.parametrize(("changes", "match"), [
     ({"schedule": "pipelined(lag=-1)"}, "lag=-1.: give 0 .as sync. or more"),
     ({"schedule": "pipelined(lag=0.5)"}, "whole number of batches"),
+    ({"schedule": "pipelined(lag='inf')"}, "lag=inf.: give 0"),
+    ({"schedule": "pipelined(lag=None)"}, "lag=None.: give 0"),
     ({"schedule": "pipelind(lag=1)"}, "Did you mean 'pipelined'"),
     ({"schedule": "pipelined(delay=1)"}, "keyword of schedule 'pipelined' 'delay'"),
     ({"schedule": "sync, pipelined"}, "names 2 schedules"),
@@ -268,3 +272,45 @@ def test_a_lag_of_zero_is_sync():
 def test_schedules_that_cannot_be_are_refused_before_the_first_step(changes, match):
     with pytest.raises(ValueError, match=match):
         setup.build(tiny(**changes))
+
+
+@pytest.mark.slow
+def test_batches_that_wait_are_refused_by_a_run_that_cannot_learn_from_them(lagged):
+    run, steps, _ = lagged[2]
+    stored = [pending.encode(one) for one in steps[-1].pending]
+    assert len(pending.restored(stored, run.source, 2)) == len(pending.restored(stored, run.source, 3)) == 2
+    for lag in (0, 1):
+        with pytest.raises(ValueError, match=rf"2 sampled batches wait in the checkpoint, and config.schedule keeps {lag}; "
+                                             r'continue with schedule="pipelined\(lag=2\)"'):
+            pending.restored(stored, run.source, lag)
+    for changes, numbers in (({"sampling.group": 2}, "2, 6 and 8"), ({"sampling.max_tokens": 4}, "4, 4 and 8")):
+        other, _ = setup.build(tiny(**changes))
+        with pytest.raises(ValueError, match=f"4 rollouts of a prompt, up to 6 tokens .* up to 8, and this .* {numbers}"):
+            pending.restored(stored, other.source, 2)
+
+
+def test_snapshots_that_cannot_be_are_refused_before_anything_is_sampled():
+    run, params = setup.build(tiny())
+    state = setup.initial_state(run, params)
+    position = run.source.position()
+    model = run.learner.policy.model
+    wide, deep, experts = (dataclasses.replace(model, config=dataclasses.replace(model.config, **change)).abstract_params()
+                           for change in ({"hidden_size": 48}, {"num_layers": 3, "local_layers": (), "rotary_layers": ()},
+                                          {"experts": Experts(4, 2, 24)}))
+    lost = {name: leaf for name, leaf in params.items() if name != "final_norm"}
+    for other, match in ((wide, r"embed is \[259, 48\], and \[259, 32\] in the model that samples"),
+                         (deep, r"is \[3, .*\], and \[2, "), (experts, "layers/down/kernel is absent, and .2, 48, 32. in"),
+                         (lost, "final_norm/scale is absent, .*; 1 of 11 arrays differ")):
+        with pytest.raises(ValueError, match=f"a snapshot of another model: .*{match}"):
+            run.source.next(run.learner.publish(state)._replace(params=other))
+    used = run.learner.publish(state)
+    jax.tree.map(lambda x: x.delete(), state.params)  # as an update does
+    with pytest.raises(ValueError, match="weights of version 0 were consumed by the update that began from them"):
+        run.source.next(used)
+    assert run.source.position() == position
+
+
+def test_a_learner_of_newest_weights_is_no_part_of_a_lag():
+    run, params = setup.build(tiny())
+    with pytest.raises(ValueError, match=r"pipelined\(lag=2\): this learner was made for batches of its newest weights"):
+        next(schedules.make("pipelined", lag=2).steps(run.source, run.learner, setup.initial_state(run, params)))

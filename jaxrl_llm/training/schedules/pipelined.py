@@ -23,7 +23,7 @@ def pipelined(*, lag: int = 1) -> Schedule:
     raised after the step beside it; a run that continues there samples the missing batch with its newest weights.
     Raises ValueError for a negative lag.
     """
-    if lag != int(lag) or lag < 0:
+    if not (isinstance(lag, int | float) and float(lag).is_integer() and lag >= 0):
         raise ValueError(f"pipelined(lag={lag}): give 0 (as sync) or more, the whole number of batches by which the weights "
                          "that sample are older than those that learn")
     return Schedule(_Steps(int(lag)) if lag else sync.steps, int(lag))
@@ -38,6 +38,9 @@ class _Steps:
     def __call__(self, source: Source, learner: Learner, state: TrainState, frozen: Mapping[str, Any] | None = None,
                  timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None,
                  pending: tuple[Finished, ...] = ()) -> Generator[Step, TrainState | None, None]:
+        if not (learner.as_sampled or learner.objective.corrects):
+            raise ValueError(f"pipelined(lag={self.lag}): this learner was made for batches of its newest weights; build the run "
+                             "with config.schedule, which takes the log-probs of sampling as old ones, or refuses a method")
         timer, waiting = timer or PhaseTimer(), collections.deque(pending)
         begin = _beside if learner.mesh.size == 1 else _at_once
         if len(waiting) < self.lag:
