@@ -7,7 +7,7 @@ nodes.
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -373,7 +373,50 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
 
     Roles are set if not only the policy wrote. Without them all present tokens are trained.
     """
-    owner, results = forest.prompt[ends], ends if results is None else results
+    results, lay = ends if results is None else results, _laid(forest, ends, node, row, group, prompts, tokens)
+    role = lay.tokens(np.repeat(forest.role, forest.length), fill=Role.PADDING)
+    in_turns = forest.turn_rewards is not None
+    valid = lay.rows(np.ones(len(ends), bool))
+    valid[len(forest.problems):] = False
+    asked, asked_mask = _prompts(forest, prompt_tokens)
+    named: dict[str, Any] = {name: lay.rows(x) for name, x in (extras or {}).items()}
+    named |= {name: lay.tokens(x) for name, x in (token_extras or {}).items()} | _known(forest, lay, results, of_problems)
+    fields: dict[str, Any] = dict(
+        mask=(role == Role.POLICY) | (role == Role.EXPERT), valid=valid,
+        role=role if in_turns or others(forest).any() else None,
+        rewards=lay.rows(forest.rewards[results]),
+        reward_components=lay.rows(np.nan_to_num(forest.components[results], nan=0.0)),
+        prompt_tokens=lay.prompts(asked), prompt_mask=lay.prompts(asked_mask),
+        prompt_ids=lay.prompts(np.array([p.id for p in forest.problems], np.int32)),
+        step_ids=lay.tokens(np.repeat(_turn_numbers(forest), forest.length)) if in_turns else None)
+    for kept in forest.declared:
+        if kept.to is None:
+            continue
+        values, shown = forest.columns[kept.name], fields if kept.to == "field" else named
+        if (name := kept.shown_as or kept.name) in shown:
+            raise ValueError(f"the column {kept.name!r} has the name of what rollouts have already; show it under another one")
+        if kept.of == "token":
+            shown[name] = lay.tokens(values, version if kept.name == "version" else kept.fill)
+        else:
+            shown[name] = lay.rows(values[results]) if kept.of == "node" else lay.prompts(values)
+    return Rollouts(**fields, extras=named)
+
+
+class _Lay(NamedTuple):
+    """Where the rows `[R]` and tokens `[M]` of a forest are in a view: functions that place them, see `_laid`.
+
+    tokens: `(values [M, ...], fill) -> [P, G, T, ...]`.  rows: `[R, ...] -> [P, G, ...]`.  prompts: the view's `[P, ...]`.
+    """
+
+    tokens: Callable[..., np.ndarray]
+    rows: Callable[[np.ndarray], np.ndarray]
+    prompts: Callable[[np.ndarray], np.ndarray]
+
+
+def _laid(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, group: int, prompts: int,
+          tokens: Callable[[int], int]) -> _Lay:
+    """The places of rows and tokens, with the arguments of `view`. Raises ValueError if a prompt has more rows than a group."""
+    owner = forest.prompt[ends]
     place = np.arange(len(ends)) - np.searchsorted(owner, owner)
     if len(ends) and place.max() >= group:
         raise ValueError(f"a prompt has {place.max() + 1} rollouts, more than the group of {group}")
@@ -385,55 +428,31 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     column = np.repeat(start, length) + within
     T = tokens(int(column.max()) + 1 if len(column) else 1)
 
-    def spread(values, fill=0):  # [M, ...] -> [P, G, T, ...]
+    def of_prompts(values):
+        return _with_first_repeated(values, prompts)
+
+    def of_tokens(values, fill=0):
         out = np.full((P, group, T, *values.shape[1:]), fill, values.dtype)
         out[owner[line], place[line], column] = values[source]
-        return _with_first_repeated(out, prompts)
+        return of_prompts(out)
 
-    def of_rows(values):  # [R, ...] -> [P, G, ...]
+    def of_rows(values):
         out = np.zeros((P, group, *values.shape[1:]), values.dtype)
         out[owner, place] = values
-        return _with_first_repeated(out, prompts)
+        return of_prompts(out)
 
-    role = spread(np.repeat(forest.role, forest.length), fill=Role.PADDING)
-    in_turns = forest.turn_rewards is not None
-    valid = of_rows(np.ones(len(ends), bool))
-    valid[P:] = False
-    asked, asked_mask = _prompts(forest, prompt_tokens)
-    components = forest.components[results]
-    named = {name: of_rows(x) for name, x in (extras or {}).items()}
-    named |= {name: spread(x) for name, x in (token_extras or {}).items()}
-    named |= {"truncated": of_rows(~forest.stopped[results]), "task": _with_first_repeated(forest.task, prompts),
-              "correct": of_rows(forest.solved[results])}
-    if forest.answers is not None:
-        numbers = _with_first_repeated(np.full((P, group), -1, np.int32), prompts)
-        numbers[owner, place] = equal_answers(forest.answers[results], owner)
-        numbers[P:] = numbers[:1]
-        named["answers"] = numbers
-    named |= {name: _with_first_repeated(np.array([problem.extra[name] for problem in forest.problems], np.float32), prompts)
+    return _Lay(of_tokens, of_rows, of_prompts)
+
+
+def _known(forest: Forest, lay: _Lay, results: np.ndarray, of_problems: Sequence[str]) -> dict[str, np.ndarray]:
+    """The extras of every view: how rows ended, which answers are equal, facts of problems."""
+    named = {"truncated": lay.rows(~forest.stopped[results]), "task": lay.prompts(forest.task),
+             "correct": lay.rows(forest.solved[results])}
+    if forest.answers is not None:  # -1 where there is no row, too
+        named["answers"] = lay.rows(equal_answers(forest.answers[results], forest.prompt[results]) + 1) - np.int32(1)
+    named |= {name: lay.prompts(np.array([problem.extra[name] for problem in forest.problems], np.float32))
               for name in of_problems}
-    if "expected" in forest.facts:
-        named["prior"] = _with_first_repeated(forest.facts["expected"], prompts)
-    fields: dict[str, Any] = dict(
-        mask=(role == Role.POLICY) | (role == Role.EXPERT), valid=valid,
-        role=role if in_turns or others(forest).any() else None,
-        rewards=of_rows(forest.rewards[results]),
-        reward_components=of_rows(np.nan_to_num(components, nan=0.0)),
-        prompt_tokens=_with_first_repeated(asked, prompts),
-        prompt_mask=_with_first_repeated(asked_mask, prompts),
-        prompt_ids=_with_first_repeated(np.array([p.id for p in forest.problems], np.int32), prompts),
-        step_ids=spread(np.repeat(_turn_numbers(forest), forest.length)) if in_turns else None)
-    for kept in forest.declared:
-        if kept.to is None:
-            continue
-        values, shown = forest.columns[kept.name], fields if kept.to == "field" else named
-        if (name := kept.shown_as or kept.name) in shown:
-            raise ValueError(f"the column {kept.name!r} has the name of what rollouts have already; show it under another one")
-        if kept.of == "token":
-            shown[name] = spread(values, version if kept.name == "version" else kept.fill)
-        else:
-            shown[name] = of_rows(values[results]) if kept.of == "node" else _with_first_repeated(values, prompts)
-    return Rollouts(**fields, extras=named)
+    return named | ({"prior": lay.prompts(forest.facts["expected"])} if "expected" in forest.facts else {})
 
 
 def _turn_numbers(forest: Forest) -> np.ndarray:

@@ -25,13 +25,8 @@ def measure(config, *, rows: int, prompts: int, samples: int, critic_epochs: int
     keys = (jax.random.fold_in(jax.random.key(seed), i) for i in itertools.count())
     data = fixed_policy.training_problems(run, seed)
     train = [collect(run, params, next(data), next(keys), layers) for _ in range(max(1, rows // (2 * per_step)))]
-    problems, held = held_out(run.source.task.heldout, prompts), []
-    for start in range(0, len(problems), per_step):
-        part = problems[start:start + per_step]
-        visits = [collect(run, params, part, next(keys), layers) for _ in range(samples // 2 + 1)]
-        held.append({name: np.concatenate([v[name][:len(part)] for v in visits], axis=1) for name in visits[0]
-                     if name != "batch"})
-    held = {name: np.concatenate([h[name] for h in held]) for name in held[0]}
+    problems = held_out(run.source.task.heldout, prompts)
+    held = visited(run, params, problems, keys, layers, per_step, samples // 2 + 1)
     earlier = held["rewards"][:, :2].mean(1, keepdims=True)  # of one more visit than the values need
     held = {name: x[:, 2:] for name, x in held.items()}
     rewards = held["rewards"]
@@ -80,6 +75,17 @@ def measure(config, *, rows: int, prompts: int, samples: int, critic_epochs: int
             "critic": critic_training,
             "work": {"rows": len(labels), "prompts": len(rewards), "samples": rewards.shape[1], "seed": seed,
                      "mean_reward": float(rewards.mean()), "sd_of_values": float(rewards.mean(1).std())}}
+
+
+def visited(run, params, problems, keys, layers, per_step: int, visits: int) -> dict:
+    """What `collect` finds in several visits of each problem, `[M, 2 visits, ...]`."""
+    held = []
+    for start in range(0, len(problems), per_step):
+        part = problems[start:start + per_step]
+        found = [collect(run, params, part, next(keys), layers) for _ in range(visits)]
+        held.append({name: np.concatenate([v[name][:len(part)] for v in found], axis=1) for name in found[0]
+                     if name != "batch"})
+    return {name: np.concatenate([h[name] for h in held]) for name in held[0]}
 
 
 def collect(run, params, problems, key, layers) -> dict:

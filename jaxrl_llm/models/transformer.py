@@ -9,7 +9,7 @@ Parameters are one tree: `embed [V, D]`, `layers` (every leaf stacked over L), `
 """
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import chex
@@ -38,7 +38,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import Dense
 from jaxrl_llm.models.logprobs import finished
 from jaxrl_llm.models.lora import scaled
-from jaxrl_llm.models.unpadding import through_last, unpadding
+from jaxrl_llm.models.unpadding import Unpadding, through_last, unpadding
 
 Params = Any
 
@@ -358,77 +358,67 @@ class Transformer:
         _, G, T = tokens.shape
         self.check_length(S + T)
         # Every token but the last is needed if a real one comes after it: the mask begins one token later.
-        slots = None if mask is None else unpadding(mask[:, :, -T:], filled)
-        prompt_positions = positions_of(prompt_mask)
+        rows = _Groups(P, S, G, T, None if mask is None else unpadding(mask[:, :, -T:], filled))
         length = prompt_mask.sum(-1, dtype=jnp.int32)
-        positions = jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
+        positions = positions_of(prompt_mask), jnp.broadcast_to(length[:, None, None] + jnp.arange(T), (P, G, T))
+
+        real = jnp.ones((P, G, predicting + 1), bool) if mask is None else through_last(mask)
+        counted = prompt_mask & real.any((1, 2))[:, None], jnp.pad(real[:, :, 1:], ((0, 0), (0, 0), (0, T - predicting)))
+        tally = (lambda routing: moe.loads(routing, rows.split, *counted)) if return_loads else None
+        if return_experts:
+            def tally(routing):
+                return rows.split(routing["experts"].astype(jnp.int16))[1]
+        if experts is not None:
+            experts = rows.packed(jnp.full((P, S, *experts.shape[3:]), -1, experts.dtype), experts[:, :, :T])
+        x = self.embed(params, rows.packed(prompt_tokens, tokens))
+        pool_packed = None if pool is None else (lambda x: pool(*rows.split(x)))
+        x, _, pooled, loads = self._scan_layers(
+            params, lora, x, rows.packed(*positions), self._group_attention(rows, prompt_mask, *positions), pool_packed, whole,
+            tally, experts=experts)
+        prompt, completions = rows.split(x)
+        last = jnp.take_along_axis(prompt, last_index(prompt_mask)[:, None, None], axis=1)
+        before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))
+        normed = self.normed(params, jnp.concatenate([before, completions[:, :, :predicting]], axis=2))
+        return (normed, pooled, loads) if tally is not None else (normed, pooled)
+
+    def _group_attention(self, rows: "_Groups", prompt_mask, prompt_positions, positions) -> Callable:
+        """`attend(q, k, v, local)` of the packed `rows`, for `positions i32[P, G, T]` of completions."""
+        P, S, G, T, _ = rows
+        window, scaling = self.config.window, dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
         def causal(n):
             return jnp.tril(jnp.ones((n, n), bool))
-        window, scaling = self.config.window, dict(scale=self.config.attention_scale, softcap=self.config.attention_softcap)
-
-        def in_rows(prompts, completions):
-            """`[P, S, ...]` and `[P, G, T, ...]` as `[P, S + G T, ...]`."""
-            return jnp.concatenate([prompts, completions.reshape(P, G * T, *completions.shape[3:])], axis=1)
-
-        def packed(prompts, completions):
-            """`[P, S, ...]` and `[P, G, T, ...]` as rows `[P, S + G T, ...]`, or as one `[1, P S + slots, ...]`."""
-            if slots is None:
-                return in_rows(prompts, completions)
-            return jnp.concatenate([prompts.reshape(P * S, *prompts.shape[2:]), slots.remove(completions)])[None]
-
-        def split(rows):
-            if slots is None:
-                return rows[:, :S], rows[:, S:].reshape(P, G, T, *rows.shape[2:])
-            return rows[0, :P * S].reshape(P, S, *rows.shape[2:]), slots.restore(rows[0, P * S:])
 
         def attend_as_tree(q, k, v, local):
             ends = jnp.broadcast_to(S + T * (jnp.arange(G) + 1)[:, None], (P, G, T))
-            end = in_rows(jnp.where(prompt_mask, S + G * T, 0), ends)
-            q, k, v = (in_rows(*split(y)) for y in (q, k, v))
-            out = tree_attention(q, heads_first(k), heads_first(v), end, in_rows(prompt_positions, positions), window, local,
+            end = rows.whole(jnp.where(prompt_mask, S + G * T, 0), ends)
+            q, k, v = (rows.whole(*rows.split(y)) for y in (q, k, v))
+            out = tree_attention(q, heads_first(k), heads_first(v), end, rows.whole(prompt_positions, positions), window, local,
                                  kernels=self.kernels, **scaling)
-            return packed(out[:, :S], out[:, S:].reshape(P, G, T, *out.shape[2:])), None
+            return rows.packed(out[:, :S], out[:, S:].reshape(P, G, T, *out.shape[2:])), None
 
         def attend_by_cudnn(q, k, v, local):
-            (q_p, q_c), (k_p, k_c), (v_p, v_c) = map(split, (q, k, v))
+            (q_p, q_c), (k_p, k_c), (v_p, v_c) = map(rows.split, (q, k, v))
             end = jnp.where(prompt_mask, S, 0)
             out_p = tree_attention(q_p, heads_first(k_p), heads_first(v_p), end, prompt_positions, window, local,
                                    kernels=self.kernels, **scaling)
             out_c = group_by_cudnn(q_c, (k_c, v_c), (k_p, v_p), prompt_mask, scale=self.config.attention_scale)
-            return packed(out_p, out_c), None
+            return rows.packed(out_p, out_c), None
 
         def attend(q, k, v, local):
             if by_cudnn(q, window, self.config.attention_softcap, self.kernels):
                 return attend_by_cudnn(q, k, v, local)
             if in_blocks(T, self.kernels):
                 return attend_as_tree(q, k, v, local)
-            q_p, q_c = split(q)
-            (k_p, k_c), (v_p, v_c) = (map(heads_first, split(y)) for y in (k, v))
+            q_p, q_c = rows.split(q)
+            (k_p, k_c), (v_p, v_c) = (map(heads_first, rows.split(y)) for y in (k, v))
             visible = causal(S) & prompt_mask[:, None, :] & in_window(prompt_positions, prompt_positions, window, local)
             out_p = grouped_attention(q_p[:, None], k_p[:, :, None], v_p[:, :, None], visible[:, None], **scaling)
             own = causal(T) & in_window(positions, positions, window, local)
             seen = prompt_mask[:, None, None, :] & in_window(positions, prompt_positions[:, None], window, local)
             out_c = grouped_attention(q_c, k_c, v_c, own, (k_p, v_p, seen), **scaling)
-            return packed(out_p[:, 0], out_c), None
+            return rows.packed(out_p[:, 0], out_c), None
 
-        real = jnp.ones((P, G, predicting + 1), bool) if mask is None else through_last(mask)
-        counted = prompt_mask & real.any((1, 2))[:, None], jnp.pad(real[:, :, 1:], ((0, 0), (0, 0), (0, T - predicting)))
-        tally = (lambda routing: moe.loads(routing, split, *counted)) if return_loads else None
-        if return_experts:
-            def tally(routing):
-                return split(routing["experts"].astype(jnp.int16))[1]
-        if experts is not None:
-            experts = packed(jnp.full((P, S, *experts.shape[3:]), -1, experts.dtype), experts[:, :, :T])
-        x = self.embed(params, packed(prompt_tokens, tokens))
-        pool_packed = None if pool is None else (lambda x: pool(*split(x)))
-        x, _, pooled, loads = self._scan_layers(
-            params, lora, x, packed(prompt_positions, positions), attend, pool_packed, whole, tally,
-            experts=experts)
-        prompt, completions = split(x)
-        last = jnp.take_along_axis(prompt, last_index(prompt_mask)[:, None, None], axis=1)
-        before = jnp.broadcast_to(last[:, None], (P, G, 1, x.shape[-1]))
-        normed = self.normed(params, jnp.concatenate([before, completions[:, :, :predicting]], axis=2))
-        return (normed, pooled, loads) if tally is not None else (normed, pooled)
+        return attend
 
     def tree_states(self, params, tokens, positions, end, *, lora=None, whole=lambda layer: layer, return_loads: bool = False,
                     axis: str | None = None, experts=None):
@@ -596,6 +586,33 @@ class Transformer:
 def of_layers(seen: Sequence[Any], axis: int) -> Any:
     """What was kept of each layer `[..., 1, ...]` as one, the layers along the axis of the single token."""
     return jax.tree.map(lambda *x: jnp.concatenate(x, axis=axis), *seen)
+
+
+class _Groups(NamedTuple):
+    """Packed rows of `P` prompts of `S` tokens, each with `G` completions of `T`; `slots`: without their padding, or None."""
+
+    P: int
+    S: int
+    G: int
+    T: int
+    slots: Unpadding | None
+
+    def whole(self, prompts, completions):
+        """`[P, S, ...]` and `[P, G, T, ...]` as `[P, S + G T, ...]`."""
+        return jnp.concatenate([prompts, completions.reshape(self.P, self.G * self.T, *completions.shape[3:])], axis=1)
+
+    def packed(self, prompts, completions):
+        """`[P, S, ...]` and `[P, G, T, ...]` as rows `[P, S + G T, ...]`, or as one `[1, P S + slots, ...]`."""
+        if self.slots is None:
+            return self.whole(prompts, completions)
+        return jnp.concatenate([prompts.reshape(self.P * self.S, *prompts.shape[2:]), self.slots.remove(completions)])[None]
+
+    def split(self, rows):
+        """The prompts and completions that `packed` made rows of."""
+        P, S, G, T, slots = self
+        if slots is None:
+            return rows[:, :S], rows[:, S:].reshape(P, G, T, *rows.shape[2:])
+        return rows[0, :P * S].reshape(P, S, *rows.shape[2:]), slots.restore(rows[0, P * S:])
 
 
 def heads_first(y: jax.Array) -> jax.Array:

@@ -3,6 +3,9 @@
 Truncated and masked importance sampling: arXiv 2505.24034, 2509.23866, and the rollout corrections of current trainers.
 """
 
+import functools
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -53,27 +56,55 @@ def accepted(rollouts: Rollouts, reject: str, low: float, high: float) -> Array:
     return jnp.broadcast_to(keep, mask.shape)
 
 
+class _Corrected(NamedTuple):
+    """The numbers of `tis_mis` that weigh and drop tokens; `low`, `high` and those of `reject` are bounds."""
+
+    level: str
+    bound: str
+    low: float
+    high: float
+    normalise: bool
+    reject: str | None
+    reject_low: float | None
+    reject_high: float | None
+    veto: float | None
+    denominator: str
+
+
+def _weighed(part: _Corrected, rollouts: Rollouts) -> tuple[Array, Array]:
+    """`(weights f32[P, G, T], tokens kept bool[P, G, T])`"""
+    weight, keep = correction(rollouts, part.level, part.bound, part.low, part.high), rollouts.token_mask
+    if part.reject is not None:
+        assert part.reject_high is not None
+        keep &= accepted(rollouts, part.reject, 1 / part.reject_high if part.reject_low is None else part.reject_low,
+                         part.reject_high)
+    if part.veto is not None:
+        ratio = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, rollouts.token_mask)
+        keep &= ~jnp.any(rollouts.token_mask & (ratio < part.veto), axis=-1, keepdims=True)
+    return weight, keep
+
+
+def _shares(part: _Corrected, aggregation: str, max_len: int | None, rollouts: Rollouts) -> dict[str, Array]:
+    """Arrays that depend on the whole mini-batch: each token's share of the loss, weight included, and the ESS."""
+    rollouts = clean(rollouts, *NEEDS)
+    mask, (weight, keep) = rollouts.token_mask, _weighed(part, rollouts)
+    counted = token_weights(rollouts.replace(mask=keep) if part.denominator == "kept" else rollouts, aggregation, max_len)
+    share = jnp.where(keep, counted * weight, 0)
+    if part.normalise:
+        by_token = part.level == "token" or part.bound == "seq_mask"
+        mean = masked.mean(weight, mask) if by_token else masked.mean(masked.mean(weight, mask, axis=-1), rollouts.live)
+        share = share / jnp.where(mean > 1e-8, mean, 1)
+    raw = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
+    ess = effective_share(jnp.clip(raw, 1 / part.high, part.high), mask)
+    return {"corrected": share, "counted": counted, "ess": jnp.broadcast_to(ess, rollouts.valid.shape)}
+
+
 @objective
-def tis_mis(
-    *,
-    level: str = "token",
-    bound: str = "truncate",
-    min_ratio: float | None = None,
-    max_ratio: float = 2.0,
-    normalise: bool = False,
-    reject: str | None = None,
-    reject_min: float | None = None,
-    reject_max: float | None = None,
-    veto: float | None = None,
-    denominator: str = "kept",
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    kl_coef: float = 0.0,
-    kl_estimator: str = "k3",
-    aggregation: str = "token_mean",
-    max_len: int | None = None,
-) -> Objective:
+def tis_mis(*, level: str = "token", bound: str = "truncate", min_ratio: float | None = None, max_ratio: float = 2.0,
+            normalise: bool = False, reject: str | None = None, reject_min: float | None = None,
+            reject_max: float | None = None, veto: float | None = None, denominator: str = "kept", clip_low: float = 0.2,
+            clip_high: float = 0.2, dual_clip: float | None = None, kl_coef: float = 0.0, kl_estimator: str = "k3",
+            aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
     """`l_t = w_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, rho = exp(new - old log-prob).
 
     `w` is `correction(level, bound, min_ratio, max_ratio)`; a lower bound defaults to 1 / upper bound. `normalise`
@@ -97,39 +128,15 @@ def tis_mis(
         registry.one_of("reject", reject, REJECTIONS)
         if reject_max is None:
             raise ValueError(f"reject={reject!r} needs reject_max, the largest ratio (k1) or k2, k3 to keep")
-    lowest = 1 / max_ratio if min_ratio is None else min_ratio
-
-    def weigh(rollouts):
-        """(weights [P, G, T], tokens kept [P, G, T])."""
-        weight, keep = correction(rollouts, level, bound, lowest, max_ratio), rollouts.token_mask
-        if reject is not None:
-            keep &= accepted(rollouts, reject, 1 / reject_max if reject_min is None else reject_min, reject_max)
-        if veto is not None:
-            ratio = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, rollouts.token_mask)
-            keep &= ~jnp.any(rollouts.token_mask & (ratio < veto), axis=-1, keepdims=True)
-        return weight, keep
-
-    def shares(rollouts):
-        """Arrays that depend on the whole mini-batch: each token's share of the loss, weight included, and the ESS."""
-        rollouts = clean(rollouts, *NEEDS)
-        mask, (weight, keep) = rollouts.token_mask, weigh(rollouts)
-        counted = token_weights(
-            rollouts.replace(mask=keep) if denominator == "kept" else rollouts, aggregation, max_len)
-        share = jnp.where(keep, counted * weight, 0)
-        if normalise:
-            by_token = level == "token" or bound == "seq_mask"
-            mean = masked.mean(weight, mask) if by_token else masked.mean(
-                masked.mean(weight, mask, axis=-1), rollouts.live)
-            share = share / jnp.where(mean > 1e-8, mean, 1)
-        raw = importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
-        ess = effective_share(jnp.clip(raw, 1 / max_ratio, max_ratio), mask)
-        return {"corrected": share, "counted": counted, "ess": jnp.broadcast_to(ess, rollouts.valid.shape)}
+    part = _Corrected(level, bound, 1 / max_ratio if min_ratio is None else min_ratio, max_ratio, normalise, reject,
+                      reject_min, reject_max, veto, denominator)
+    shares = functools.partial(_shares, part, aggregation, max_len)
 
     def token_loss(logprobs, rollouts, advantages):
         whole = shares(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights
         ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
-        weight, keep = weigh(rollouts)
+        weight, keep = _weighed(part, rollouts)
         terms = {"corrected": loss}
         metrics = {"weight": weight, "kept_fraction": keep & (weight > 0), "ess_share": whole["ess"],
                    "clip_fraction": clipped, "max/ratio": ratio}

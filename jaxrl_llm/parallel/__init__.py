@@ -4,6 +4,6 @@ from jaxrl_llm.parallel.mesh import batch_sharding, check_batch, make_mesh, mesh
 from jaxrl_llm.parallel.rules import apart, reshard, rollout_shardings, tree_shardings, with_shardings
 from jaxrl_llm.parallel.runtime import agree, barrier, fetch, gather, gather_objects, is_primary, put, several
 
-__all__ = ["agree", "apart", "barrier", "batch_sharding", "check_batch", "fetch", "gather", "gather_objects", "is_primary", "make_mesh",
-           "mesh_sizes", "over_rows", "put", "replicated", "reshard", "rollout_shardings", "rows_sharding", "several",
-           "shards_of", "tree_shardings", "with_shardings"]
+__all__ = ["agree", "apart", "barrier", "batch_sharding", "check_batch", "fetch", "gather", "gather_objects", "is_primary",
+           "make_mesh", "mesh_sizes", "over_rows", "put", "replicated", "reshard", "rollout_shardings", "rows_sharding",
+           "several", "shards_of", "tree_shardings", "with_shardings"]

@@ -84,7 +84,9 @@ def reshard(params, mesh: Mesh, dtype):
 
     Arrays sharded over `fsdp` are cast to `dtype` first, as they are at use, so that no more bytes are gathered than are read.
     """
-    if mesh.shape["fsdp"] * mesh.shape["seq"] == 1 or jax.tree.all(jax.tree.map(_lies, params, rollout_shardings(params, mesh))):
+    if mesh.shape["fsdp"] * mesh.shape["seq"] == 1:
+        return params
+    if jax.tree.all(jax.tree.map(_lies, params, rollout_shardings(params, mesh))):
         return params
     return _reshard(params, mesh, dtype)
 

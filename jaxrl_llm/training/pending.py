@@ -30,16 +30,16 @@ def encode(batch: Finished) -> dict[str, Any]:
 def restored(stored: Sequence[Mapping[str, Any]], source: Source, lag: int) -> tuple[Finished, ...]:
     """The batches that wait in a checkpoint. Raises ValueError where a run with this lag and source cannot learn from them."""
     if len(stored) > lag:
-        raise ValueError(f"{len(stored)} sampled batches wait in the checkpoint, and config.schedule keeps {lag}; continue with "
-                         f"schedule=\"pipelined(lag={len(stored)})\", or start a new run with these weights (model.path)")
+        raise ValueError(f"{len(stored)} sampled batches wait in the checkpoint, and config.schedule keeps {lag}; continue "
+                         f"with schedule=\"pipelined(lag={len(stored)})\", or start a new run with these weights (model.path)")
     batches = tuple(decode(one, source) for one in stored)
     sizes, most = source.ladders, source.sampler.group * source.max_groups
     for rollouts in (one.rollouts for one in batches if one.rollouts is not None):
         _, G, T = rollouts.mask.shape
         S = rollouts.prompt_tokens.shape[1]
         if G != most or T > sizes.tokens[-1] or S > sizes.prompt_tokens[-1]:
-            raise ValueError(f"a batch that waits in the checkpoint has {G} rollouts of a prompt, up to {T} tokens each, behind "
-                             f"prompts of up to {S}, and this configuration {most}, {sizes.tokens[-1]} and "
+            raise ValueError(f"a batch that waits in the checkpoint has {G} rollouts of a prompt, up to {T} tokens each, "
+                             f"behind prompts of up to {S}, and this configuration {most}, {sizes.tokens[-1]} and "
                              f"{sizes.prompt_tokens[-1]}; continue with the sizes in `sampling` and `prompts` that the run had")
     return batches
 

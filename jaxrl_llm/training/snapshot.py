@@ -35,8 +35,8 @@ def check(snapshot: Snapshot, model: Transformer) -> None:
              or wanted[name].shape != found[name].shape]
     if other:
         was, now = (list(tree[other[0]].shape) if other[0] in tree else "absent" for tree in (wanted, found))
-        raise ValueError(f"a snapshot of another model: {other[0]} is {now}, and {was} in the model that samples; {len(other)} of "
-                         f"{len(wanted)} arrays differ. Publish the state of a learner of the same run")
+        raise ValueError(f"a snapshot of another model: {other[0]} is {now}, and {was} in the model that samples; "
+                         f"{len(other)} of {len(wanted)} arrays differ. Publish the state of a learner of the same run")
     if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves((snapshot.params, snapshot.lora))):
         raise ValueError(f"the weights of version {snapshot.version} were consumed by the update that began from them; sample "
                          "with publish(state) of the newest state, or keep publish(state, apart=True) before the update")

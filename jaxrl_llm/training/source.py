@@ -234,7 +234,7 @@ class Source:
         """The rollouts with the fields from settings and a replay; `stored`: the buffer before this batch."""
         prompts, extras = len(rollouts.valid), dict[str, Any](rollouts.extras)
         if self.replay is not None or self.sharing is not None:  # versions do not tell: under a lag first batches share one
-            ends = forest.ends if self.sampler.contexts == 1 else forest.leaves
+            ends = forest.ends if self.stream.contexts == 1 else forest.leaves
             old = forests.versions(forest) < 0 if stored is None else np.isin(forest.uid[ends], stored.uid)
             extras["replayed"] = placed(forest, ends, old, rollouts.valid.shape)
         if "replay_weight" in forest.facts:
@@ -449,7 +449,7 @@ def guide_metrics(forest: Forest) -> dict[str, float]:
     return metrics
 
 
-def placed(forest: Forest, ends: np.ndarray, values: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+def placed(forest: Forest, ends: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The `values [R]` of the rows `ends` as a view of this `shape` has them: missing prompts are copies of the first."""
     owner, out = forest.prompt[ends], np.zeros(shape, values.dtype)
     out[owner, np.arange(len(ends)) - np.searchsorted(owner, owner)] = values

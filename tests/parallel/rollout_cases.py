@@ -49,7 +49,8 @@ def moved(params, *sizes) -> dict:
     def program(dtype):
         return jax.jit(functools.partial(parallel.reshard, mesh=mesh, dtype=dtype)).lower(lain)
     def equal(tree):
-        return jax.tree.all(jax.tree.map(lambda x, y: bool((np.asarray(x.astype(y.dtype)) == np.asarray(y)).all()), params, tree))
+        same = jax.tree.map(lambda x, y: bool((np.asarray(x.astype(y.dtype)) == np.asarray(y)).all()), params, tree)
+        return jax.tree.all(same)
     def as_ruled(tree):
         return jax.tree.all(jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), tree, ruled))
     return {"untouched": result is lain, "equal": equal(result), "as_ruled": as_ruled(result),

@@ -39,8 +39,8 @@ class _Steps:
                  timer: PhaseTimer | None = None, phase: Callable[[str], None] = lambda name: None,
                  pending: tuple[Finished, ...] = ()) -> Generator[Step, TrainState | None, None]:
         if not (learner.as_sampled or learner.objective.corrects):
-            raise ValueError(f"pipelined(lag={self.lag}): this learner was made for batches of its newest weights; build the run "
-                             "with config.schedule, which takes the log-probs of sampling as old ones, or refuses a method")
+            raise ValueError(f"pipelined(lag={self.lag}): this learner was made for batches of its newest weights; build the "
+                             "run with config.schedule, which takes the log-probs of sampling as old ones, or refuses a method")
         timer, waiting = timer or PhaseTimer(), collections.deque(pending)
         begin = _beside if learner.mesh.size == 1 else _at_once
         if len(waiting) < self.lag:
