@@ -517,12 +517,7 @@ class Transformer:
         tables = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, t, 1, axis=1)[:, None], cache.rotations)
         first = jnp.arange(0 if common is None else next((x.shape[2] for x in common[1] if x is not None), 0))
         prompt_positions = len(first) + positions_of(prompt.mask)
-        def written(old, new, place, axis):
-            return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, place, axis), old, new)
-        def read(keys, values):
-            if self.int8_cache:  # or the compiler keeps those that do not change as larger arrays beside the loop
-                keys, values, _ = jax.lax.optimization_barrier((keys, values, t))
-            return swap_last(keys), values
+        read = functools.partial(self._read, t)
 
         x = self.embed(params, tokens)[:, :, None]
         kept, seen = [], []
@@ -555,6 +550,12 @@ class Transformer:
         done = self.normed(params, x[:, :, 0]), CompletionCache(keys, values, cache.rotations)
         return done if tally is None else (*done, of_layers(seen, 2))
 
+    def _read(self, t, keys, values):
+        """Cached keys `[..., n, d]` and values of a layer, read in step `t`."""
+        if self.int8_cache:  # or the compiler keeps those that do not change as larger arrays beside the loop
+            keys, values, _ = jax.lax.optimization_barrier((keys, values, t))
+        return swap_last(keys), values
+
     def unstack_layers(self, params, lora=None, *, transposed: bool = True, layers=None):
         """Per-layer `(weights, adapters)` as a decode loop reads them: sliced, cast and transposed only once.
 
@@ -584,6 +585,11 @@ class Transformer:
 def of_layers(seen: Sequence[Any], axis: int) -> Any:
     """What was kept of each layer `[..., 1, ...]` as one, the layers along the axis of the single token."""
     return jax.tree.map(lambda *x: jnp.concatenate(x, axis=axis), *seen)
+
+
+def written(old: OneOf, new: OneOf, place, axis: int) -> OneOf:
+    """The cached array with `new` from `place` on along an axis."""
+    return jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, place, axis), old, new)
 
 
 class _Groups(NamedTuple):
