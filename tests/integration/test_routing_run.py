@@ -117,7 +117,7 @@ def test_turns_of_an_environment_have_their_experts():
     ({"model.experts": 0}, "replays the experts of a mixture, and this model is dense; leave routing=free"),
     ({"model.experts": 0, "objective": "routing='learner'"}, "this model is dense"),
     ({"server.url": "http://127.0.0.1:9", "server.weights": "weights"},
-     "reads the token column 'routes', which servers do not provide"),
+     "reads the token column 'routes', which engine 'server' does not provide"),
     ({"objective": "routing='both'"}, "routing of qwen_stabilizing 'both'")))
 def test_refusals(changes, message):
     with pytest.raises(ValueError, match=message):
