@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import advantages, environments, methods, objectives, rewards
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.rollouts import OWN_ROUTES, ROUTES, Rollouts
 from jaxrl_llm.training import config as config_lib
 from jaxrl_llm.training import parts
 from jaxrl_llm.training.parts import Parts
@@ -67,10 +67,10 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
 
 
 def check_replays(made: Parts, model: Transformer) -> None:
-    """Raises ValueError if the method replays the experts of a mixture, and the model is dense."""
-    if made.objective.replays and model.config.experts is None:
-        raise ValueError(f"method {made.method.slug!r} replays the experts of a mixture, and this model is dense; leave "
-                         "routing=free in config.objective, or take a mixture of experts")
+    """Raises ValueError if the method reads or replays the experts of tokens, and the model is dense."""
+    if made.needs & {ROUTES, OWN_ROUTES} and model.config.experts is None:
+        raise ValueError(f"method {made.method.slug!r} reads or replays the experts of a mixture, and this model is dense; "
+                         "leave routing=free in config.objective, or take a mixture of experts")
 
 
 def check_lag(config: ConfigDict, made: Parts, lag: int) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import control
-from jaxrl_llm.control import acereason_temperature, historical_variance, routing_replay, spear_clip, tool_bonus
+from jaxrl_llm.control import acereason_temperature, historical_variance, spear_clip, tool_bonus
 from jaxrl_llm.rollouts import Rollouts, from_lists
 
 
@@ -155,13 +155,3 @@ def test_an_example_twice_in_a_batch_is_visited_once():
     visits = control.make("historical_variance").init(3)
     value = historical_variance.visited(visits, jnp.array([1, 1, 7]), jnp.array([1.0, 0.0, 1.0]), jnp.array([True, True, True]))
     assert value.times.tolist() == [0, 1, 0] and value.mean.tolist() == [0, 0.5, 0] and value.squares.tolist() == [0, 0, 0]
-
-
-def test_routing_replay():
-    logits = jnp.array([[1.0, 2, 0, -1], [0, 1, 2, 3]])
-    recorded = jnp.array([[0, 2], [0, 1]])
-    np.testing.assert_allclose(routing_replay.gates(logits, recorded)[0], [0.731059, 0.268941], atol=1e-6)
-    chosen = routing_replay.choose(logits, recorded, jnp.array([True, False]))
-    assert chosen.tolist() == [[0, 2], [3, 2]]
-    slope = jax.grad(lambda s: routing_replay.gates(s, recorded)[0, 0])(logits)
-    np.testing.assert_allclose(slope, [[0.196612, 0, -0.196612, 0], [0] * 4], atol=1e-6)  # p (1 - p)

@@ -68,7 +68,8 @@ def test_all_engines_measure_what_a_plain_pass_says():
             np.testing.assert_array_equal(one.tokens, other.tokens)
             for name in BOTH:
                 np.testing.assert_array_equal(one.columns[name], other.columns[name])
-        check(one.columns, tuple(prompts()[n // G]), tuple(one.tokens))
+        if not n % G:
+            check(one.columns, tuple(prompts()[n // G]), tuple(one.tokens))
     assert len(np.unique(np.concatenate([node.columns["routes"].ravel() for node in scan.values()]))) == 5  # and none
 
 

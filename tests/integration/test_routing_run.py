@@ -87,9 +87,9 @@ def kept(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", ({"schedule": "pipelined(lag=1)", "learner.packed_rows": 4}, {"sampling.engine": "slots"}),
-                         ids=("packed rows under a lag", "slots"))
-def test_resume_and_replay_keep_the_columns(kept, changes, tmp_path):
+def test_resume_and_replay_keep_the_columns(kept, tmp_path):
+    """Of groups in the buffer, and under a lag of a batch that waits."""
+    changes = {"schedule": "pipelined(lag=1)", "learner.packed_rows": 4, "sampling.engine": "slots"}
     config = tiny(method="kept", **changes)
     loop.train(config, tmp_path / "straight")
     loop.train(tiny(method="kept", **changes, steps=2), tmp_path / "resumed")
@@ -102,8 +102,7 @@ def test_resume_and_replay_keep_the_columns(kept, changes, tmp_path):
 
 @pytest.mark.slow
 def test_turns_of_an_environment_have_their_experts():
-    config = chatter.get_config(**MIXTURE)
-    run, state, done = sampled(config)
+    run, state, done = sampled(chatter.get_config(**MIXTURE))
     routes, mask = done.rollouts.extras["routes"], done.rollouts.mask
     later = np.pad(mask[..., 1:], ((0, 0), (0, 0), (0, 1))) & mask
     assert (routes[later] >= 0).all() and (routes[~mask] == -1).all() and (~mask & done.rollouts.present).any()
@@ -117,7 +116,7 @@ def test_turns_of_an_environment_have_their_experts():
     ({"model.experts": 0}, "replays the experts of a mixture, and this model is dense; leave routing=free"),
     ({"model.experts": 0, "objective": "routing='learner'"}, "this model is dense"),
     ({"server.url": "http://127.0.0.1:9", "server.weights": "weights"},
-     "reads the token column 'routes', which servers do not provide"),
+     "reads the token column 'routes', which engine 'server' does not provide"),
     ({"objective": "routing='both'"}, "routing of qwen_stabilizing 'both'")))
 def test_refusals(changes, message):
     with pytest.raises(ValueError, match=message):

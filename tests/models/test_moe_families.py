@@ -11,6 +11,7 @@ import transformers
 from test_parity import NEW, greedy, padded_rows, reference
 from test_weights import assert_same_bits, copy_of
 
+from jaxrl_llm.generation import Sampling, generate, row_keys
 from jaxrl_llm.models import Experts, weights
 from jaxrl_llm.models.check import gguf_files
 
@@ -67,6 +68,24 @@ def test_greedy_continuations_equal_transformers(pair, name):
     rows, mask = np.concatenate([tokens, chosen], axis=1), np.pad(left, ((0, 0), (0, NEW)), constant_values=True)
     np.testing.assert_array_equal(chosen, reference(p.torch, rows, mask)[0].argmax(-1)[:, 8:-1])
     assert len(np.unique(chosen)) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ("mixtral", "qwen3_moe"))
+def test_recorded_routes_equal_those_of_transformers(pair, name):
+    p = pair(name)
+    tokens, mask = np.random.default_rng(1).integers(0, 64, (2, 9)), np.arange(9) >= np.array([[0], [4]])
+    made = generate(p.model, p.params, tokens, mask, row_keys(jax.random.key(0), np.arange(4).reshape(2, 2)), Sampling(1.0),
+                    max_tokens=8, stop_ids=(), columns=("routes",))
+    rows, there = (np.concatenate([np.repeat(x, 2, axis=0), y.reshape(4, 8)], 1) for x, y in ((tokens, made.tokens),
+                                                                                          (mask, made.mask)))
+    with torch.no_grad():
+        out = p.torch(torch.tensor(rows), attention_mask=torch.tensor(there).long(), output_router_logits=True,
+                      position_ids=torch.tensor(np.maximum(there.cumsum(-1) - 1, 0)))
+    chosen = np.stack([np.argsort(-x.numpy().reshape(4, 17, -1))[:, 9:-1, :p.model.config.experts.per_token]
+                       for x in out.router_logits], axis=2)
+    np.testing.assert_array_equal(np.sort(np.asarray(made.columns["routes"]).reshape(4, 8, *chosen.shape[2:])[:, :-1]),
+                                  np.sort(chosen))
 
 
 @pytest.mark.slow
