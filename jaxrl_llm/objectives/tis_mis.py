@@ -5,9 +5,6 @@ Truncated and masked importance sampling: arXiv 2505.24034, 2509.23866, and the 
 import functools
 from typing import NamedTuple
 
-import functools
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax import Array
 
