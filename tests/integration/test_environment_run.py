@@ -254,8 +254,9 @@ def test_the_share_of_lost_trajectories_is_one_of_an_evaluation_too():
     for _ in range(2):
         forest = sample_held_out(run.source, params, None, 5, jax.random.key(0))
         assert forest.lost.tolist() == [0, 0, 0, 0, 4] and len(forest.ends) == 16
-    runner = run.source.stream.partner.runner
-    assert len(runner.invalid) == 4
+    runner, apart = (stream.partner.runner for stream in (run.source.stream, run.source.held_out))
+    assert len(apart.invalid) == 4 and not runner.invalid
+    runner.invalid |= apart.invalid
     run.source.next(run.learner.publish(setup.initial_state(run, params)))
     assert not runner.invalid  # a step begins anew
 
