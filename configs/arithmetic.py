@@ -9,8 +9,8 @@
 
 Every key can be set on the command line: --config.method=dr_grpo --config.steps=200 --config.objective="clip_high=0.28"
 """
-from jaxrl_llm.registry import one_of
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.tools.registry import one_of
 
 
 def get_config(variant: str = "tiny"):

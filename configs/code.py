@@ -8,8 +8,8 @@ A run has 500 steps of 64 problems x 8 completions of up to 2,048 tokens; the pl
 without a test, or with more than 1,024 tokens, are dropped. Public tests are few, so a program that passes them can still be
 wrong.
 """
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.recipes import sized
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.recipes import sized
 
 PROMPT = """{description}
 

@@ -6,8 +6,8 @@
 A run has 500 steps of 64 problems x 8 completions of up to 1,024 tokens; the plan estimates at least 1.2 hours. On a CPU it has
 100 steps of 4 problems and 256 tokens.
 """
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.recipes import sized
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.recipes import sized
 
 
 def get_config(variant: str = "qwen2.5_1.5b-h100"):

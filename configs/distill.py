@@ -9,8 +9,8 @@ teacher, such as a run. A run has 100 steps of 64 problems x 8 completions of up
 minutes without the teacher. On a CPU it has 100 steps of 4 problems and 256 tokens.
 """
 from jaxrl_llm.configs import gsm8k
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.recipes import sized
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.recipes import sized
 
 
 def get_config(variant: str = "qwen2.5_0.5b-h100"):

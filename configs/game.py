@@ -9,9 +9,9 @@
                   on a cpu of 2 x 2 rooms, 4 turns
                   python experiments/train.py --config=configs/game.py:qwen2.5_1.5b-h100 --workdir=runs/game
 """
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.recipes import sized
-from jaxrl_llm.training.variants import parse_one_device
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.recipes import sized
+from jaxrl_llm.setup.variants import parse_one_device
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 

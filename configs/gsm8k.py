@@ -6,8 +6,8 @@
 A run has 500 steps of 64 problems x 8 completions of up to 512 tokens, with each problem four times; the plan estimates at
 least 8 minutes. On a CPU it has 100 steps of 4 problems and 256 tokens.
 """
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.recipes import sized
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.recipes import sized
 
 PROMPT = r"{question} Think step by step and put the final number in \boxed{}."
 

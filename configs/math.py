@@ -11,8 +11,8 @@ To train on the 40,000 problems of DeepScaleR instead of MATH, with a hundredth 
 A run has 500 steps of 64 problems x 8 completions of up to 2,048 tokens; the plan estimates at least 37 minutes. On a CPU it
 has 100 steps of 4 problems and 256 tokens, which is too short for most problems.
 """
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.recipes import sized
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.recipes import sized
 
 PROMPT = r"{problem} Think step by step and put the final answer in \boxed{}."
 

@@ -1,5 +1,5 @@
 """The default step of experiments/plan.py: a batch of reasoning problems in bfloat16."""
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.setup.config import default_config
 
 
 def get_config():

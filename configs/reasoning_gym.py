@@ -8,8 +8,8 @@ Advantages are divided by the standard deviation within a task (QwenLong-L1.5, a
 problems x 8 completions of up to 512 tokens; the plan estimates at least half an hour. On a CPU it has 100 steps of 4 problems
 and 256 tokens.
 """
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.recipes import sized
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.recipes import sized
 
 EASY = {"chain_sum": "", "countdown": ", config={'min_numbers': 3, 'max_numbers': 4, 'min_target': 10}",
         "number_sorting": "", "spell_backward": ""}

@@ -10,8 +10,8 @@
   python experiments/train.py --config=configs/suite.py:lengths --workdir=runs/lengths
 """
 from jaxrl_llm.configs import tools
-from jaxrl_llm.registry import one_of
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.tools.registry import one_of
 
 VARIANTS = ("mixed", "lengths", "tools", "reach")
 

@@ -11,9 +11,9 @@
                   256 tokens, on a cpu of 128
                   python experiments/train.py --config=configs/tools.py:qwen2.5_1.5b-h100 --workdir=runs/tools
 """
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.recipes import sized
-from jaxrl_llm.training.variants import parse_one_device
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.recipes import sized
+from jaxrl_llm.setup.variants import parse_one_device
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 # The chat template of SmolLM2 does not describe tools, so a rule and an example come before the problem.

@@ -8,7 +8,7 @@ A run trains adapters of SmolLM2-135M on two CPU cores, with 4 problems x 8 comp
 1/8, see docs/real_model.md.
 Another model: --config.model.path=models/Qwen2.5-0.5B-Instruct --config.task="word_problems(level=both)".
 """
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.setup.config import default_config
 
 
 def get_config():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _OUT = flags.DEFINE_string("out", None, "Folder of the runs.", required=True)
 _ROWS = flags.DEFINE_list("rows", [], "Methods to run; empty: all.")
@@ -107,7 +107,7 @@ def config_of_row(row: Row, seed: int, steps: int):
 
 def warmed(name: str, folder: Path) -> str:
     """The run whose weights methods of this world start from, made where it is not there."""
-    from jaxrl_llm.training import loop
+    from jaxrl_llm.runs import loop
     start = folder / "start" / name.replace(" ", "_").replace(",", "")
     if not finished(start, 1):
         shutil.rmtree(start, ignore_errors=True)
@@ -119,7 +119,7 @@ def warmed(name: str, folder: Path) -> str:
 
 def finished(run: Path, steps: int) -> dict[str, dict[str, float]] | None:
     """The first and the last line of a run's metrics, if it has made its steps."""
-    from jaxrl_llm.training.metrics import FILE_NAME
+    from jaxrl_llm.store.lines import FILE_NAME
     file = run / FILE_NAME
     lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
     return {"start": lines[0], "end": lines[-1]} if lines and lines[-1]["step"] == steps and "eval/score" in lines[-1] else None
@@ -131,7 +131,7 @@ def folder_of(row: Row, seed: int) -> Path:
 
 def run(row: Row, seed: int) -> None:
     """One run of a method, unless it is finished."""
-    from jaxrl_llm.training import loop
+    from jaxrl_llm.runs import loop
     folder = folder_of(row, seed)
     if finished(folder, _STEPS.value):
         return
@@ -164,7 +164,7 @@ def write(page: Path) -> None:
 
 
 def main():
-    from jaxrl_llm.registry import one_of
+    from jaxrl_llm.tools.registry import one_of
     rows = [row for row in ROWS if not _ROWS.value or row.method in _ROWS.value]
     for name in _ROWS.value:
         one_of("method of agents", name, [row.method for row in ROWS])

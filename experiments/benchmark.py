@@ -8,7 +8,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from jaxrl_llm.registry import one_of
+from jaxrl_llm.tools.registry import one_of
 
 FOLDER = Path(__file__).parent / "benchmarks"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem != "__init__")

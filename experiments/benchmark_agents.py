@@ -19,7 +19,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face directory that both load.", required=True)
 _TRL = flags.DEFINE_string("trl", None, "Python that has TRL, from which the chat template comes too.", required=True)
@@ -70,8 +70,8 @@ def tokens_behind(template: str) -> int:
 def build(template: str, tokens: int):
     """`(run, state)` of this library."""
     from jaxrl_llm.configs import arithmetic
-    from jaxrl_llm.training import setup
-    from jaxrl_llm.training.dialogue import Dialogue
+    from jaxrl_llm.sampling.dialogue import Dialogue
+    from jaxrl_llm.setup import setup
     c = arithmetic.get_config("smollm2")
     c.model.path, c.model.chat_template = _MODEL.value, template
     c.environment = f"jaxrl_llm.experiments.peers.forced_calls:forced(turns={_TURNS.value}, seconds={_SECONDS.value})"
@@ -90,7 +90,7 @@ def build(template: str, tokens: int):
 
 def alone() -> None:
     """Steps of this library: one JSON line each, the first one compiles."""
-    from jaxrl_llm.training.metrics import PhaseTimer
+    from jaxrl_llm.tools.timer import PhaseTimer
     template = template_of_trl()
     run, state = build(template, tokens_behind(template))
     for _ in range(_STEPS.value + 1):

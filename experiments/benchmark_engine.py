@@ -12,7 +12,7 @@ import time
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _HIDDEN = flags.DEFINE_integer("hidden", 384, "Width of the model.", lower_bound=64)
 _LAYERS = flags.DEFINE_integer("layers", 4, "Its layers.", lower_bound=1)
@@ -35,8 +35,8 @@ def lengths_of(key, uids, stops: int):
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxrl_llm.generation import Sampling, row_keys
-    from jaxrl_llm.generation.sampling import draw
+    from jaxrl_llm.engines import Sampling, row_keys
+    from jaxrl_llm.engines.sampling import draw
 
     @jax.jit
     def tokens(keys, logits):
@@ -75,7 +75,7 @@ def by_scan(model, params, key, prompts, uids, stops: int):
     import jax
     import numpy as np
 
-    from jaxrl_llm.generation import Sampling, generate, row_keys
+    from jaxrl_llm.engines import Sampling, generate, row_keys
     completions = {}
     for start in range(0, len(uids), _SLOTS.value):
         rows = uids[start:start + _SLOTS.value].reshape(-1, GROUP)
@@ -90,8 +90,8 @@ def by_scan(model, params, key, prompts, uids, stops: int):
 
 def by_engine(engine, prompts, uids, stops: int):
     """`uid -> tokens`"""
-    from jaxrl_llm.generation import Sampling
-    from jaxrl_llm.generation.engine import Request
+    from jaxrl_llm.engines import Sampling
+    from jaxrl_llm.engines.engine import Request
     sampling, ends = Sampling(EVERY_TOKEN_ALIKE), tuple(range(stops))
     engine.submit(*(Request(int(uid), _LIMIT.value, prompts[i // GROUP].tolist(), sampling=sampling, stop_tokens=ends)
                     for i, uid in enumerate(uids)))
@@ -105,7 +105,7 @@ def main():
     import jax
     import numpy as np
 
-    from jaxrl_llm.generation.engine import SlotEngine
+    from jaxrl_llm.engines.engine import SlotEngine
     from jaxrl_llm.models import ModelConfig, Transformer
 
     heads = _HIDDEN.value // 64

@@ -125,7 +125,7 @@ def pool_rates() -> list[dict[str, Any]]:
 
 
 def main(_):
-    from jaxrl_llm.command_line import print_table
+    from jaxrl_llm.commands.command_line import print_table
 
     print_table(text_rates(), f"{_TRAJECTORIES.value} trajectories as text, up to {TURNS} messages each")
     print_table(array_rates(), "without text")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _WEIGHTS = flags.DEFINE_string("weights", None, "File of experiments/pretrain_value.py.")
 _HISTORY = flags.DEFINE_string("history", None, "Folder that experiments/record_history.py printed.")
@@ -52,7 +52,7 @@ def measured(cases, predictions) -> list[dict]:
 
 def draw(rows, path: Path) -> None:
     """Draws the share of mixed groups, a bar for each prediction and utility."""
-    from jaxrl_llm.figures import COLORS, figure_file
+    from jaxrl_llm.tools.figures import COLORS, figure_file
     utilities = list(dict.fromkeys(row["utility"] for row in rows))
     with figure_file(path, 7.4, 0.9 + 0.24 * len(rows)) as figure:
         axes = figure.add_subplot()

@@ -15,7 +15,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "What all runs share, e.g. configs/arithmetic.py.")
 _SUITE = flags.DEFINE_string("suite", "", "In the place of --config: embedded, three tasks of about a minute a run; "

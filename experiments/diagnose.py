@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _OUT = flags.DEFINE_string("out", None, "Folder of results.json and the figure; default: diagnostics/NAME in the first folder.")
 
@@ -18,7 +18,7 @@ _OUT = flags.DEFINE_string("out", None, "Folder of results.json and the figure; 
 def main(words):
     from jaxrl_llm import diagnostics
     from jaxrl_llm.diagnostics.base import strict
-    from jaxrl_llm.training.config import calls
+    from jaxrl_llm.tools.written import calls
     text, *folders = words or [""]
     listed = "\n".join(f"  {name:22}{diagnostics.about(name)}" for name in diagnostics.names())
     if not text:

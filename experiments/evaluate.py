@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py; its newest checkpoint is measured.")
 _STEP = flags.DEFINE_integer("step", None, "With --workdir: the checkpoint of this step.")
@@ -37,7 +37,7 @@ _AGAINST = flags.DEFINE_string("against", None, "Folder of another measurement o
 
 def measured_policy():
     """The policy that the flags name."""
-    from jaxrl_llm.training.trained import trained, untrained, with_task
+    from jaxrl_llm.runs.trained import trained, untrained, with_task
     workdir, config = _WORKDIR.value, _CONFIG.value
     if workdir is not None and config is not None:
         raise ValueError("give --workdir (a trained policy) or --config (an untrained one), not both")

@@ -6,8 +6,8 @@
 
 from absl import flags
 
-from jaxrl_llm import command_line
-from jaxrl_llm.files import expanded
+from jaxrl_llm.commands import command_line
+from jaxrl_llm.tools.files import expanded
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py.")
 _OUT = flags.DEFINE_string("out", None, "Folder of the model; made if absent.")
@@ -20,7 +20,7 @@ _DTYPE = flags.DEFINE_enum("dtype", None, ("float32", "bfloat16", "float16"), "P
 
 
 def main():
-    from jaxrl_llm.training.trained import export
+    from jaxrl_llm.runs.trained import export
     workdir, out = (expanded(folder) for folder in (_WORKDIR.value, _OUT.value))
     step = export(workdir, out, _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value, _DTYPE.value or "")
     print(f"wrote step {step} to {out}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _WEIGHTS = flags.DEFINE_string("weights", None, "File of experiments/pretrain_value.py.")
 _HISTORY = flags.DEFINE_string("history", None, "Folder that experiments/record_history.py printed.")
@@ -50,7 +50,7 @@ def measured(data, unseen, hidden, model, params, features, sizes):
 
 def draw(rows, path: Path) -> None:
     """Ranking and squared error against the size of the context, for both settings."""
-    from jaxrl_llm.figures import COLORS, figure_file
+    from jaxrl_llm.tools.figures import COLORS, figure_file
     with figure_file(path, 9, 6.4) as figure:
         panels = [(s, metric) for s in ("unseen prompts", "seen prompts") for metric in ("gAUC", "Brier")]
         for place, (setting, metric) in enumerate(panels, start=1):

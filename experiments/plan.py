@@ -16,7 +16,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _MODEL = flags.DEFINE_list("model", None, "Names of published models, or directories with a config.json.")
 _DEVICES = flags.DEFINE_list("devices", None, "Devices and their number, e.g. h100-8; v4 and v5p count cores, two a chip.")
@@ -31,15 +31,16 @@ _CONFIG = config_flags.DEFINE_config_file("config", str(Path(__file__).parents[1
 def model_of(name: str):
     """Sizes of a published model, or of a directory."""
     from jaxrl_llm.models.weights import hf
-    from jaxrl_llm.parallel.presets import MODELS
-    from jaxrl_llm.registry import one_of
+    from jaxrl_llm.planning.presets import MODELS
+    from jaxrl_llm.tools.registry import one_of
     file = Path(name).expanduser() / "config.json"
     return hf.config_from(json.loads(file.read_text()), file) if file.is_file() else MODELS[one_of("model", name, MODELS)]
 
 
 def given_mesh() -> dict[str, int] | None:
     """The axes that --mesh or the configuration sets; None: the first mesh that fits. ValueError if both set one."""
-    from jaxrl_llm.training.config import default_config, keywords
+    from jaxrl_llm.setup.config import default_config
+    from jaxrl_llm.tools.written import keywords
     own, usual = _CONFIG.value.mesh.to_dict(), default_config().mesh.to_dict()
     if own == usual:
         return keywords(_MESH.value) if _MESH.value else None
@@ -60,7 +61,7 @@ def compiled(c, w, device, sizes) -> dict[str, float]:
     from jax.sharding import Mesh
 
     from jaxrl_llm.parallel.mesh import MESH_AXES, mesh_shape
-    from jaxrl_llm.training.ahead import lower_accumulate, lower_update
+    from jaxrl_llm.planning.ahead import lower_accumulate, lower_update
     power = int(np.prod([*sizes.values()])).bit_length() - 1
     sides = "x".join(str(2 ** ((power + i) // 3)) for i in (2, 1, 0))
     hosts = {"chips_per_host_bounds": [1, 1, 1]} if power < 2 else {}
@@ -77,7 +78,7 @@ def compiled(c, w, device, sizes) -> dict[str, float]:
 
 def comparison(c, w, device, estimate) -> str:
     """The compiler's figures beside the plan's."""
-    from jaxrl_llm.parallel import plan
+    from jaxrl_llm.planning import plan
     memory = compiled(c, w, device, estimate.mesh)
     # With packed rows, a separate program adds up gradients, which does not get the optimiser's state.
     state = plan.state_memory(c, w.optimizer, estimate.mesh, w.lora_rank) if w.rows else 0.0
@@ -90,9 +91,10 @@ def comparison(c, w, device, estimate) -> str:
 
 
 def main():
-    from jaxrl_llm.parallel import mesh_sizes, plan, plan_page
-    from jaxrl_llm.parallel.presets import parse_devices
-    from jaxrl_llm.training.recipes import work_of
+    from jaxrl_llm.parallel import mesh_sizes
+    from jaxrl_llm.planning import plan, plan_page
+    from jaxrl_llm.planning.presets import parse_devices
+    from jaxrl_llm.setup.recipes import work_of
     axes = given_mesh()
     models = {name: model_of(name) for name in _MODEL.value}
     machines = {name: parse_devices(name) for name in _DEVICES.value}

@@ -16,7 +16,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py", "The policy, its task and its warm-up.")
 _PART = flags.DEFINE_enum("part", None, ("bias", "quality", "overhead"), "What is measured.")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _STAGE = flags.DEFINE_enum("stage", None, ("prior", "adapter"), "What is trained.")
 _OUT = flags.DEFINE_string("out", None, "The .npz file to write.")
@@ -85,7 +85,7 @@ def adapter(report):
 
 
 def main():
-    from jaxrl_llm.training.progress import Progress
+    from jaxrl_llm.runs.progress import Progress
     from jaxrl_llm.values import v0
     with Progress(_STEPS.value) as progress:
         progress.phase("compiling")

@@ -7,7 +7,7 @@
 """
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _RUNS = flags.DEFINE_list("runs", None, "Folders of experiments/train.py.")
 _OUT = flags.DEFINE_string("out", None, "Folder for the data set.")

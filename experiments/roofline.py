@@ -18,13 +18,13 @@ from typing import Any
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 PHASES = ("decode", "prefill", "layer", "update", "pages")
 _MODEL = flags.DEFINE_string("model", None, "Name of a published model, or \"tiny\".")
 _PHASES = flags.DEFINE_list("phases", list(PHASES[:3]), f"Some of {', '.join(PHASES)}.")
 _WORK = flags.DEFINE_string("work", "", "Changes to 1 prompt of 512 tokens, 8 completions of 1,024 tokens, bfloat16: fields of "
-                            "jaxrl_llm.parallel.plan.Work.")
+                            "jaxrl_llm.planning.plan.Work.")
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler.")
 _DEVICE = flags.DEFINE_string("device", "v5p", "Whose peaks.")
 _OPS = flags.DEFINE_integer("ops", 0, "How many operations of each program to print, those that take longest.", lower_bound=0)
@@ -38,8 +38,8 @@ _FIELDS = ("prompts", "group", "prompt_tokens", "completion_tokens", "micro_batc
 def model_of(name: str):
     """The architecture; ValueError for an unknown one, and for one whose layers differ, which two layers cannot represent."""
     from jaxrl_llm.models.config import ModelConfig
-    from jaxrl_llm.parallel.presets import MODELS
-    from jaxrl_llm.registry import one_of
+    from jaxrl_llm.planning.presets import MODELS
+    from jaxrl_llm.tools.registry import one_of
     tiny = ModelConfig(vocab_size=512, hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=16, mlp_size=128)
     one_of("model", name, ("tiny", *MODELS))
     c = tiny if name == "tiny" else MODELS[name]
@@ -50,9 +50,9 @@ def model_of(name: str):
 
 def work_of(text: str):
     """The work of the phases."""
-    from jaxrl_llm.parallel.plan import Work
-    from jaxrl_llm.registry import one_of
-    from jaxrl_llm.training.config import keywords
+    from jaxrl_llm.planning.plan import Work
+    from jaxrl_llm.tools.registry import one_of
+    from jaxrl_llm.tools.written import keywords
     given = keywords(text)
     for name in given:
         one_of("field of --work", name, _FIELDS)
@@ -81,8 +81,7 @@ def mesh_of():
 
 def measured(phase: str, c, w, mesh, device) -> dict:
     """The cost of the programs of a phase, and their minimum."""
-    from jaxrl_llm.parallel import roofline
-    from jaxrl_llm.training import ahead
+    from jaxrl_llm.planning import ahead, roofline
     lower, least = getattr(ahead, f"lower_{phase}"), getattr(roofline, f"{phase}_least")(c, w)
     began, costs, memory, operations = time.perf_counter(), [], [], []
     kernels = {}
@@ -115,8 +114,8 @@ def row(result: dict) -> str:
 def main():
     import jax
 
-    from jaxrl_llm.parallel.presets import DEVICES
-    from jaxrl_llm.registry import one_of
+    from jaxrl_llm.planning.presets import DEVICES
+    from jaxrl_llm.tools.registry import one_of
     c, w = model_of(_MODEL.value), work_of(_WORK.value)
     one_of("device", _DEVICE.value, DEVICES)
     for phase in _PHASES.value:

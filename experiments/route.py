@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _WEIGHTS = flags.DEFINE_string("weights", None, "File of experiments/pretrain_value.py.")
 _HISTORY = flags.DEFINE_string("history", None, "Folder that experiments/record_history.py printed.")
@@ -29,7 +29,7 @@ def fleet_of(data, texts: list[str]):
     """(names, costs f[M], outcomes f[M, U], NaN where nothing is recorded) of the last step of each policy in `texts`."""
     import numpy as np
 
-    from jaxrl_llm.registry import one_of
+    from jaxrl_llm.tools.registry import one_of
     pairs = [text.rpartition("=")[::2] for text in texts]
     names = [one_of("policy of --costs", name, data.policies) for name, _ in pairs]
     if len(names) < 2:
@@ -59,7 +59,7 @@ def predictions(model, params, z, summary, outcomes, shown, asked):
 
 def draw(curves, names, costs, single, path: Path) -> None:
     """Draws score against mean cost: one line per router, one point for each single policy."""
-    from jaxrl_llm.figures import COLORS, figure_file
+    from jaxrl_llm.tools.figures import COLORS, figure_file
     from jaxrl_llm.values.routing import pareto
     with figure_file(path, 6.4, 4.4) as figure:
         axes = figure.add_subplot()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _MODEL = flags.DEFINE_string("model", None, "Hugging Face directory or .gguf file.")
 _TOKENIZER = flags.DEFINE_string("tokenizer", "", "With --model: another tokenizer than the one beside the weights.")
@@ -72,7 +72,7 @@ def application(loaded, name: str, token: str, size: int):
     """The application that answers in OpenAI's format."""
     import jax
 
-    from jaxrl_llm.generation.engine import SlotEngine
+    from jaxrl_llm.engines.engine import SlotEngine
     from jaxrl_llm.serving.app import ServedModel, make_app
     from jaxrl_llm.serving.requests import ClientLimits
     from jaxrl_llm.serving.worker import Worker
@@ -88,12 +88,12 @@ def tinker_application(loaded, name: str, token: str, size: int):
     """The application that speaks Tinker's API."""
     import jax
 
-    from jaxrl_llm.generation.engine import SlotEngine
+    from jaxrl_llm.contrib.tinker.app import ServedTinker, make_app
+    from jaxrl_llm.contrib.tinker.learner import AdapterLearner
+    from jaxrl_llm.contrib.tinker.service import Service
+    from jaxrl_llm.contrib.tinker.store import Store
+    from jaxrl_llm.engines.engine import SlotEngine
     from jaxrl_llm.serving.requests import ClientLimits
-    from jaxrl_llm.serving.tinker.app import ServedTinker, make_app
-    from jaxrl_llm.serving.tinker.learner import AdapterLearner
-    from jaxrl_llm.serving.tinker.service import Service
-    from jaxrl_llm.serving.tinker.store import Store
     from jaxrl_llm.serving.worker import Worker
     if _WEIGHTS_FROM.value is not None:
         raise ValueError("--weights_from goes with OpenAI's format; with --tinker clients save and load adapters themselves")
@@ -125,7 +125,7 @@ def main():
     try:
         import uvicorn
 
-        importlib.import_module(f"jaxrl_llm.serving{'.tinker' if _TINKER.value else ''}.app")
+        importlib.import_module(f"jaxrl_llm.{'contrib.tinker' if _TINKER.value else 'serving'}.app")
     except ModuleNotFoundError as error:
         raise ValueError(f"serving needs packages: pip install 'jaxrl_llm[{extra}]' ({error})") from error
     from jaxrl_llm.serving.connections import Connection

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _OUT = flags.DEFINE_string("out", None, "The page; default: page.html in the first run folder.")
 _COMPLETIONS = flags.DEFINE_integer("completions", 1000, "Sampled completions of each run in the page, about.", lower_bound=0)

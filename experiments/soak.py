@@ -17,7 +17,9 @@ from pathlib import Path
 import psutil
 from absl import flags
 
-from jaxrl_llm import command_line, lifetime, sandbox
+from jaxrl_llm import sandbox
+from jaxrl_llm.commands import command_line
+from jaxrl_llm.tools import lifetime
 
 _STEPS = flags.DEFINE_integer("steps", 3000, "Steps of the run.", lower_bound=1)
 _EVERY = flags.DEFINE_integer("every", 100, "Steps between two rows.", lower_bound=1)

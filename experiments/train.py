@@ -7,7 +7,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Configuration file, e.g. configs/arithmetic.py or configs/arithmetic.py:smollm2.")
@@ -24,8 +24,8 @@ _MULTIHOST = flags.DEFINE_bool("multihost", False, "Join the other processes of 
 
 def main():
     from jaxrl_llm.parallel import runtime
-    from jaxrl_llm.training.loop import train
-    from jaxrl_llm.training.report import print_report
+    from jaxrl_llm.runs.loop import train
+    from jaxrl_llm.runs.report import print_report
     with runtime.job(_COORDINATOR.value, _PROCESSES.value, _PROCESS_ID.value, _MULTIHOST.value):
         evaluations = train(_CONFIG.value, _WORKDIR.value, resume=_RESUME.value, warm_starts=_WARM_STARTS.value)
         if runtime.is_primary():

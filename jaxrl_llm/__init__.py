@@ -3,25 +3,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxrl_llm import advantages, methods, objectives
-    from jaxrl_llm.forest import Forest
-    from jaxrl_llm.rollouts import Rollouts
-    from jaxrl_llm.training import schedules, setup
-    from jaxrl_llm.training.config import default_config
-    from jaxrl_llm.training.learner import Learner
-    from jaxrl_llm.training.loop import train
-    from jaxrl_llm.training.snapshot import Snapshot
-    from jaxrl_llm.training.source import Source
+    from jaxrl_llm import advantages, methods, objectives, setup
+    from jaxrl_llm.data.forest import Forest
+    from jaxrl_llm.data.rollouts import Rollouts
+    from jaxrl_llm.learning import schedules
+    from jaxrl_llm.learning.learner import Learner
+    from jaxrl_llm.learning.snapshot import Snapshot
+    from jaxrl_llm.runs.loop import train
+    from jaxrl_llm.sampling.source import Source
+    from jaxrl_llm.setup.config import default_config
 
 __all__ = ["Forest", "Learner", "Rollouts", "Snapshot", "Source", "advantages", "default_config", "methods", "objectives",
            "schedules", "setup", "train"]
 _PLACES = {  # as above: the module, and the name in it
-    "Forest": "jaxrl_llm.forest:Forest", "Learner": "jaxrl_llm.training.learner:Learner",
-    "Rollouts": "jaxrl_llm.rollouts:Rollouts", "Snapshot": "jaxrl_llm.training.snapshot:Snapshot",
-    "Source": "jaxrl_llm.training.source:Source", "advantages": "jaxrl_llm.advantages",
-    "default_config": "jaxrl_llm.training.config:default_config", "methods": "jaxrl_llm.methods",
-    "objectives": "jaxrl_llm.objectives", "schedules": "jaxrl_llm.training.schedules", "setup": "jaxrl_llm.training.setup",
-    "train": "jaxrl_llm.training.loop:train",
+    "Forest": "jaxrl_llm.data.forest:Forest", "Learner": "jaxrl_llm.learning.learner:Learner",
+    "Rollouts": "jaxrl_llm.data.rollouts:Rollouts", "Snapshot": "jaxrl_llm.learning.snapshot:Snapshot",
+    "Source": "jaxrl_llm.sampling.source:Source", "advantages": "jaxrl_llm.advantages",
+    "default_config": "jaxrl_llm.setup.config:default_config", "methods": "jaxrl_llm.methods",
+    "objectives": "jaxrl_llm.objectives", "schedules": "jaxrl_llm.learning.schedules", "setup": "jaxrl_llm.setup",
+    "train": "jaxrl_llm.runs.loop:train",
 }
 
 if not TYPE_CHECKING:

@@ -23,7 +23,7 @@ dir="$("$python" -c 'import sys; print(sys.prefix + "/lib" if sys.prefix != sys.
   echo "$python belongs to no virtual environment; activate one, or install jemalloc (Debian, Ubuntu: libjemalloc2)" >&2
   exit 1
 }
-installed="$("$python" -c 'from jaxrl_llm import command_line; print(command_line.jemalloc())')" ||
+installed="$("$python" -c 'from jaxrl_llm.commands import command_line; print(command_line.jemalloc())')" ||
   { echo "$python cannot import jaxrl_llm; install it first" >&2; exit 1; }
 [ -z "$installed" ] || { echo "$installed is already there"; exit 0; }
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.environments import Environment, Turn, games, make
 from jaxrl_llm.environments.compiled import environment_of
+from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.tasks.base import seeded
-from jaxrl_llm.training.config import default_config
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 

@@ -14,7 +14,7 @@ import pytest
 
 # Models are compared with those of transformers, which needs PyTorch.
 collect_ignore = [] if importlib.util.find_spec("torch") else [
-    "models", "tokenizers/test_gguf_tokenizer.py", "training/test_balance.py"]
+    "models", "tokenizers/test_gguf_tokenizer.py", "learning/test_balance.py"]
 _compiled = tempfile.TemporaryDirectory(prefix="jaxrl_llm_compiled_")  # removed when the session ends
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _quick = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
@@ -61,18 +61,18 @@ def pytest_collection_finish(session):
     """Keeps the garbage collector from reading thousands of tests and modules again and again; figures are drawn once."""
     gc.collect()
     gc.freeze()
-    if (loop := sys.modules.get("jaxrl_llm.training.loop")) is not None:
+    if (loop := sys.modules.get("jaxrl_llm.runs.loop")) is not None:
         loop.plot_curves = drawn_once(loop.plot_curves)
 
 
 def drawn_once(plot_curves):
     """`plot_curves` that draws the first figure with given panels in this process, and copies it for the runs after it.
 
-    To draw takes as long as the steps of a tiny run; `tests/training/test_plots.py` looks at what is drawn.
+    To draw takes as long as the steps of a tiny run; `tests/runs/test_plots.py` looks at what is drawn.
     """
     from matplotlib.figure import Figure
 
-    from jaxrl_llm.training import plots
+    from jaxrl_llm.runs import plots
 
     drawn = {}
 

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.packing import Trees
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.data.packing import Trees
+from jaxrl_llm.data.rollouts import Rollouts
 
 
 class Case(NamedTuple):

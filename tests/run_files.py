@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from jaxrl_llm.rewards import Combined
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.setup import setup
+from jaxrl_llm.store.checkpoints import Checkpoints
 
 
 def lines(workdir):

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jaxrl_llm.control import Settings
-from jaxrl_llm.forest import Forest
-from jaxrl_llm.generation import Completions, scan
-from jaxrl_llm.generation.base import EngineKind
-from jaxrl_llm.generation.requests import Node, Request
+from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.engines import Completions, scan
+from jaxrl_llm.engines.base import EngineKind
+from jaxrl_llm.engines.requests import Node, Request
+from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.parallel import make_mesh
+from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
-from jaxrl_llm.training.snapshot import Snapshot
-from jaxrl_llm.training.stream import Stream
 
 BYTES, EOS = ByteTokenizer(), 258
 

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import cli
-from jaxrl_llm.generation import row_keys
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.commands import cli
+from jaxrl_llm.engines import row_keys
+from jaxrl_llm.setup.config import default_config
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -213,7 +213,7 @@ def test_the_checks_fail_where_they_should():
     assert options_alone(["a \\", "  --b=1", "--c=2"]) == ["--c=2"] and options_alone(["--a=1 \\", "--b"]) == ["--a=1 \\"]
     assert is_key("sampling.group") and not is_key("sampling.groups") and not is_key("steps.x")
     with pytest.raises(AttributeError):
-        resolve("jaxrl_llm.masked.nothing")
+        resolve("jaxrl_llm.maths.masked.nothing")
 
 
 @pytest.mark.slow

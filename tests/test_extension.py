@@ -11,15 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, methods, registry
+from jaxrl_llm import advantages, methods
 from jaxrl_llm.control.base import CONTROLLERS
+from jaxrl_llm.learning import schedules
 from jaxrl_llm.methods import provision
 from jaxrl_llm.recorders import base as recorders
+from jaxrl_llm.setup import forecast, parts, setup
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.store import own_code
 from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.tools import registry
 from jaxrl_llm.topologies import base as topologies
 from jaxrl_llm.topologies import single
-from jaxrl_llm.training import forecast, own_code, parts, schedules, setup
-from jaxrl_llm.training.config import default_config
 
 P, G, T, POOL = 2, 4, 3, 6
 RATE, WEIGHT = 0.5, 0.25
@@ -28,10 +31,10 @@ MODULE = '''
 import jax
 import numpy as np
 
-from jaxrl_llm import masked, methods
+from jaxrl_llm.maths import masked; from jaxrl_llm import methods
 from jaxrl_llm.advantages import estimator, stateless
 from jaxrl_llm.control import Controller, controller
-from jaxrl_llm.forest import outcomes
+from jaxrl_llm.data.forest import outcomes
 from jaxrl_llm.recorders import Recorder, recorder
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.topologies import Plan, Topology, topology

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from jaxrl_llm import advantages, control, methods, objectives, replay, topologies
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.methods import provision
 from jaxrl_llm.methods.base import DEFAULTS
-from jaxrl_llm.rollouts import Rollouts
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
 
@@ -129,7 +129,7 @@ def test_command_prints_the_row_of_a_method():
 
 def test_command_answers_an_unknown_method_with_near_ones_and_as_it_was_started():
     for started, usage in ((("jaxrl_llm.methods",), "python -m jaxrl_llm.methods"),
-                           (("jaxrl_llm.cli", "methods"), "jaxrl_llm methods")):
+                           (("jaxrl_llm.commands.cli", "methods"), "jaxrl_llm methods")):
         done = command(*started, "drgrpo")
         assert done.returncode == 2 and done.stderr.startswith(f"usage: {usage} [-h]") and not done.stdout
         assert "Unknown method 'drgrpo'. Did you mean 'dr_grpo'?" in done.stderr

@@ -12,13 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxrl_llm import command_line
-from jaxrl_llm.parallel import mesh_sizes, plan
-from jaxrl_llm.parallel.presets import MODELS, parse_devices
-from jaxrl_llm.training import loop, recipes, setup
-from jaxrl_llm.training.config import calls, default_config
-from jaxrl_llm.training.metrics import read_metrics
-from jaxrl_llm.training.variants import MACHINES, ONE_DEVICE, PUBLISHED, TEACHERS, check_there, parse
+from jaxrl_llm.commands import command_line
+from jaxrl_llm.parallel import mesh_sizes
+from jaxrl_llm.planning import plan
+from jaxrl_llm.planning.presets import MODELS, parse_devices
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import recipes, setup
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.variants import MACHINES, ONE_DEVICE, PUBLISHED, TEACHERS, check_there, parse
+from jaxrl_llm.store.lines import read_metrics
+from jaxrl_llm.tools.written import calls
 
 ROOT = Path(__file__).parents[1]
 ENVIRONMENTS = ("game", "tools")  # one device samples them

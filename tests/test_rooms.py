@@ -7,16 +7,14 @@ import jaxrl_llm
 
 ROOT = Path(jaxrl_llm.__file__).parent
 ROOMS = """
-files gguf_header guard ladders lifetime memo ranges registry visible
-masked segments trees draws descent
+tools maths
 kernels models tokenizers
-sandbox rewards tasks columns rollouts turn_info forest packing
-evaluation parallel experts
-environments
+sandbox rewards tasks data parallel environments
 control objectives values advantages
-generation topologies recorders replay methods
-figures training
-cli command_line compare show diagnostics search serving audits
+evaluation engines topologies recorders replay methods
+learning sampling planning store setup runs
+commands compare show diagnostics serving
+audits contrib
 """.split()
 
 

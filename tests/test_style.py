@@ -115,7 +115,7 @@ def test_orders_are_recognised():
     assert orders(text) == [("f", "End"), ("H", "Wait")]
 
 
-@pytest.mark.parametrize("package", ["generation", "training", "tokenizers", "serving"])
+@pytest.mark.parametrize("package", ["engines", "learning", "sampling", "setup", "store", "runs", "tokenizers", "serving"])
 def test_tokens_are_converted_as_arrays(package):
     files = sorted((ROOT / "jaxrl_llm" / package).rglob("*.py"))
     assert len(files) > 3
@@ -132,9 +132,9 @@ def test_loops_over_tokens_are_recognised(text, slow):
 
 
 WITHOUT_HOLES = {  # files that sum masks over tokens, and why that is right there
-    "diagnostics/opd_alignment.py": "completions of single turns", "generation/sampler.py": "what it has just written",
-    "generation/scan.py": "what a sampler has just written",
-    "rollouts.py": "`Rollouts.lengths` is the number of trained tokens"}
+    "diagnostics/opd_alignment.py": "completions of single turns", "engines/sampler.py": "what it has just written",
+    "engines/scan.py": "what a sampler has just written",
+    "data/rollouts.py": "`Rollouts.lengths` is the number of trained tokens"}
 
 
 def sums_of_masks(text):

@@ -19,7 +19,8 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm import command_line, lifetime
+from jaxrl_llm.commands import command_line
+from jaxrl_llm.tools import lifetime
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py", "Configuration of the run.")
 _SAVES = flags.DEFINE_integer("saves", 5, "Timed saves; medians are reported.", lower_bound=1)
@@ -53,7 +54,7 @@ def wait_for_step(process: subprocess.Popen, folder: Path, step: int) -> None:
 
 def interrupted(folder: Path) -> dict[str, float]:
     """Seconds from SIGTERM to the end of a run, and from its restart to its first new step."""
-    from jaxrl_llm.training.workdir import checkpoint_steps
+    from jaxrl_llm.store.workdir import checkpoint_steps
     with training(folder) as process:
         wait_for_step(process, folder, 2)
         began = time.perf_counter()
@@ -72,8 +73,8 @@ def measured(config, folder: Path, step: int, saves: int) -> dict[str, float]:
     """Size of the checkpoint of `step`, and seconds to read it and to write it."""
     import jax
 
-    from jaxrl_llm.training import setup
-    from jaxrl_llm.training.checkpoints import Checkpoints
+    from jaxrl_llm.setup import setup
+    from jaxrl_llm.store.checkpoints import Checkpoints
     run, params = setup.build(config)
     with Checkpoints(folder / "checkpoints") as stored:
         target = setup.initial_state(run, params)

@@ -18,13 +18,14 @@ import time
 
 from absl import flags
 
-from jaxrl_llm import command_line, lifetime
+from jaxrl_llm.commands import command_line
+from jaxrl_llm.tools import lifetime
 
 _MODEL = flags.DEFINE_string("model", None, "Name of a published model.")
 _DEVICES = flags.DEFINE_list("devices", None, "Numbers of devices.")
 _MESH = flags.DEFINE_string("mesh", "", "Sizes of data, fsdp, tensor, e.g. \"fsdp=8, tensor=2\"; default: fsdp up to 8.")
 _WORK = flags.DEFINE_string("work", "", "Changes to one prompt of 128 tokens per shard, 8 completions of 256 tokens, float32: "
-                            "fields of jaxrl_llm.parallel.plan.Work, prompts being those of each shard and micro-batch.")
+                            "fields of jaxrl_llm.planning.plan.Work, prompts being those of each shard and micro-batch.")
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler.")
 _OPS = flags.DEFINE_integer("ops", 0, "Number of collectives of each program to print, those that send most.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "One JSON object per number of devices instead of a table.")
@@ -39,15 +40,15 @@ _FIELDS = ("prompts", "group", "prompt_tokens", "completion_tokens", "micro_batc
 def mesh_of(count: int) -> dict[str, int]:
     """Sizes of the mesh of `count` devices."""
     from jaxrl_llm.parallel import mesh_sizes
-    from jaxrl_llm.training.config import keywords
+    from jaxrl_llm.tools.written import keywords
     return mesh_sizes(count, **(keywords(_MESH.value) or {"fsdp": math.gcd(count, 8)}))
 
 
 def work_of(mesh: dict[str, int]):
     """The work of one update on that mesh: the prompts grow with the shards."""
-    from jaxrl_llm.parallel.plan import Work
-    from jaxrl_llm.registry import one_of
-    from jaxrl_llm.training.config import keywords
+    from jaxrl_llm.planning.plan import Work
+    from jaxrl_llm.tools.registry import one_of
+    from jaxrl_llm.tools.written import keywords
     given = keywords(_WORK.value)
     for name in given:
         one_of("field of --work", name, _FIELDS)
@@ -76,10 +77,10 @@ def measured(count: int) -> dict:
 
     from jaxrl_llm import parallel
     from jaxrl_llm.models.transformer import Transformer
-    from jaxrl_llm.parallel import communication
     from jaxrl_llm.parallel.mesh import MESH_AXES, mesh_shape
-    from jaxrl_llm.parallel.presets import MODELS
-    from jaxrl_llm.training.ahead import lower_update
+    from jaxrl_llm.planning import communication
+    from jaxrl_llm.planning.ahead import lower_update
+    from jaxrl_llm.planning.presets import MODELS
     sizes = mesh_of(count)
     c, w = MODELS[_MODEL.value], work_of(sizes)
     # In their given order: the placement of devices in the mesh changes how long a byte takes, not how many are sent.
@@ -124,8 +125,8 @@ def row(result: dict) -> list[str]:
 
 def check() -> list[int]:
     """The numbers of devices; ValueError for numbers that cannot be compiled for."""
-    from jaxrl_llm.parallel.presets import MODELS
-    from jaxrl_llm.registry import one_of
+    from jaxrl_llm.planning.presets import MODELS
+    from jaxrl_llm.tools.registry import one_of
     one_of("model", _MODEL.value, MODELS)
     counts = [int(text) if text.strip().isdigit() else 0 for text in _DEVICES.value]
     if not counts or min(counts) < 1:
@@ -142,7 +143,7 @@ def check() -> list[int]:
 
 
 def main():
-    from jaxrl_llm.parallel.communication import KINDS
+    from jaxrl_llm.planning.communication import KINDS
     counts = check()
     if _HERE.value:
         print(json.dumps(measured(counts[0])))

@@ -52,7 +52,8 @@ def main(_):
     import jax
     import property_inputs as inputs
 
-    from jaxrl_llm import advantages, registry
+    from jaxrl_llm import advantages
+    from jaxrl_llm.tools import registry
 
     shape = (_PROMPTS.value, _GROUP.value, _TOKENS.value)
     device = jax.devices()[0]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from absl import flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _BATCHES = flags.DEFINE_integer("batches", 40, "Batches that are drawn of each spread.")
 _PROMPTS, _GROUP, _PARTS = 32, 8, 4  # of a batch; parts whose padding is removed together
@@ -26,8 +26,8 @@ SPREADS: dict[str, Callable] = {  # shares of a limit
 
 def rectangular(prompts, lengths, sizes) -> tuple[int, int]:
     """Slots and products that are computed: those of the whole shape, or the filled quarters if padding is removed."""
-    from jaxrl_llm.ladders import smallest
-    from jaxrl_llm.training.shapes import quarters_filled
+    from jaxrl_llm.data.ladders import smallest
+    from jaxrl_llm.data.shapes import quarters_filled
     (P, G), S, T = lengths.shape, smallest(sizes.prompt_tokens, prompts.max()), smallest(sizes.tokens, lengths.max())
     filled = max(sizes.filled_of(T), quarters_filled(np.arange(T) < lengths[..., None], P // _PARTS))
     return P * S + -(-P * G * T * filled // 4), P * (S * S + G * T * (S + T))
@@ -35,8 +35,8 @@ def rectangular(prompts, lengths, sizes) -> tuple[int, int]:
 
 def packed(prompts, lengths, S: int, T: int) -> tuple[int, int]:
     """The same of packed rows, one at a time."""
-    from jaxrl_llm.packing import of_groups, pack
-    from jaxrl_llm.training.shapes import row_lengths
+    from jaxrl_llm.data.packing import of_groups, pack
+    from jaxrl_llm.data.shapes import row_lengths
     there, asked = np.arange(T) < lengths[..., None], np.arange(S) < prompts[:, None]
     tokens = there * np.arange(1, 1 + lengths.shape[1])[:, None]  # no two completions begin alike
     rows = pack(*of_groups(asked * 1, asked, tokens, there), there, row_lengths(S, T, _GROUP)).node
@@ -45,8 +45,8 @@ def packed(prompts, lengths, S: int, T: int) -> tuple[int, int]:
 
 def shares(spread: Callable, S: int, T: int) -> dict[str, tuple[float, float]]:
     """Percent of slots and of products that are padding, by layout; a causal half of the products counts as needed."""
-    from jaxrl_llm.ladders import buckets, prompt_buckets
-    from jaxrl_llm.training.shapes import Ladders, padded, unpadded
+    from jaxrl_llm.data.ladders import buckets, prompt_buckets
+    from jaxrl_llm.data.shapes import Ladders, padded, unpadded
     rng, percents = np.random.default_rng(0), {}
     def quarters(least):
         return Ladders(prompt_buckets(S), buckets(T, 4), (1,), (least,) * 4)

@@ -25,11 +25,11 @@ def make_update():
     import optax
 
     from jaxrl_llm import advantages, objectives
+    from jaxrl_llm.data.packing import of_groups, pack
+    from jaxrl_llm.data.rollouts import Rollouts
+    from jaxrl_llm.learning import accumulate, state
+    from jaxrl_llm.learning.policy import Policy
     from jaxrl_llm.models import ModelConfig, Transformer
-    from jaxrl_llm.packing import of_groups, pack
-    from jaxrl_llm.rollouts import Rollouts
-    from jaxrl_llm.training import accumulate, state
-    from jaxrl_llm.training.policy import Policy
 
     model = Transformer(ModelConfig(vocab_size=VOCABULARY, hidden_size=576, num_layers=_LAYERS.value, num_heads=9,
                                     num_kv_heads=3, head_dim=64, mlp_size=1536), remat=True)

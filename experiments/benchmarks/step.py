@@ -23,7 +23,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jaxrl_llm import command_line
+from jaxrl_llm.commands import command_line
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/arithmetic.py:smollm2", "Configuration of the measured step.")
 _STEPS = flags.DEFINE_integer("steps", 5, "Timed steps after one that compiles; medians are reported.", lower_bound=1)
@@ -85,12 +85,12 @@ def machine(dtype, rows: int, width: int):
 
 def build():
     """`(run, state, sampling program)` of the configuration, with the benchmark's own prompts and stop tokens."""
-    from jaxrl_llm.generation import scan
-    from jaxrl_llm.generation.base import Wanted
-    from jaxrl_llm.generation.prompts import encode_problem
+    from jaxrl_llm.engines import scan
+    from jaxrl_llm.engines.base import Wanted
+    from jaxrl_llm.engines.prompts import encode_problem
     from jaxrl_llm.rewards import Reward, combine
+    from jaxrl_llm.setup import setup
     from jaxrl_llm.tasks.loader import batches
-    from jaxrl_llm.training import setup
     config = _CONFIG.value
     run, params = setup.build(config)
     problems = questions(_PROMPT_WORDS.value)
@@ -109,7 +109,7 @@ def build():
 
 def step(run, state):
     """One step of a run: `(state, the rollouts, seconds per phase)`."""
-    from jaxrl_llm.training.metrics import PhaseTimer
+    from jaxrl_llm.tools.timer import PhaseTimer
     timer = PhaseTimer()
     began = time.perf_counter()
     rollouts = run.source.next(run.learner.publish(state), timer).rollouts
@@ -160,7 +160,7 @@ def decode_bytes(architecture, work, prompts: list[int], lengths: list[list[int]
 def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
     """One row per phase: seconds, tokens, useful operations and the share of the machine's limit."""
     from jaxrl_llm.evaluation import flops
-    from jaxrl_llm.training.forecast import work_of
+    from jaxrl_llm.setup.forecast import work_of
     model, c = run.learner.policy.model, run.config
     architecture = model.config
     prompts, work = rollouts.prompt_mask.sum(-1).tolist(), work_of(c, rollouts.prompt_mask.shape[1], set(), critic=False)
@@ -198,7 +198,7 @@ def rows_of(run, times: dict[str, float], rollouts, limits) -> list[dict]:
 def main():
     import jax
 
-    from jaxrl_llm.training.start import DTYPES
+    from jaxrl_llm.setup.start import DTYPES
     run, state, program = build()
     c, device = run.config, jax.devices()[0]
     measure = machine(DTYPES[c.model.dtype], c.prompts.per_step * c.sampling.group, run.learner.policy.model.config.hidden_size)

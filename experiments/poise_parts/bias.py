@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm import advantages
 from jaxrl_llm.experiments.poise_parts import policy as fixed_policy
-from jaxrl_llm.figures import COLORS, figure_file
+from jaxrl_llm.tools.figures import COLORS, figure_file
 from jaxrl_llm.values.poise import cross_rollout
 
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import advantages
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.evaluation import flops
 from jaxrl_llm.experiments.poise_parts import policy as fixed_policy
-from jaxrl_llm.figures import COLORS, figure_file
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.metrics import PhaseTimer
+from jaxrl_llm.setup import setup
+from jaxrl_llm.tools.figures import COLORS, figure_file
+from jaxrl_llm.tools.timer import PhaseTimer
 
 # The paper's larger policy and its step, counted but not run: 1024 prompts x 2, here with 512 + 2048 tokens.
 LARGE = ModelConfig(vocab_size=151_936, hidden_size=2560, num_layers=36, num_heads=32, num_kv_heads=8, head_dim=128,

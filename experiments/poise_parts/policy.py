@@ -5,12 +5,13 @@ import functools
 import jax
 import numpy as np
 
+from jaxrl_llm.learning.policy import Capture
+from jaxrl_llm.learning.snapshot import Snapshot
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.progress import Progress
+from jaxrl_llm.sampling.source import fitting_problems
+from jaxrl_llm.setup import setup
 from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.policy import Capture
-from jaxrl_llm.training.progress import Progress
-from jaxrl_llm.training.snapshot import Snapshot
-from jaxrl_llm.training.source import fitting_problems
 
 
 def fixed(config, prompts: int, group: int):

@@ -7,10 +7,10 @@ import numpy as np
 
 from jaxrl_llm.experiments.poise_parts import critic as critic_part
 from jaxrl_llm.experiments.poise_parts import policy as fixed_policy
-from jaxrl_llm.figures import COLORS, figure_file
-from jaxrl_llm.training.setup import capture_of
-from jaxrl_llm.training.source import held_out
-from jaxrl_llm.training.value_plots import draw_reliability
+from jaxrl_llm.runs.value_plots import draw_reliability
+from jaxrl_llm.sampling.source import held_out
+from jaxrl_llm.setup.setup import capture_of
+from jaxrl_llm.tools.figures import COLORS, figure_file
 from jaxrl_llm.values import diagnostics, probe
 
 ALPHAS = (0.01, 1.0, 10.0, 100.0, 1000.0)

@@ -7,12 +7,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxrl_llm.sampling.source import held_out, sample_held_out
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.start import is_run
+from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.tasks import text_of
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.source import held_out, sample_held_out
-from jaxrl_llm.training.start import is_run
-from jaxrl_llm.training.workdir import stored_config
 from jaxrl_llm.values import encoder
 
 

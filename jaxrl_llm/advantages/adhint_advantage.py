@@ -6,9 +6,9 @@ paper's; the joint z-score, the weights `1 +- strength * gap`, the min/max ratio
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.maths import masked
 
 
 def entropy_agreement(entropies_PGT: Array, hint_PGT: Array, continuation_PGT: Array, power: float) -> Array:

@@ -1,8 +1,9 @@
 """AdvEvo-MARL: agents with the same function share one mean-return baseline (arXiv 2510.01586)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 SCOPES = ("prompt", "batch", "episode")
 

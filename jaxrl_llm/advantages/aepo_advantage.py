@@ -1,7 +1,8 @@
 """Agentic AEPO's advantage: larger on tokens at which the policy is uncertain (arXiv 2510.14545)."""
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -1,6 +1,6 @@
 """Asymmetric REINFORCE: off-policy without ratios, on a baseline a little below the mean (arXiv 2506.20520)."""
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
 
 
 @estimator

@@ -4,9 +4,9 @@ import math
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
-from jaxrl_llm.rollouts import Rollouts, clean
+from jaxrl_llm.data.rollouts import Rollouts, clean
+from jaxrl_llm.maths import masked
 
 NEEDS = ("rewards", "values", "old_logprobs", "max_logprobs", "greedy_logprobs")
 

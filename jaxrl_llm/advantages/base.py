@@ -10,7 +10,8 @@ To add one, write a file with a keyword-only factory under `@estimator` that ret
         return stateless(advantages)
 
 The function may return `[P, G]` or `[P, G, T]`. Checks, stop-gradient, broadcasting to tokens and exact zeros outside
-the mask are done here. The function sees padding and holes as zeros and must exclude them from means: use `jaxrl_llm.masked`.
+the mask are done here. The function sees padding and holes as zeros and must exclude them from means: use
+`jaxrl_llm.maths.masked`.
 """
 import functools
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked, registry
-from jaxrl_llm.rollouts import Rollouts, clean, measured
+from jaxrl_llm.data.rollouts import Rollouts, clean, measured
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 State = Any
 ESTIMATORS: dict[str, registry.Factory] = {}

@@ -3,8 +3,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry, segments, trees
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked, segments, trees
+from jaxrl_llm.tools import registry
 
 VARIANTS = ("mean", "prob", "use_group")
 
@@ -35,7 +36,7 @@ def branchgrpo_depthwise(*, variant: str = "mean", max_advantage: float = 5.0, m
     A is 0 where the std is below `min_std` or a depth has one row. A leaf takes part in its own depth only.
     The paper's tree of diffusion steps is adapted to segments of text; the mean log-prob (the sum is too peaked) and the
     average in `use_group` are part of this adaptation. The numbers are the published code's.
-    `rewards` [P, G]: read at leaves only. Extras i32[P, G]: `node`, `parent` (see `jaxrl_llm.trees`); `prob` reads
+    `rewards` [P, G]: read at leaves only. Extras i32[P, G]: `node`, `parent` (see `jaxrl_llm.maths.trees`); `prob` reads
     `old_logprobs`.
     """
     registry.one_of("variant", variant, VARIANTS)

@@ -1,11 +1,12 @@
 """D3S: train on the rollouts and tokens with most to teach, then gradually on all (arXiv 2509.22115)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.advantages.selection import over_kept
 from jaxrl_llm.control.d3s import down_sample
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

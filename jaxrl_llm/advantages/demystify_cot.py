@@ -3,9 +3,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.rollouts import clean
+from jaxrl_llm.data.rollouts import clean
+from jaxrl_llm.maths import masked
 
 
 def cosine_reward(right: Array, lengths: Array, *, max_len: int, correct: tuple[float, float] = (2.0, 1.0),

@@ -3,8 +3,8 @@
 The method's other half divides each response by the generation budget instead of its own length: the objective's
 `aggregation="fixed_length"`.
 """
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
 
 
 @estimator

@@ -1,8 +1,9 @@
 """Dr. MAS: every agent of a multi-agent system is normalised with its own mean and deviation (arXiv 2602.08847)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import segments
+from jaxrl_llm.tools import registry
 
 VARIANTS = ("agent", "vanilla", "agent_mean", "agent_std")
 

@@ -2,10 +2,11 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.advantages.ttrl import majority_reward
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 def confidence(entropies_PGT: Array, mask_PGT: Array) -> Array:

@@ -5,9 +5,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 def decoupled_sum(rewards_PGK: Array, valid_PG: Array, weights: Sequence[float], *, eps: float) -> Array:

@@ -5,11 +5,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.control import accuracy_bins
 from jaxrl_llm.control.accuracy_bins import BINS, Windows
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 MODES = ("code", "paper")
 

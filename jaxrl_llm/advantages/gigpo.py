@@ -1,6 +1,7 @@
 """GiGPO: trajectories compared per task, and turns compared where they start in the same state (arXiv 2505.10978)."""
-from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import segments
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -2,9 +2,9 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 
 
 def distillation_advantage(old: Array, teacher: Array, base: Array, weight: float) -> Array:

@@ -2,8 +2,9 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 def group_z_score(rewards_PG: Array, valid_PG: Array, *, eps: float, ddof: int = 1) -> Array:

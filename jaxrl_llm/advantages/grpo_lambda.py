@@ -3,9 +3,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 def best_solved(accuracy_P: Array, real_P: Array, share: float) -> Array:

@@ -5,8 +5,8 @@ Boxes are (x1, y1, x2, y2) and images (width, height), in pixels.
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
 
 
 def size_weights(targets_N4: Array, images_N2: Array) -> Array:

@@ -1,8 +1,8 @@
 """GVM-RAFT: right rollouts alone, and the same weight for every prompt however many it has (arXiv 2505.02391)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
 
 
 @estimator

@@ -1,8 +1,9 @@
 """HGPO: turns compared in nested groups that share longer and longer histories (arXiv 2602.22817)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import segments
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -2,9 +2,10 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.soft_value import soft_value
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 def length_reward(lengths_PG: Array, right_PG: Array, valid_PG: Array) -> Array:

@@ -2,9 +2,10 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.control import lightningrl as filters
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 def exact_z_score(x: Array, mask: Array, axis: masked.Axis, *, ddof: int) -> Array:

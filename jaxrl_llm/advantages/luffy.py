@@ -1,9 +1,10 @@
 """LUFFY's advantage: expert traces are in the group and are scored like the policy's own rollouts (arXiv 2504.14945)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.experts import expert_rollouts
+from jaxrl_llm.data.experts import expert_rollouts
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

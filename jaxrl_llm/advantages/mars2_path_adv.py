@@ -2,9 +2,10 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import registry, segments, trees
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.maths import segments, trees
+from jaxrl_llm.tools import registry
 
 
 def shaped_rewards(rewards_PG: Array, node_PG: Array, parent_PG: Array, valid_PG: Array, *, gamma: float = 0.5,

@@ -1,10 +1,11 @@
 """MC-GRPO: centre a small group on its median, which flips fewer advantage signs than the mean (arXiv 2601.22582)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.selection import over_kept
 from jaxrl_llm.control.mc_grpo import lower_median
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 ZERO = 1e-6
 

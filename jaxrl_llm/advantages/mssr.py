@@ -4,9 +4,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.kl import token_kl
+from jaxrl_llm.tools import registry
 
 
 class Tracker(NamedTuple):

@@ -1,6 +1,7 @@
 """Multi-context GRPO: all conversations of a trajectory share its advantage (MemSearcher, arXiv 2511.02805)."""
-from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import segments
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -1,10 +1,11 @@
 """PSR, NSR and W-REINFORCE: reinforce right answers, penalise wrong ones, or both, unequally (arXiv 2506.01347)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.selection import over_kept
 from jaxrl_llm.control.nsr_psr import VARIANTS, reinforced
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -4,9 +4,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.segments import step_totals
+from jaxrl_llm.maths import masked
+from jaxrl_llm.maths.segments import step_totals
+from jaxrl_llm.tools import registry
 
 NORMS = ("grpo_std", "grpo", "rloo")
 

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+from jaxrl_llm.maths import masked
 from jaxrl_llm.values import diagnostics
 from jaxrl_llm.values.poise import comparable, cross_rollout
 from jaxrl_llm.values.poise import poise as value_model

@@ -2,9 +2,10 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.maths import masked, segments
+from jaxrl_llm.tools import registry
 
 
 def step_scores(rewards_PG: Array, format_PGS: Array, node_PMM: Array, real_PGS: Array, *, gamma: float, agg: str) -> Array:

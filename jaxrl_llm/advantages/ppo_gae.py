@@ -2,9 +2,9 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.rollouts import Rollouts, clean
+from jaxrl_llm.data.rollouts import Rollouts, clean
+from jaxrl_llm.maths import masked
 
 
 def gae(token_rewards_PGT: Array, values_PGT: Array, mask_PGT: Array, *, gamma: float, lam: float | Array) -> Array:

@@ -5,9 +5,10 @@ denominator, as in the paper.
 """
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.advantages.qwenlong_l15_adv import task_std
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

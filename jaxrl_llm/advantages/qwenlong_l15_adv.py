@@ -2,8 +2,9 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 def task_std(rewards_PG: Array, valid_PG: Array, task_P: Array, *, ddof: int) -> Array:

@@ -1,9 +1,10 @@
 """R3L's advantage: base rollouts and their guided retries in one group, successes amplified (arXiv 2601.03715)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.soft_value import soft_value
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

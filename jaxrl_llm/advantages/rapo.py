@@ -1,9 +1,9 @@
 """RAPO of Fathom-Search: groups with a signal are scaled up to make up for groups without (arXiv 2509.24107)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.selection import over_kept
+from jaxrl_llm.maths import masked
 
 
 @estimator

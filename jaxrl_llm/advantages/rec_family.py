@@ -2,8 +2,9 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import draws, masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+from jaxrl_llm.maths import draws, masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

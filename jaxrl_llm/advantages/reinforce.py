@@ -1,8 +1,9 @@
 """REINFORCE (Williams 1992) with no, batch-mean or moving-average baseline, and REINFORCE++ (arXiv 2501.03262)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful, stateless
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 VARIANTS = ("none", "batch_mean", "ema", "rfpp", "rfpp_baseline")
 

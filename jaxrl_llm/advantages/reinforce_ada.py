@@ -1,9 +1,9 @@
 """Reinforce-Ada: a small balanced subset of all draws, compared with the success rate of all draws (arXiv 2510.04996)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.control import reinforce_ada as control
+from jaxrl_llm.maths import masked
 
 
 @estimator

@@ -1,9 +1,9 @@
 """Reinforce-Rej and RAFT++: plain rewards, without prompts that carry no signal (arXiv 2504.11343)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.control.dynamic_sampling import informative
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -1,6 +1,7 @@
 """RLOO: each rollout is compared with the mean of the others, an unbiased baseline (arXiv 2402.14740)."""
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -2,11 +2,12 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.advantages.selection import over_kept
 from jaxrl_llm.control.rstar2_roc import mess_penalty, resample_on_correct
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 COUNTS = ("tool_calls", "error_words", "answer_blocks", "turns", "malformed")
 

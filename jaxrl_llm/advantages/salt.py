@@ -2,8 +2,9 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import segments
+from jaxrl_llm.tools import registry
 
 
 def edges(valid_PG: Array, traj_PG: Array, step_PG: Array, obs_PG: Array, act_PG: Array, next_PG: Array | None,

@@ -3,9 +3,10 @@ import math
 
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful, stateless
 from jaxrl_llm.advantages.selection import over_kept
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 @estimator

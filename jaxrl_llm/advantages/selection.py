@@ -2,7 +2,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 
 def over_kept(x: Array, keep: Array, real: Array, axis: masked.Axis = None) -> Array:

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
-from jaxrl_llm.rollouts import clean, seen_returns
+from jaxrl_llm.data.rollouts import clean, seen_returns
 
 
 @estimator

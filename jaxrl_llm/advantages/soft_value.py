@@ -2,7 +2,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 
 def soft_value(rewards_PG: Array, valid_PG: Array, *, temperature: float) -> Array:

@@ -1,8 +1,8 @@
 """SPEAR on fresh and replayed rollouts: the group or the recent past as baseline (arXiv 2509.22601)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
 
 
 @estimator

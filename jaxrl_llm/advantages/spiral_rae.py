@@ -2,9 +2,9 @@
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrl_llm import masked, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.advantages.selection import over_kept
+from jaxrl_llm.maths import masked, segments
 
 
 @estimator

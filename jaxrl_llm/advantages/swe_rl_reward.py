@@ -1,9 +1,9 @@
 """SWE-RL: group z-score of the similarity to the true patch (arXiv 2502.18449); see `jaxrl_llm.rewards.swe_rl`."""
 import jax.numpy as jnp
 
-from jaxrl_llm import registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -5,8 +5,8 @@ import operator
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
 
 
 def repeated_share(tokens: Array, mask: Array, *, n: int) -> Array:

@@ -2,10 +2,10 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.advantages.selection import over_kept
+from jaxrl_llm.maths import masked
 
 
 def majority(answers_PG: Array, valid_PG: Array) -> tuple[Array, Array]:

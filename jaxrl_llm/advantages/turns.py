@@ -4,8 +4,8 @@ from jax import Array
 
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.selection import over_kept
-from jaxrl_llm.memo import remembered
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.tools.memo import remembered
 
 VALUES = ("turn_q", "turn_v")  # [P, G, K, 2], from a critic of turns
 

@@ -1,8 +1,9 @@
 """UI-S1: semi-online returns on recorded expert trajectories, compared per step and per task (arXiv 2509.11543)."""
 from jax import Array
 
-from jaxrl_llm import registry, segments
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import segments
+from jaxrl_llm.tools import registry
 
 
 def step_score(format_ok: Array, type_ok: Array, arguments_ok: Array) -> Array:

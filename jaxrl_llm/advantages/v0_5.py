@@ -1,8 +1,8 @@
 """V0.5: rewards minus a baseline fused from a prior and the group's mean (arXiv 2603.10848)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
+from jaxrl_llm.maths import masked
 from jaxrl_llm.values import v0_5 as shrinkage
 from jaxrl_llm.values.v0_5 import fuse
 

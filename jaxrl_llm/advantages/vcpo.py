@@ -1,9 +1,10 @@
 """VCPO's baseline: the one that minimises the variance of the off-policy gradient (arXiv 2602.17616)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.ratios import sequence_ratio
+from jaxrl_llm.tools import registry
 
 
 @estimator

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import environments, turn_info
+from jaxrl_llm import environments
 from jaxrl_llm.audits.injections import ATTACKS
+from jaxrl_llm.data import turn_info
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.threads import Threads
 from jaxrl_llm.rewards.worker import describe
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.training.config import calls
+from jaxrl_llm.tools.written import calls
 
 LEAK = 0.25  # a leak: a problem's answer is shown more often than another problem's, by more than this
 TURN_LIMIT = 200
@@ -349,7 +350,7 @@ def _named(text: str) -> tuple[str, dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the table and the checks; returns 1 if a check fails, 2 if the environment cannot be made, else 0."""
     parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.audits.environments", description=__doc__)
-    parser.add_argument("name", help=f"one of {', '.join(environments.FACTORIES)}, or your own module:function; options may "
+    parser.add_argument("name", help=f"one of {', '.join(environments.factories())}, or your own module:function; options may "
                                      "follow in brackets, as in config.environment: \"treasure(size=4)\"")
     parser.add_argument("--options", type=_options, default={}, help='more options, as JSON: {"size": 4}')
     parser.add_argument("--trajectories", type=int, default=32, help=f"of each policy; of attacks {len(ATTACKS)} at least")
@@ -357,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--deadline", type=float, default=DEADLINE, help="seconds of a reset or a step")
     given = parser.parse_args(arguments)
-    from jaxrl_llm.command_line import EXPECTED, message_of, print_table
+    from jaxrl_llm.commands.command_line import EXPECTED, message_of, print_table
 
     try:
         name, options = _named(given.name)

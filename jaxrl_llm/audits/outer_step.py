@@ -134,8 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--metric", default="reward/mean", help="of metrics.jsonl")
     parser.add_argument("--last", type=int, default=50, help="steps of each run")
     given = parser.parse_args(arguments)
-    from jaxrl_llm.command_line import print_table
-    from jaxrl_llm.training.metrics import read_metrics
+    from jaxrl_llm.commands.command_line import print_table
+    from jaxrl_llm.store.lines import read_metrics
 
     rewards, rows = [], []
     for folder in (given.plateau, given.slower):

@@ -14,11 +14,12 @@ from typing import Any
 from jaxrl_llm import environments
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.runner import Lost
+from jaxrl_llm.runs.lost import FILE_NAME, KEPT, read_lost
+from jaxrl_llm.setup.setup import named_environment
+from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.store.workdir import load_code
 from jaxrl_llm.tasks.base import Problem, Task
-from jaxrl_llm.training.lost import FILE_NAME, KEPT, read_lost
-from jaxrl_llm.training.setup import named_environment
-from jaxrl_llm.training.workdir import load_code, stored_config
-from jaxrl_llm.visible import visible
+from jaxrl_llm.tools.visible import visible
 
 _LISTED = 10  # uids in the error about an unknown one
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.compare.figures import save_figure
-from jaxrl_llm.figures import COLORS
+from jaxrl_llm.tools.figures import COLORS
 
 
 def rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from jaxrl_llm.compare.page import counted
 from jaxrl_llm.compare.plan import UNITS, Budget
 from jaxrl_llm.compare.report import METRIC, RunResult, curves
 from jaxrl_llm.evaluation.comparison import mean_over_runs
-from jaxrl_llm.figures import COLORS, figure_file
+from jaxrl_llm.tools.figures import COLORS, figure_file
 
 _DASHES = ("-", "--", ":")
 _PHASES = ("rollout", "reward", "record", "update")

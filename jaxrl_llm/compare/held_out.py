@@ -12,17 +12,17 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from jaxrl_llm import files
+from jaxrl_llm.data.forest import Forest, policy_lengths
 from jaxrl_llm.environments.runner import AllInvalid
-from jaxrl_llm.forest import Forest, policy_lengths
-from jaxrl_llm.training.checkpoints import checksums
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.progress import format_seconds
-from jaxrl_llm.training.snapshot import Snapshot
-from jaxrl_llm.training.source import Source, fitting_problems, held_out, host_settings
-from jaxrl_llm.training.stream import Stream
-from jaxrl_llm.training.trained import Trained
-from jaxrl_llm.training.workdir import resolve_config
+from jaxrl_llm.learning.snapshot import Snapshot
+from jaxrl_llm.runs.progress import format_seconds
+from jaxrl_llm.runs.trained import Trained
+from jaxrl_llm.sampling.source import Source, fitting_problems, held_out, host_settings
+from jaxrl_llm.sampling.stream import Stream
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.store.checkpoints import checksums
+from jaxrl_llm.store.workdir import resolve_config
+from jaxrl_llm.tools import files
 
 Row = dict[str, Any]
 FILE = "completions.jsonl"

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import lifetime
 from jaxrl_llm.compare.ledger import read_run
 from jaxrl_llm.compare.plan import Budget, Job, write_config
-from jaxrl_llm.training.lock import is_locked
-from jaxrl_llm.training.progress import format_seconds
-from jaxrl_llm.training.workdir import checkpoint_steps
+from jaxrl_llm.runs.progress import format_seconds
+from jaxrl_llm.store.lock import is_locked
+from jaxrl_llm.store.workdir import checkpoint_steps
+from jaxrl_llm.tools import lifetime
 
 TRAIN = Path(__file__).parents[1] / "experiments" / "train.py"
 

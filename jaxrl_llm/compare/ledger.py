@@ -8,18 +8,19 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
+from jaxrl_llm.engines.prompts import encode_problem
 from jaxrl_llm.evaluation import flops
-from jaxrl_llm.generation.prompts import encode_problem
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.forecast import recorders_of
+from jaxrl_llm.setup.numbers import method_parts
+from jaxrl_llm.setup.start import open_model
+from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.store.lines import read_metrics
+from jaxrl_llm.store.workdir import load_code
 from jaxrl_llm.tokenizers import Tokenizer
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.forecast import recorders_of
-from jaxrl_llm.training.metrics import read_metrics
-from jaxrl_llm.training.numbers import method_parts
-from jaxrl_llm.training.start import open_model
-from jaxrl_llm.training.workdir import load_code, stored_config
 from jaxrl_llm.values.features import feature_size
 
 # A step this many times slower than the run's median was waiting for the compiler (a filter draws at most a few rounds).

@@ -11,12 +11,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
-from jaxrl_llm.command_line import near_keys
-from jaxrl_llm.registry import one_of
-from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import own_code
-from jaxrl_llm.training.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
-from jaxrl_llm.training.workdir import config_changes, read_config, resolve_config
+from jaxrl_llm.commands.command_line import near_keys
+from jaxrl_llm.runs.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
+from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.store import own_code
+from jaxrl_llm.store.workdir import config_changes, read_config, resolve_config
+from jaxrl_llm.tools import written
+from jaxrl_llm.tools.registry import one_of
 
 UNITS = {"tokens": "generated tokens", "flops": "floating-point operations", "seconds": "training seconds", "steps": "steps"}
 
@@ -68,7 +69,7 @@ def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str
     of another type, the same contestant twice, other held-out problems.
     """
     entries, brackets = [], []
-    for part in _everyone() if text.strip() == "all" else config_lib.parts(text):
+    for part in _everyone() if text.strip() == "all" else written.parts(text):
         method, given = _read_entry(part)
         methods.get(method)
         own = {key: value for key, value in settings.get(method, {}).items() if key not in given}
@@ -120,11 +121,11 @@ def _everyone() -> list[str]:
 def read_options(text: str) -> dict[str, Any]:
     """`"a.b=1, c='x'"` as `config.keywords` reads it, with dotted names."""
     options = {}
-    for part in config_lib.parts(text):
+    for part in written.parts(text):
         name, equals, value = part.partition("=")
         if not equals or not re.fullmatch(r"[\w.]+", name.strip()) or name.strip() in options:
             raise ValueError(f"cannot read {part!r} in {text!r}; write key=value, key=value, each key once")
-        options[name.strip()] = config_lib.keywords(f"value={value}")["value"]
+        options[name.strip()] = written.keywords(f"value={value}")["value"]
     return options
 
 
@@ -159,7 +160,7 @@ def draw_settings(text: str, trials: int) -> list[dict[str, object]]:
 
 def _space(text: str) -> list[tuple[str, str]]:
     """Name and choices of each part."""
-    return [(name.strip(), choices.strip()) for name, _, choices in (part.partition("=") for part in config_lib.parts(text))]
+    return [(name.strip(), choices.strip()) for name, _, choices in (part.partition("=") for part in written.parts(text))]
 
 
 def _choices(name: str, text: str) -> list[object] | tuple[float, float]:
@@ -203,8 +204,8 @@ def check_schedule(entry: Contestant, budget: Budget) -> None:
 def _following_steps(config: ConfigDict) -> list[str]:
     """The settings that follow the number of steps of a run."""
     rate = config.optimizer.schedule
-    numbers = {name: value for name, value in config_lib.keywords(config.objective).items()
-               if isinstance(value, str) and value.endswith(")") and "steps" not in config_lib.calls(value)[0][1]}
+    numbers = {name: value for name, value in written.keywords(config.objective).items()
+               if isinstance(value, str) and value.endswith(")") and "steps" not in written.calls(value)[0][1]}
     return [f"optimizer.schedule={rate!r}"] * (rate != "constant") + [f"objective's {k}={v}" for k, v in numbers.items()]
 
 
@@ -272,7 +273,7 @@ def write_config(job: Job, budget: Budget) -> None:
     """The configuration of a job as a file that experiments/train.py reads; the seed is given beside it."""
     values = changed(run_config(job, budget), {"seed": 0}).to_dict()
     text = (f'"""{job.entry.text}, written by experiments/compare.py."""\nfrom ml_collections import ConfigDict\n\n'
-            f"from jaxrl_llm.training import own_code\n\nown_code.load({own_code.origins()!r})\n\n\n"
+            f"from jaxrl_llm.store import own_code\n\nown_code.load({own_code.origins()!r})\n\n\n"
             f"def get_config():\n    return ConfigDict({pprint.pformat(values, width=120, indent=1)}).lock()\n")
     job.config_file.parent.mkdir(parents=True, exist_ok=True)
     job.config_file.write_text(text)

@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import files
 from jaxrl_llm.compare.launch import last_words, used
 from jaxrl_llm.compare.ledger import RunMetrics, read_run
 from jaxrl_llm.compare.plan import UNITS, Budget, Job
 from jaxrl_llm.evaluation import comparison, hyperparameters
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.rates import pass_at_k
-from jaxrl_llm.training.workdir import config_changes, starts_of, stored_config
+from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.store.workdir import config_changes, starts_of
+from jaxrl_llm.tools import files
 
 METRIC, SOLVED = "eval/score", "eval/solved"
 POINTS = 101  # of a curve

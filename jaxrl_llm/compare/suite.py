@@ -10,15 +10,15 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy import stats
 
-from jaxrl_llm import files
 from jaxrl_llm.compare.figures import names_width, rows_height, save_figure, shortened
 from jaxrl_llm.compare.page import table
 from jaxrl_llm.compare.plan import UNITS, Budget
 from jaxrl_llm.compare.report import RunResult, scores_of
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.power import paired_deviation, smallest_difference
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.registry import one_of
+from jaxrl_llm.tools import files
+from jaxrl_llm.tools.figures import COLORS
+from jaxrl_llm.tools.registry import one_of
 
 FILE_NAME = "suite.json"
 LEVEL = 0.05  # false discoveries among the differences of a task that are called real (Benjamini and Hochberg)

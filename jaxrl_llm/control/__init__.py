@@ -8,8 +8,8 @@ Other functions of this folder are parts for your own loop; docs/methods.md list
 import functools
 import inspect
 
-from jaxrl_llm import registry
 from jaxrl_llm.control.base import CONTROLLERS, FACTS, FILTERS, KNOWN, Controller, Filter, Settings, controller, prompt_filter
+from jaxrl_llm.tools import registry
 
 __all__ = ["FACTS", "KNOWN", "Controller", "Filter", "Settings", "controller", "filter_names", "make", "make_filter", "names",
            "parameters", "prompt_filter"]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 EDGES = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9)
 BINS = len(EDGES) + 1

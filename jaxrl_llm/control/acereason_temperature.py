@@ -5,8 +5,8 @@ The search for the temperature and the band that triggers it again are ours; the
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.maths import masked
 
 
 def newton_step(temperature: Array, entropies: Array, logprobs: Array, mask: Array, *, target: float) -> Array:

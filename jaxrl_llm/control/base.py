@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from jaxrl_llm import registry
-from jaxrl_llm.rollouts import Rollouts, measured
+from jaxrl_llm.data.rollouts import Rollouts, measured
+from jaxrl_llm.tools import registry
 
 State = Any
 FILTERS: dict[str, registry.Factory] = {}
@@ -55,7 +55,7 @@ KNOWN = {
     "group": "int, G, rollouts that a prompt gets at once",
     "max_group": "int, most rollouts of a prompt, where a method lets their number differ",
     "max_tokens": "int, T, of a completion at most",
-    "embeddings": "f32[N, D], mean state of each training prompt under the first policy, see `training.embeddings`",
+    "embeddings": "f32[N, D], mean state of each training prompt under the first policy, see `sampling.embeddings`",
     "prompt_lengths": "i32[N], tokens of each training prompt; 0 for one that cannot be asked",
     "levels": "i32[N], the `Problem.level` of each training problem as a number from 0, see `tasks.loader.levels_of`",
     "seed": "u32[2], of the run's draws by controllers",
@@ -72,7 +72,7 @@ class Settings(NamedTuple):
       max_turns: i32[], turns of the policy in a trajectory of an environment; at most `sampling.max_turns`.
       announced_turns: i32[], the first limit announced to the policy: after each turn a message gives the number of turns left;
         once these are used up, the messages count to `max_turns`; 0: no messages.
-      spread: f32[], how strongly first tokens of a group avoid its earlier ones, see `generation.sampling.spread_out`.
+      spread: f32[], how strongly first tokens of a group avoid its earlier ones, see `engines.sampling.spread_out`.
       learning_rate: f32[], a factor of the schedule's rate.
       epochs: i32[], passes over the batch, 1 or more; at most those that are configured.
       prompt_weights: f32[N], weights of the training problems in the draw of batches, see `tasks.loader.drawn`. With several

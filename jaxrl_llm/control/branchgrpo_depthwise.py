@@ -1,11 +1,11 @@
 """BranchGRPO's pruning: the segments of a tree that are trained on; sampling is not reduced (arXiv 2509.06040).
 
-All functions take and return arrays of the rows of `jaxrl_llm.trees`; the tree's advantages are computed before pruning.
+All functions take and return arrays of the rows of `jaxrl_llm.maths.trees`; the tree's advantages are computed before pruning.
 """
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, segments
+from jaxrl_llm.maths import masked, segments
 
 
 def outside_window(depth_PG: Array, step: Array, *, start: int, width: int, interval: int, stop_depth: int) -> Array:

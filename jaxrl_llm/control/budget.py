@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import registry
+from jaxrl_llm.tools import registry
 
 
 def signal_gain(p: Array, n: Array) -> Array:

@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 
 def portion(share: Array | float, total: Array) -> Array:

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control import accuracy_bins, passes
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.maths import masked
 
 
 class Bandits(NamedTuple):

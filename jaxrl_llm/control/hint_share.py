@@ -2,7 +2,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 
 def hint_ratio(unaided_rewards_PG: Array, valid_PG: Array, noise_P: Array, *, low: float = 0.0, high: float = 0.8) -> Array:

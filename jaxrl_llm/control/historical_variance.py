@@ -4,8 +4,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.maths import masked
 
 
 class Visits(NamedTuple):

@@ -1,9 +1,10 @@
 """LightningRL's filter: a prompt needs a right answer and a spread in efficiency (SJTU-DENG-Lab/LightningRL)."""
 from jax import Array
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.control.base import Filter, prompt_filter
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools import registry
 
 
 def accuracy(rollouts: Rollouts) -> Array:

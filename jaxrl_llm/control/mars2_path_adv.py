@@ -1,8 +1,8 @@
 """MARS^2's filter: keep search trees that are neither hopeless nor solved (arXiv 2604.14564)."""
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.base import Filter, prompt_filter
+from jaxrl_llm.maths import masked
 
 
 def undecided(scores_PG: Array, valid_PG: Array) -> Array:

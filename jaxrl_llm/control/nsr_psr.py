@@ -2,7 +2,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import registry
+from jaxrl_llm.tools import registry
 
 VARIANTS = ("psr", "nsr", "weighted")
 

@@ -30,7 +30,7 @@ def divergence(ratio: Array) -> Array:
 def props(*, step: float = 2.0) -> Controller:
     """`spread`: the first tokens of a group are drawn from `p exp(-step (share so far - p))`.
 
-    See `generation.sampling.spread_out`. At the first token all completions of a group are in one state; other states seldom
+    See `engines.sampling.spread_out`. At the first token all completions of a group are in one state; other states seldom
     repeat in text. The update treats the tokens as drawn by the policy. The closed form for tokens and `step` are ours. Raises
     ValueError: a negative step.
     """

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_llm import registry
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.tools import registry
 
 MODES = ("zero_only", "weighted")
 

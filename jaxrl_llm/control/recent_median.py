@@ -3,8 +3,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.maths import masked
 
 
 class RecentMeans(struct.PyTreeNode):

@@ -5,7 +5,7 @@ Rewards are right (1) or wrong (0), in the order of their draws along the second
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import registry
+from jaxrl_llm.tools import registry
 
 RULES = ("balanced", "positive_focused")
 

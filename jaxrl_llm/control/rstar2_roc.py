@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 
 def mess_penalty(tool_calls: Array, error_words: Array, answer_blocks: Array, turns: Array, malformed: Array) -> Array:

@@ -1,8 +1,8 @@
 """SimpleTIR's choice of prompts: rollouts disagree, and the prompt is neither hopeless nor solved (arXiv 2509.02479)."""
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.base import Filter, prompt_filter
+from jaxrl_llm.maths import masked
 
 
 def worth_learning(score_PG: Array, valid_PG: Array, *, lowest: float, highest: float, min_std: float) -> Array:

@@ -2,8 +2,8 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.base import Filter, prompt_filter
+from jaxrl_llm.maths import masked
 
 
 def admit(advantages_PG: Array, valid_PG: Array) -> Array:

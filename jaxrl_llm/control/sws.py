@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.base import Filter, prompt_filter
+from jaxrl_llm.maths import masked
 
 
 class Trends(NamedTuple):

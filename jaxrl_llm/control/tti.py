@@ -2,8 +2,8 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import registry
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.tools import registry
 
 GROWTHS = ("multiplicative", "additive")
 

@@ -1,8 +1,8 @@
 """UI-S1's filter: keep tasks whose rollouts already differ in their return at the first step (arXiv 2509.11543)."""
 from jax import Array
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.base import Filter, prompt_filter
+from jaxrl_llm.maths import masked
 
 
 def diverse_start(returns_PG: Array, step_PG: Array, valid_PG: Array, *, min_std: float = 0.3) -> Array:

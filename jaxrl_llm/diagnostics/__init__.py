@@ -1,6 +1,6 @@
 """Diagnostics of finished runs, by name: `jaxrl_llm diagnose NAME RUN_FOLDER ...`. Each file is one and registers itself."""
-from jaxrl_llm import registry
 from jaxrl_llm.diagnostics.base import DIAGNOSTICS, Diagnostic, diagnostic
+from jaxrl_llm.tools import registry
 
 __all__ = ["Diagnostic", "about", "diagnostic", "make", "names"]
 

@@ -11,10 +11,10 @@ import numpy as np
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic, single
 from jaxrl_llm.diagnostics.rows import logprobs, plain, sampled
 from jaxrl_llm.evaluation import alp as noise
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.training import heldout
-from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.trained import Trained, trained
+from jaxrl_llm.learning.policy import Policy
+from jaxrl_llm.runs.trained import Trained, trained
+from jaxrl_llm.sampling import heldout
+from jaxrl_llm.tools.figures import COLORS
 
 ALL = "all"
 

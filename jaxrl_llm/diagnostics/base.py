@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm import registry
 from jaxrl_llm.compare.figures import save_figure
+from jaxrl_llm.tools import registry
 
 DIAGNOSTICS: dict[str, registry.Factory] = {}
 diagnostic = functools.partial(registry.register, DIAGNOSTICS, "diagnostic")

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm import files
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.evaluation import echo_chamber as echo
 from jaxrl_llm.evaluation.pass_at_k import pass_at_k
 from jaxrl_llm.evaluation.rates import bootstrap_mean
-from jaxrl_llm.figures import COLORS
 from jaxrl_llm.show.runs import short_names
-from jaxrl_llm.training.metrics import read_metrics
+from jaxrl_llm.store.lines import read_metrics
+from jaxrl_llm.tools import files
+from jaxrl_llm.tools.figures import COLORS
 
 _DASHES = ("-", "--", ":", "-.")
 

@@ -9,15 +9,15 @@ import numpy as np
 
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.diagnostics.rows import distributions, plain, sampled
+from jaxrl_llm.engines.prompts import pad
+from jaxrl_llm.engines.sampler import generate, row_keys
 from jaxrl_llm.evaluation import opd_alignment as opd
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.generation.prompts import pad
-from jaxrl_llm.generation.sampler import generate, row_keys
+from jaxrl_llm.runs.trained import Trained, trained
+from jaxrl_llm.sampling.scoring import cut_and_spelled, shared_scores
+from jaxrl_llm.setup import setup
+from jaxrl_llm.store.workdir import checkpoint_steps
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.scoring import cut_and_spelled, shared_scores
-from jaxrl_llm.training.trained import Trained, trained
-from jaxrl_llm.training.workdir import checkpoint_steps
+from jaxrl_llm.tools.figures import COLORS
 
 
 class PrefixNode(NamedTuple):

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import files
 from jaxrl_llm.compare.ledger import RunMetrics, read_run
 from jaxrl_llm.compare.plan import UNITS
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.evaluation import open_rl_benchmark as benchmark
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.show.runs import flat
+from jaxrl_llm.tools import files
+from jaxrl_llm.tools.figures import COLORS
+from jaxrl_llm.tools.registry import one_of
 
 _POINTS = 200  # of a curve
 

@@ -8,8 +8,8 @@ from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic, single
 from jaxrl_llm.diagnostics.rows import sampled
 from jaxrl_llm.evaluation import policy_cliff as cliff
 from jaxrl_llm.evaluation.echo_chamber import OTHER, format_of
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.training.trained import trained
+from jaxrl_llm.runs.trained import trained
+from jaxrl_llm.tools.figures import COLORS
 
 
 @diagnostic

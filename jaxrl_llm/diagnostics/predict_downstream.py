@@ -11,10 +11,10 @@ from jaxrl_llm.compare.plan import UNITS
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic, single
 from jaxrl_llm.diagnostics.rows import candidates, sampled
 from jaxrl_llm.evaluation import predict_downstream as downstream
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.registry import one_of
-from jaxrl_llm.training.trained import trained
-from jaxrl_llm.training.workdir import checkpoint_steps
+from jaxrl_llm.runs.trained import trained
+from jaxrl_llm.store.workdir import checkpoint_steps
+from jaxrl_llm.tools.figures import COLORS
+from jaxrl_llm.tools.registry import one_of
 
 _LEAST = 5  # checkpoints for meaningful correlations
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxrl_llm import forest as forests
-from jaxrl_llm.forest import Forest
+from jaxrl_llm.data import forest as forests
+from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.models.logprobs import token_logprobs
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.policy import Policy
-from jaxrl_llm.training.source import sample_held_out
-from jaxrl_llm.training.trained import Trained
+from jaxrl_llm.runs.trained import Trained
+from jaxrl_llm.sampling.source import sample_held_out
 
 
 def sampled(run: Trained, problems: int, seed: int) -> tuple[Forest, Rollouts]:

@@ -10,8 +10,8 @@ from jaxrl_llm.compare.report import METRIC
 from jaxrl_llm.diagnostics.base import Diagnostic, Result, diagnostic
 from jaxrl_llm.diagnostics.recipes import recipes_of
 from jaxrl_llm.evaluation import scaling
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.registry import one_of
+from jaxrl_llm.tools.figures import COLORS
+from jaxrl_llm.tools.registry import one_of
 
 
 @diagnostic

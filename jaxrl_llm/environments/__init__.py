@@ -1,15 +1,11 @@
 """Environments: conversations that answer and reward. `make` one by name; `runner.Runner` plays many at once."""
-from jaxrl_llm import registry
+import functools
+import importlib.metadata
+
 from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of
 from jaxrl_llm.environments.guess_number import guess_number
-from jaxrl_llm.environments.gymnasium_text import gymnasium_text
-from jaxrl_llm.environments.gymnax_game import gymnax_game
-from jaxrl_llm.environments.jumanji_game import jumanji_game
-from jaxrl_llm.environments.mcp_tools import mcp_tools
 from jaxrl_llm.environments.memory_use import memory_use
 from jaxrl_llm.environments.of_methods import methods_of, of_methods
-from jaxrl_llm.environments.openenv_server import openenv_server
-from jaxrl_llm.environments.pgx_game import pgx_game
 from jaxrl_llm.environments.purified import purified
 from jaxrl_llm.environments.ranked_list import ranked_list
 from jaxrl_llm.environments.recent import recent
@@ -17,20 +13,29 @@ from jaxrl_llm.environments.sequence import sequence
 from jaxrl_llm.environments.single import single
 from jaxrl_llm.environments.skill_chain import skill_chain
 from jaxrl_llm.environments.solver_verifier import solver_verifier
-from jaxrl_llm.environments.textarena_game import textarena_game
 from jaxrl_llm.environments.tic_tac_toe import tic_tac_toe
-from jaxrl_llm.environments.tinker_cookbook_env import tinker_cookbook_env
 from jaxrl_llm.environments.tool_use import tool_use
 from jaxrl_llm.environments.treasure import treasure
-from jaxrl_llm.environments.verifiers_env import verifiers_env
+from jaxrl_llm.tools import registry
 
-__all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "key_of", "make", "of_methods"]
+__all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "factories", "key_of", "make", "of_methods"]
 
 FACTORIES: dict[str, registry.Factory] = {}
 for _factory in (single, sequence, tool_use, memory_use, recent, purified, solver_verifier, skill_chain, ranked_list,
-                 guess_number, treasure, tic_tac_toe, gymnasium_text, textarena_game, pgx_game, gymnax_game, jumanji_game,
-                 methods_of, mcp_tools, openenv_server, tinker_cookbook_env, verifiers_env):
+                 guess_number, treasure, tic_tac_toe, methods_of):
     registry.register(FACTORIES, "environment", _factory)
+
+
+@functools.cache
+def factories() -> dict[str, registry.Factory]:
+    """All environments by name: those of this room, and those that installed packages have as entry points.
+
+    An entry point of the group `jaxrl_llm.environments` names a function whose parameters are keyword-only. `contrib/` has
+    those of this package.
+    """
+    for point in importlib.metadata.entry_points(group="jaxrl_llm.environments"):
+        registry.register(FACTORIES, "environment", point.load())
+    return FACTORIES
 
 
 def make(target: str, /, **options) -> Environment:
@@ -38,4 +43,4 @@ def make(target: str, /, **options) -> Environment:
 
     Raises ValueError with the nearest match for an unknown name or option, or if your function returns something else.
     """
-    return registry.make(FACTORIES, "environment", target, options, Environment)
+    return registry.make(factories(), "environment", target, options, Environment)

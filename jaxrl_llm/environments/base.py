@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import turn_info
+from jaxrl_llm.data import turn_info
 from jaxrl_llm.rewards.base import number
 from jaxrl_llm.tasks.base import Problem, Task
 

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm import registry, tasks
+from jaxrl_llm import tasks
 from jaxrl_llm.environments import tools
 from jaxrl_llm.environments.background import wait
 from jaxrl_llm.environments.base import Environment, Late, Message, Turn
@@ -18,6 +18,7 @@ from jaxrl_llm.environments.described import described
 from jaxrl_llm.environments.parsers import named_parser
 from jaxrl_llm.environments.single import opening
 from jaxrl_llm.tasks.base import Problem, Task
+from jaxrl_llm.tools import registry
 
 
 @dataclasses.dataclass

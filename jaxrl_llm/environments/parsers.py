@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from jaxrl_llm import registry
 from jaxrl_llm.environments.tools import Call
 from jaxrl_llm.rewards.programs import last_opening, python_block
 from jaxrl_llm.tasks.jsonl import MAX_DEPTH, depth
+from jaxrl_llm.tools import registry
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _END, _TAG = "</think>", "<|python_tag|>"

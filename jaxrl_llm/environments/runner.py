@@ -10,10 +10,10 @@ from jaxrl_llm import environments
 from jaxrl_llm.environments import base, worker
 from jaxrl_llm.environments.compiled import Compiled
 from jaxrl_llm.environments.threads import Threads
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.rewards.pool import WorkerPool
 from jaxrl_llm.rewards.process import Outcome
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools.registry import one_of
 
 
 class TooManyInvalid(RuntimeError):

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm import registry, tasks
+from jaxrl_llm import tasks
 from jaxrl_llm.environments import tools as tool_room
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.environments.calculator import calculator
@@ -18,6 +18,7 @@ from jaxrl_llm.environments.search import search
 from jaxrl_llm.environments.single import ideal, opening, reader, scorer
 from jaxrl_llm.environments.tools import Call, Tool
 from jaxrl_llm.tasks.base import Problem, Task
+from jaxrl_llm.tools import registry
 
 TOOLS: dict[str, registry.Factory] = {}
 for _factory in (calculator, python, search):

@@ -9,8 +9,8 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm import registry
 from jaxrl_llm.rewards.pool import cores
+from jaxrl_llm.tools import registry
 
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}  # can be values of an enum
 _TYPES = _SCALARS | {list: "array", tuple: "array", dict: "object"}

@@ -12,11 +12,12 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm import advantages, objectives, registry
+from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages import Estimator
 from jaxrl_llm.methods import page, provision
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives import Objective
+from jaxrl_llm.tools import registry
 
 
 def _families() -> dict[str, tuple[Method, ...]]:

@@ -1,7 +1,7 @@
 """Policy objectives (losses to minimise), one file each: `objectives.make("ppo_clip", clip_high=0.28)`."""
-from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import OBJECTIVES, Objective, objective, token_objective
 from jaxrl_llm.objectives.ppo_clip import ppo_clip
+from jaxrl_llm.tools import registry
 
 __all__ = ["Objective", "make", "names", "objective", "ppo_clip", "token_objective"]
 

@@ -2,11 +2,11 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
+from jaxrl_llm.data.rollouts import Rollouts, check
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
-from jaxrl_llm.rollouts import Rollouts, check
 
 
 def entropy_score(rollouts: Rollouts) -> dict[str, Array]:

@@ -7,9 +7,10 @@ the whole batch's, whatever the padding and the split over devices.
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.segments import step_totals
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
+from jaxrl_llm.maths.segments import step_totals
+from jaxrl_llm.tools import registry
 
 AGGREGATIONS = ("token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "step_mean_token_mean", "prompt_mean",
                 "fixed_length")

@@ -2,12 +2,12 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import bounded, importance
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
+from jaxrl_llm.tools import registry
 
 
 def interpolated_logprobs(logprobs: Array, behavior_logprobs: Array, sampled: Array, current: Array) -> Array:

@@ -1,10 +1,10 @@
 """B-Coder: squared Bellman errors of Q-values from the policy's own log-probs, and imitation of reference programs."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
-from jaxrl_llm.experts import expert_rollouts
+from jaxrl_llm.data.experts import expert_rollouts
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
-from jaxrl_llm.rollouts import Rollouts
 
 
 def _weights(rollouts: Rollouts):

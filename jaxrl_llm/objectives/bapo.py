@@ -4,11 +4,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxrl_llm import masked, registry
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
+from jaxrl_llm.tools import registry
 
 Ladder = tuple[float, float, float]
 EPS = 1e-8

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked, registry
+from jaxrl_llm.data.rollouts import Rollouts, clean, measured
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.aggregation import check_aggregation, sequence_weights, token_weights
-from jaxrl_llm.rollouts import Rollouts, clean, measured
+from jaxrl_llm.tools import registry
 
 State = Any
 Metrics = dict[str, Array]

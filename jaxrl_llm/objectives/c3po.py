@@ -2,12 +2,12 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.kl import token_kl
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
-from jaxrl_llm.rollouts import Rollouts
 
 
 def within_budget(mask_PGT: Array, budget: int, *, truncate: bool = True) -> Array:

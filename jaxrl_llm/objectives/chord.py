@@ -4,13 +4,13 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxrl_llm import registry
-from jaxrl_llm.experts import expert_tokens
+from jaxrl_llm.data.experts import expert_tokens
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.luffy import probability
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.tools import registry
 
 
 @objective

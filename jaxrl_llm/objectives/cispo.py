@@ -1,9 +1,9 @@
 """CISPO: REINFORCE with a clipped, detached importance weight; no token loses its gradient (arXiv 2506.13585)."""
-from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import ANCHORS, anchor_logprobs
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import detached_weight, inside, still_moving
+from jaxrl_llm.tools import registry
 
 
 @objective

@@ -3,7 +3,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import draws
+from jaxrl_llm.maths import draws
 from jaxrl_llm.objectives.base import Metrics, Objective, objective, token_objective
 from jaxrl_llm.objectives.covariance import covariance, largest
 from jaxrl_llm.objectives.ratios import token_ratio

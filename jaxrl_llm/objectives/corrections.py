@@ -2,10 +2,10 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.ratios import sequence_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import inside
-from jaxrl_llm.rollouts import Rollouts
 
 ANCHORS = ("old", "behavior")
 LEVELS = ("token", "sequence", "geometric")

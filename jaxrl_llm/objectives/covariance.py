@@ -5,7 +5,7 @@ The entropy of a softmax policy falls at the rate of this covariance; a few toke
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 
 def covariance(logprobs: Array, advantages: Array, mask: Array) -> Array:

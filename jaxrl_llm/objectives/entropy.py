@@ -1,8 +1,8 @@
 """Token entropies that can be maximised from sampled tokens alone."""
 from jax import Array, lax
 
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.rollouts import Rollouts
 
 
 def sampled_entropy(logprobs: Array, rollouts: Rollouts) -> Array:

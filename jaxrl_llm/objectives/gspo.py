@@ -1,5 +1,5 @@
 """GSPO: one ratio and one clip decision per completion (arXiv 2507.18071)."""
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio, sequence_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate

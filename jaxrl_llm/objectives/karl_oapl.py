@@ -1,5 +1,5 @@
 """OAPL: regress the log-ratio to the generator on the optimal advantage (arXiv 2602.19362; KARL, 2603.05218)."""
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 
 

@@ -1,10 +1,11 @@
 """Online policy mirror descent of Kimi k1.5: fit log-ratios of whole completions to rewards (arXiv 2501.12599)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.tools import registry
 
 VARIANTS = ("canonical", "exact", "pairwise", "simple")
 

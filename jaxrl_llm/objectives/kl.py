@@ -2,7 +2,7 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import registry
+from jaxrl_llm.tools import registry
 
 ESTIMATORS = ("k1", "abs", "k2", "k3", "k1+", "k3+")
 

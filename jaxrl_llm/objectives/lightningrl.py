@@ -1,13 +1,14 @@
 """LightningRL: clipped surrogate, KL to a reference and the likelihood of right answers as an anchor."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
 from jaxrl_llm.control import lightningrl as filters
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.objectives.restrict import restrict
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.tools import registry
 
 LOG_LIMIT = 10.0
 

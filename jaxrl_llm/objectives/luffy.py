@@ -5,13 +5,13 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import registry
-from jaxrl_llm.experts import expert_tokens
+from jaxrl_llm.data.experts import expert_tokens
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.entropy import sampled_entropy
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.tools import registry
 
 SHAPINGS = ("rational", "none", "sqrt", "log", "none_plus_log", "target")
 

@@ -1,11 +1,12 @@
 """MARS^2's loss: GSPO, corrected for the sampler token by token, with a KL term (arXiv 2604.14564)."""
-from jaxrl_llm import masked, registry
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.corrections import bounded, carried, importance
 from jaxrl_llm.objectives.gspo import LOG_LIMIT
 from jaxrl_llm.objectives.ratios import sequence_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.tools import registry
 
 
 @objective

@@ -2,11 +2,11 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import carried
 from jaxrl_llm.objectives.ratios import log_ratio, prefix_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
+from jaxrl_llm.tools import registry
 
 
 def smallest_before(log_ratios: Array, mask: Array) -> Array:

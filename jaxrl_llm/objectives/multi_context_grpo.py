@@ -2,10 +2,11 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry, segments
+from jaxrl_llm.data.rollouts import Rollouts, check
+from jaxrl_llm.maths import masked, segments
 from jaxrl_llm.objectives.base import Objective, objective
 from jaxrl_llm.objectives.ppo_clip import ppo_clip
-from jaxrl_llm.rollouts import Rollouts, check
+from jaxrl_llm.tools import registry
 
 
 def trajectory_weights(rollouts: Rollouts) -> Array:

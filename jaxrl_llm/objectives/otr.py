@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective
 from jaxrl_llm.objectives.reinforce import reinforce
 

@@ -2,9 +2,10 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio
+from jaxrl_llm.tools import registry
 
 
 def class_weights(labels_PG, valid_PG, weighting):

@@ -1,10 +1,10 @@
 """PPO's clipped surrogate per token (arXiv 1707.06347), with the options that GRPO, DAPO and their relatives share."""
-from jaxrl_llm import registry
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import check_dual_clip, clipped_surrogate
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
+from jaxrl_llm.tools import registry
 
 
 @objective

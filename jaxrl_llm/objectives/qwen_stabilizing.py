@@ -1,11 +1,11 @@
 """MiniRL: the first-order token surrogate of the sequence reward, corrected for sampler mismatch (arXiv 2512.01374)."""
 import jax.numpy as jnp
 
+from jaxrl_llm.data.rollouts import OWN_ROUTES, ROUTES
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import detached_weight, still_moving
-from jaxrl_llm.registry import one_of
-from jaxrl_llm.rollouts import OWN_ROUTES, ROUTES
+from jaxrl_llm.tools.registry import one_of
 
 
 @objective

@@ -1,10 +1,10 @@
 """R2VPO: a penalty on the ratio's second moment around 1 instead of clipping (arXiv 2601.03320)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import ANCHORS, anchor_logprobs
 from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.tools import registry
 
 
 @objective

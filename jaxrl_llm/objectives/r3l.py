@@ -1,10 +1,10 @@
 """R3L: policy gradient on the parts of a rollout and its retry that differ (arXiv 2601.03715)."""
 from jax import Array
 
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.kl import token_kl
-from jaxrl_llm.rollouts import Rollouts
 
 
 def pivotal_mask(rollouts: Rollouts) -> Array:

@@ -2,12 +2,13 @@
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
 from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.tools import registry
 
 
 def _bins(rollouts: Rollouts) -> tuple[Array, Array]:

@@ -6,7 +6,7 @@ gradient counts) and `mask` [P, G, T].
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 LIMIT = 20.0
 

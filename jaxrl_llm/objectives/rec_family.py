@@ -2,10 +2,10 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import LIMIT, log_ratio
 from jaxrl_llm.objectives.trust_region import inside, still_moving
+from jaxrl_llm.tools import registry
 
 CLIPS = ("none", "one_side", "two_side", "ring")
 WEIGHTS = ("none", "importance_sampling", "advantage")

@@ -1,10 +1,10 @@
 """Reinforce-Rej: plain policy gradient or clipped surrogate, with a KL term and rejected prompts (arXiv 2504.11343)."""
-from jaxrl_llm import registry
 from jaxrl_llm.control.dynamic_sampling import informative
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ppo_clip import ppo_clip
 from jaxrl_llm.objectives.restrict import restrict
+from jaxrl_llm.tools import registry
 
 
 @objective

@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 from jax import Array
 
+from jaxrl_llm.data.rollouts import Rollouts, check, measured
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.rollouts import Rollouts, check, measured
 
 
 def restrict(objective: Objective, keep: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ()) -> Objective:

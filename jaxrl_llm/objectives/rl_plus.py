@@ -4,9 +4,9 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrl_llm import registry
 from jaxrl_llm.objectives.base import Objective, objective
 from jaxrl_llm.objectives.luffy import mixed_policy, probability
+from jaxrl_llm.tools import registry
 
 
 @objective

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective
 
 Schedule = Callable[[Array], Array]  # f32[] at a step i32[], counted from 0
 
 
 class Counted(NamedTuple):
-    """The state of the wrapped objective, and the number of updates so far, i32[], see `training.optimizers.at_update`."""
+    """The state of the wrapped objective, and the number of updates so far, i32[], see `learning.optimizers.at_update`."""
 
     inner: Any
     updates: Array

@@ -2,12 +2,12 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
+from jaxrl_llm.data.rollouts import Rollouts, seen_returns
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
-from jaxrl_llm.rollouts import Rollouts, seen_returns
 
 
 @objective

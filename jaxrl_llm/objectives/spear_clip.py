@@ -2,6 +2,7 @@
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.data.rollouts import check
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.clip_cov import clip_cov_loss
@@ -9,7 +10,6 @@ from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.sil import imitation_coef, worth_replaying
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
-from jaxrl_llm.rollouts import check
 
 NEEDS = ("rewards", "old_logprobs", "replayed", "reward_baseline", "age")
 

@@ -3,9 +3,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
-from jaxrl_llm.rollouts import Rollouts
 
 
 def sibling_pairs(values_PG: Array, final_P: Array, live_PG: Array) -> Array:

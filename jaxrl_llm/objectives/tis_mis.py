@@ -8,7 +8,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked, registry
+from jaxrl_llm.data.rollouts import Rollouts, clean
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
@@ -16,7 +17,7 @@ from jaxrl_llm.objectives.corrections import BOUNDS, LEVELS, bounded, effective_
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import check_dual_clip, clipped_surrogate, inside
 from jaxrl_llm.objectives.trust_region import dual_clip as dual_clipped
-from jaxrl_llm.rollouts import Rollouts, clean
+from jaxrl_llm.tools import registry
 
 SCOPES = {
     "token": lambda x, mask: x,

@@ -1,10 +1,11 @@
 """TOPR, tapered off-policy REINFORCE: bad completions fade out as they become unlikely (arXiv 2503.14286)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked, registry
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import sequence_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import detached_weight
+from jaxrl_llm.tools import registry
 
 
 @objective

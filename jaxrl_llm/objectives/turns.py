@@ -1,9 +1,9 @@
 """Objectives of methods whose rows are turns, for rollouts that are trajectories."""
 import jax.numpy as jnp
 
-from jaxrl_llm.memo import remembered
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.objectives.base import Objective
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.tools.memo import remembered
 
 
 @remembered(16)

@@ -1,7 +1,7 @@
 """VAPO: PPO's clipped surrogate with a wider upper clip and the likelihood of right answers (arXiv 2504.05118)."""
 import jax.numpy as jnp
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate

@@ -14,7 +14,7 @@ def vcpo(*, max_ratio: float = 8.0, ess_base: float = 1.0, exponent: float = 0.5
 
     Metric `ess_share`: (sum w)^2 / (n sum w^2) over the live rollouts of the mini-batch, with untruncated w, or under
     `truncate_ess`, an option of the released code, with min(w, max_ratio). Metric `step_scale`:
-    `min(1, ess_share / ess_base)^exponent`, by which `training.step.advance` multiplies the learning rate of this update;
+    `min(1, ess_share / ess_base)^exponent`, by which `learning.step.advance` multiplies the learning rate of this update;
     scaling the loss would have no effect under Adam. Both need the mini-batch unsplit (`whole_batch`). The numbers are the
     released code's, which also offers `exponent=1`.
     """

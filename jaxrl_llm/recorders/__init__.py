@@ -2,7 +2,6 @@
 
 A run makes those that provide what its method needs (`asked`, `make`); `recorders/base.py` shows how to add one.
 """
-from jaxrl_llm import registry
 from jaxrl_llm.recorders.base import RECORDERS, Context, Recorder, asked, make, recordable, recorder
 from jaxrl_llm.recorders.features import features
 from jaxrl_llm.recorders.gradients import gradients
@@ -12,6 +11,7 @@ from jaxrl_llm.recorders.reference import reference
 from jaxrl_llm.recorders.teacher import base_model, teacher
 from jaxrl_llm.recorders.turn_values import turn_values
 from jaxrl_llm.recorders.values import values
+from jaxrl_llm.tools import registry
 
 registry.discover(__name__, __path__)
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from jax import Array
 
-from jaxrl_llm import registry
-from jaxrl_llm.rollouts import OWN_ROUTES, ROUTES, Rollouts
+from jaxrl_llm.data.rollouts import OWN_ROUTES, ROUTES, Rollouts
+from jaxrl_llm.tools import registry
 
 
 class Recorder(NamedTuple):
@@ -45,9 +45,9 @@ class Context(NamedTuple):
 
     Attributes:
       asked: fields to record, some of those that the recorder provides.
-      config, policy, estimator: those of the run, see `training.policy.Policy`.
+      config, policy, estimator: those of the run, see `learning.policy.Policy`.
       logprobs: `(params, lora, rollouts) -> (logprobs, entropies)` f32[P, G, T], of the policy in the layout of the run.
-      jitted: `(function, owner, parts=1, **settings)`, see `training.step.jitted`.
+      jitted: `(function, owner, parts=1, **settings)`, see `learning.step.jitted`.
       guarded: `(name, jitted function, times=1)`, the function for the shapes of the run's batches, called with each of them
         in `times` ways; any other shape is an error.
       optimizer: `(learning rate, updates=1) -> optax.GradientTransformation`, the configured one, for that number of updates
@@ -55,7 +55,7 @@ class Context(NamedTuple):
       loaded: `(key) -> [(logprobs, weights)]` of the frozen models that `config.teacher` names under this key.
       pieces: number of parts of a batch whose log-probs are computed one after another.
       capture: the states that `features` are pooled from; None if the method reads none.
-      square_norms: see `training.gradient_norms`.
+      square_norms: see `learning.gradient_norms`.
       as_sampled: see `replay.Replay`.
     """
 

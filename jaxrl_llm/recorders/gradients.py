@@ -5,7 +5,7 @@ from jaxrl_llm.recorders.base import Context, Recorder, recorder, texts_of
 
 
 def gradients(square_norms: Callable) -> Recorder:
-    """`score_sq_norms` f32[P, G], by `square_norms(params, lora, rollouts)`, see `training.gradient_norms`."""
+    """`score_sq_norms` f32[P, G], by `square_norms(params, lora, rollouts)`, see `learning.gradient_norms`."""
     def record(own, params, lora, rollouts):
         return {"score_sq_norms": square_norms(params, lora, texts_of(rollouts).replace(filled=4))}
 

@@ -1,8 +1,8 @@
 """The experts that the policy before its updates routes tokens to."""
 import dataclasses
 
+from jaxrl_llm.data.rollouts import OWN_ROUTES
 from jaxrl_llm.recorders.base import Context, Recorder, recorder, texts_of
-from jaxrl_llm.rollouts import OWN_ROUTES
 
 
 @recorder("routes", provides=(OWN_ROUTES,), passes=1)

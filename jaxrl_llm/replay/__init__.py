@@ -4,8 +4,8 @@
 
 A row of the catalogue names its rule, and a run by name then keeps a buffer (`replay.buffer`).
 """
-from jaxrl_llm import registry
 from jaxrl_llm.replay.base import RULES, Replay, rule
+from jaxrl_llm.tools import registry
 
 registry.discover(__name__, __path__)
 

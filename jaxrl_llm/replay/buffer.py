@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import forest as forests
-from jaxrl_llm.forest import Forest
+from jaxrl_llm.data import forest as forests
+from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.replay.base import Replay
 from jaxrl_llm.tasks.base import Problem
 

@@ -1,7 +1,7 @@
 """Stored groups that disagreed replace a share of the batch (DOTS-RR, arXiv 2506.05316)."""
 import numpy as np
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.replay.base import Replay, rule
 
 

@@ -1,7 +1,7 @@
 """The latest success on each problem, put back if all rollouts fail (RAPO, arXiv 2509.24107)."""
 import numpy as np
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.replay.base import Replay, rule
 
 

@@ -1,7 +1,7 @@
 """One of the last successes on a problem, inserted if all rollouts fail (ARPO, arXiv 2505.16282)."""
 import numpy as np
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.replay.base import Replay, rule
 
 

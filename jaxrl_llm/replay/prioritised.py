@@ -1,7 +1,7 @@
 """Stored successes drawn in proportion to their advantage, with importance weights (SIL, arXiv 1806.05635)."""
 import numpy as np
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.replay.base import Replay, rule
 
 

@@ -1,8 +1,8 @@
 """The policy's rollouts that did better than their group, trained on once more (SPEAR, arXiv 2509.22601)."""
 import numpy as np
 
-from jaxrl_llm import masked
 from jaxrl_llm.control.spear_clip import admit
+from jaxrl_llm.maths import masked
 from jaxrl_llm.replay.base import Replay, rule
 
 

@@ -2,7 +2,6 @@
 import dataclasses
 from collections.abc import Sequence
 
-from jaxrl_llm import registry
 from jaxrl_llm.rewards import length, needs, text
 from jaxrl_llm.rewards.base import BatchOutput, Combined, Reward, RewardError, Scores
 from jaxrl_llm.rewards.box import HIT, box_reward, find_box
@@ -14,6 +13,7 @@ from jaxrl_llm.rewards.math import Boxed, boxed_answer
 from jaxrl_llm.rewards.swe_rl import Patches
 from jaxrl_llm.rewards.token_f1 import find_words
 from jaxrl_llm.rewards.token_f1 import token_f1 as f1_of_words
+from jaxrl_llm.tools import registry
 
 __all__ = ["FACTORIES", "BatchOutput", "ByTask", "Combined", "Reward", "RewardError", "Scores", "combine", "make"]
 

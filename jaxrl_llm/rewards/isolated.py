@@ -3,9 +3,9 @@ from collections import Counter
 
 import numpy as np
 
-from jaxrl_llm.registry import split_target
 from jaxrl_llm.rewards.base import BatchOutput, ReportedError, number
 from jaxrl_llm.rewards.pool import WorkerPool
+from jaxrl_llm.tools.registry import split_target
 
 _ERRORS: dict[str, type[Exception]] = {"timeout": TimeoutError, "crash": ChildProcessError, "error": ReportedError}
 

@@ -2,7 +2,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.registry import one_of
+from jaxrl_llm.tools.registry import one_of
 
 
 def soft_overlong(max_length: int, cache: int, factor: float = 1.0, variant: str = "paper") -> Callable[[Any], Any]:

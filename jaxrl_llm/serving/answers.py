@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.generation.engine import Node
-from jaxrl_llm.generation.stopping import REST, context
+from jaxrl_llm.engines.engine import Node
+from jaxrl_llm.engines.stopping import REST, context
 from jaxrl_llm.serving.requests import CompletionRequest
 from jaxrl_llm.serving.spelling import Spelling, TokenSpelling
 from jaxrl_llm.tokenizers import Tokenizer

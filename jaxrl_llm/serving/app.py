@@ -15,8 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive
 
-from jaxrl_llm.files import expanded
-from jaxrl_llm.generation.engine import Node
+from jaxrl_llm.engines.engine import Node
 from jaxrl_llm.models import ModelConfig, weights
 from jaxrl_llm.serving.answers import Answer
 from jaxrl_llm.serving.http import admit, error_body, handlers, in_thread, read_json, within
@@ -24,6 +23,7 @@ from jaxrl_llm.serving.requests import ClientLimits, CompletionRequest, RequestE
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
 from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.tokenizers.messages import shown
+from jaxrl_llm.tools.files import expanded
 
 _ARRIVED = tuple[int, Node | Failure]  # index of the completion, and what arrived for it
 

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 from jaxrl_llm import tokenizers
 from jaxrl_llm.models import Transformer, weights
 from jaxrl_llm.models.lora import merge
-from jaxrl_llm.registry import one_of
+from jaxrl_llm.setup.start import DTYPES
 from jaxrl_llm.tokenizers import Tokenizer
-from jaxrl_llm.training.start import DTYPES
+from jaxrl_llm.tools.registry import one_of
 
 
 class LoadedPolicy(NamedTuple):
@@ -31,7 +31,7 @@ def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32", *, int
 
 def of_run(workdir: Path, step: int | None = None) -> LoadedPolicy:
     """A checkpoint of a run, the newest one or that of `step`, adapters merged in. Errors as in `trained.trained`."""
-    from jaxrl_llm.training.trained import trained
+    from jaxrl_llm.runs.trained import trained
     restored = trained(workdir, step)
     params = restored.params if restored.lora is None else merge(restored.params, restored.lora)
     return LoadedPolicy(restored.policy.model, params, restored.source.stream.tokenizer, f"{workdir.name}-step-{restored.step}")

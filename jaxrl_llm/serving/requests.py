@@ -4,11 +4,11 @@ import secrets
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from jaxrl_llm.generation.engine import Request
-from jaxrl_llm.generation.sampling import Sampling
-from jaxrl_llm.registry import nearest
+from jaxrl_llm.engines.engine import Request
+from jaxrl_llm.engines.sampling import Sampling
 from jaxrl_llm.tokenizers import Tokenizer, conversation, messages
 from jaxrl_llm.tokenizers.messages import shown
+from jaxrl_llm.tools.registry import nearest
 
 _COMPLETION_TOKENS = 16  # of /v1/completions without max_tokens, as OpenAI has it
 STOPS = 16  # stop texts and stop tokens of a request

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from jaxrl_llm.generation.requests import as_ints
-from jaxrl_llm.generation.stopping import REST
+from jaxrl_llm.engines.requests import as_ints
+from jaxrl_llm.engines.stopping import REST
 
 
 @dataclasses.dataclass

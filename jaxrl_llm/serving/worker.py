@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from jaxrl_llm.generation.engine import Node, Request, SlotEngine
+from jaxrl_llm.engines.engine import Node, Request, SlotEngine
 
 _ATTEMPTS = 2  # consecutive failed steps after which running rows are given up
 

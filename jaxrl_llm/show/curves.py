@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.training.plots import smooth
+from jaxrl_llm.runs.plots import smooth
+from jaxrl_llm.tools.figures import COLORS
 
 # What is shown first: metric -> title. Every other metric follows under its own name.
 TITLES = {

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.figures import COLORS
-from jaxrl_llm.files import regular
 from jaxrl_llm.show import curves, samples
 from jaxrl_llm.show.runs import RunFolder, differences, phases
-from jaxrl_llm.visible import visible
+from jaxrl_llm.tools.figures import COLORS
+from jaxrl_llm.tools.files import regular
+from jaxrl_llm.tools.visible import visible
 
 _PHASES = ("rollout", "reward", "record", "update", "checkpoint", "other")  # these have a colour of their own
 

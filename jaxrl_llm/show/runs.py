@@ -9,12 +9,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.compare.ledger import read_run
-from jaxrl_llm.files import expanded
+from jaxrl_llm.runs.progress import format_seconds
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.stored import stored_config
 from jaxrl_llm.show.health import findings
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.progress import format_seconds
-from jaxrl_llm.training.workdir import starts_of, stored_config
-from jaxrl_llm.visible import visible
+from jaxrl_llm.store.workdir import starts_of
+from jaxrl_llm.tools.files import expanded
+from jaxrl_llm.tools.visible import visible
 
 _FIRST_AND_LAST = (("training reward", "reward/mean", "{:.3f}"), ("completion length", "completion/length", "{:.1f}"),
                    ("truncated", "completion/truncated", "{:.1%}"), ("entropy", "entropy", "{:.3f}"))

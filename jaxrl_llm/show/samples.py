@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm import files
+from jaxrl_llm.tools import files
 
-# Per-token values that a sample page may have, see training/samples.py. A ratio is probability after over before the update.
+# Per-token values that a sample page may have, see runs/samples.py. A ratio is probability after over before the update.
 PER_TOKEN = ("advantages", "entropies", "logprobs", "ratios")
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxrl_llm.show.runs import RunFolder, differences, phases
-from jaxrl_llm.visible import visible
+from jaxrl_llm.tools.visible import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
 

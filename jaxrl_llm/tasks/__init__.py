@@ -2,7 +2,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm import registry
 from jaxrl_llm.tasks.arithmetic import arithmetic
 from jaxrl_llm.tasks.attempts import attempts
 from jaxrl_llm.tasks.base import Part, Problem, ProblemSource, Task, text_of
@@ -13,6 +12,7 @@ from jaxrl_llm.tasks.mixture import mixture
 from jaxrl_llm.tasks.reasoning_gym_task import reasoning_gym
 from jaxrl_llm.tasks.styles import styles
 from jaxrl_llm.tasks.word_problems import word_problems
+from jaxrl_llm.tools import registry
 
 __all__ = ["FACTORIES", "Part", "Problem", "ProblemSource", "Task", "make", "make_chat", "mixture", "text_of"]
 

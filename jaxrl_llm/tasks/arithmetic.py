@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position
+from jaxrl_llm.tools.registry import one_of
 
 CHAT_TEMPLATE = "What is {expression}? Answer with just the number."
 ENUMERATE_UP_TO = 20_000  # larger spaces are sampled

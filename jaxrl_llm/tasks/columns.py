@@ -11,11 +11,11 @@ import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxrl_llm.registry import nearest
 from jaxrl_llm.rewards import program_tests
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Messages
 from jaxrl_llm.tokenizers.messages import read
+from jaxrl_llm.tools.registry import nearest
 
 _HOLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.\-]*)\}")
 

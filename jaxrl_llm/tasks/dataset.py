@@ -5,10 +5,10 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks import columns, tables
 from jaxrl_llm.tasks.base import Problem, ProblemSource, Task, disjoint_task, front_of, question_of, split_position, text_of
 from jaxrl_llm.tokenizers.messages import present
+from jaxrl_llm.tools.registry import one_of
 
 HELD_OUT = 0.2  # held-out share of the problems if neither a split nor a file is held out
 

@@ -1,8 +1,8 @@
 """Any data set of the reasoning-gym package, with its own scorer (reasoning-gym, arXiv 2505.24760)."""
 import json
 
-from jaxrl_llm.registry import nearest
 from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, optional
+from jaxrl_llm.tools.registry import nearest
 
 INSTRUCTION = "\nGive the final answer between <answer> and </answer>."
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.files import expanded
 from jaxrl_llm.tasks import jsonl
 from jaxrl_llm.tasks.base import optional
+from jaxrl_llm.tools.files import expanded
 
 TFDS = "tfds:"  # in front of the name of a TFDS builder
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".csv": "csv", ".jsonl": "jsonl"}

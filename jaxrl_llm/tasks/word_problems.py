@@ -3,8 +3,8 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.registry import one_of
 from jaxrl_llm.tasks.base import Messages, Problem, Task, disjoint_task
+from jaxrl_llm.tools.registry import one_of
 
 NAMES = ("Ann", "Ben", "Carla", "David", "Ella", "Frank", "Grace", "Hugo", "Iris", "Jack", "Kim", "Leo")
 THINGS = ("apples", "books", "cards", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers")

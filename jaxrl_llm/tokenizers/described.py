@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm import files
 from jaxrl_llm.tokenizers.chat import choose
+from jaxrl_llm.tools import files
 
 CONFIG, MAP, ADDED = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 GENERATION = "generation_config.json"

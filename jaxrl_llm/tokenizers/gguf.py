@@ -4,11 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm import files, gguf_header
 from jaxrl_llm.tokenizers.base import CodecTokenizer
 from jaxrl_llm.tokenizers.chat import choose
 from jaxrl_llm.tokenizers.hugging_face import FastCodec, put_first
 from jaxrl_llm.tokenizers.sentence_piece import SentencePieceCodec
+from jaxrl_llm.tools import files, gguf_header
 
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type; sentencepiece's own numbering
 

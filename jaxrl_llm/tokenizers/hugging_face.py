@@ -3,12 +3,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm import files
 from jaxrl_llm.tokenizers import described
 from jaxrl_llm.tokenizers.base import CodecTokenizer
 from jaxrl_llm.tokenizers.bounds import Bounds
 from jaxrl_llm.tokenizers.chat import choose
 from jaxrl_llm.tokenizers.described import Added
+from jaxrl_llm.tools import files
 
 
 class HuggingFaceTokenizer(CodecTokenizer):

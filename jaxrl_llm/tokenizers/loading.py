@@ -2,12 +2,12 @@
 import difflib
 from pathlib import Path
 
-from jaxrl_llm import files
 from jaxrl_llm.tokenizers.base import Tokenizer
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.tokenizers.gguf import GgufTokenizer
 from jaxrl_llm.tokenizers.hugging_face import HuggingFaceTokenizer
 from jaxrl_llm.tokenizers.sentence_piece import SentencePieceTokenizer
+from jaxrl_llm.tools import files
 
 FILES = ("tokenizer.json", "tokenizer.model")
 ALLOWED = ("'bytes', a directory with tokenizer.json, tokenizer.model or one *.gguf, "

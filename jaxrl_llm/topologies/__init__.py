@@ -10,7 +10,7 @@ The `guides` decide how much of its problem's solution a completion begins with.
 """
 from collections.abc import Iterable
 
-from jaxrl_llm import registry
+from jaxrl_llm.tools import registry
 from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, named, topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.guided import guided

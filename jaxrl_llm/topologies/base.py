@@ -13,7 +13,7 @@ To add one, write a function that returns a `Topology` into a new file:
 Its arguments are entries of `KNOWN`, and numbers of its own. A row of the catalogue names it, `Method.topology`: by its name
 alone if `@topology` stands above it, else as "module:function". A `Source` takes the topology directly:
 `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A learner is made for the `ladders` of its source
-(`training.setup.make_learner`), which follow from `max_groups`.
+(`setup.setup.make_learner`), which follow from `max_groups`.
 """
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import registry
-from jaxrl_llm.forest import Forest
+from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.tools import registry
 
 # Arguments that a run passes to the factory of its topology, by name.
 KNOWN = {

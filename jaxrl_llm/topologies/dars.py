@@ -1,7 +1,7 @@
 """DARS: extra rollouts for hard prompts until their advantages sum to those of half-solved ones (arXiv 2508.13755)."""
 import numpy as np
 
-from jaxrl_llm import registry
+from jaxrl_llm.tools import registry
 from jaxrl_llm.topologies.rules import Rule, rule, success
 
 WEIGHTINGS = ("equal", "hardness")

@@ -1,7 +1,7 @@
 """Groups in which some completions begin with the problem's solution, or a part of it."""
 import numpy as np
 
-from jaxrl_llm.forest import outcomes
+from jaxrl_llm.data.forest import outcomes
 from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes, topology
 from jaxrl_llm.topologies.guides import Guide
 

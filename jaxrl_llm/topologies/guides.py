@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import registry
 from jaxrl_llm.control.hint_share import hint_ratio
+from jaxrl_llm.tools import registry
 
 GUIDES: dict[str, registry.Factory] = {}
 guide = functools.partial(registry.register, GUIDES, "guide")

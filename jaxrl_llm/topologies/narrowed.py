@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.forest import Forest, select
+from jaxrl_llm.data.forest import Forest, select
 from jaxrl_llm.topologies.base import Topology
 
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxrl_llm.forest import Forest, outcomes
+from jaxrl_llm.data.forest import Forest, outcomes
 from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, group_sizes, groups_of, topology
 from jaxrl_llm.topologies.rules import Rule
 

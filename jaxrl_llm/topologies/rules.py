@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm import registry
+from jaxrl_llm.tools import registry
 
 RULES: dict[str, registry.Factory] = {}
 rule = functools.partial(registry.register, RULES, "allocation rule")

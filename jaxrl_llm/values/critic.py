@@ -20,13 +20,13 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
-from jaxrl_llm import masked
-from jaxrl_llm.descent import descend, split
-from jaxrl_llm.memo import remembered
+from jaxrl_llm.data.rollouts import Rollouts, clean
+from jaxrl_llm.maths import masked
+from jaxrl_llm.maths.descent import descend, split
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.parallel import over_rows, tree_shardings
-from jaxrl_llm.rollouts import Rollouts, clean
+from jaxrl_llm.tools.memo import remembered
 
 KINDS = ("separate", "head")
 
@@ -112,7 +112,7 @@ def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches:
 
     Reads `extras["values"]` (recorded when the rollouts were made) and `extras["value_targets"]`; the state is donated.
     Micro-batches, `clip_norm` and the refusal of gradients that are not finite work as in
-    `training.step.make_update`; `value/skipped` is 1 for a refused update.
+    `learning.step.make_update`; `value/skipped` is 1 for a refused update.
     """
 
     def part_loss(params, policy, part):

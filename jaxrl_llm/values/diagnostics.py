@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 _ROUNDING = 16  # errors of one operation that equal values may differ by, relative to the largest of them
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 
 class Spans(NamedTuple):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 
 def standardise(context: Array, mask: Array, queries: Array, *, bound: float = 5.0) -> tuple[Array, Array]:

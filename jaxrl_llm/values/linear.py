@@ -8,7 +8,7 @@ import optax
 from flax import struct
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 
 EXACT = jax.lax.Precision.HIGHEST  # accelerators would otherwise multiply in fewer bits than a Gram matrix can spare
 _NOISE = 1e-5  # share of the largest spread below which the spread along an axis is rounding

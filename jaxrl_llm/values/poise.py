@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.values import buffer as buffers
 from jaxrl_llm.values import probe as probes
 from jaxrl_llm.values.base import Value

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from jaxrl_llm import masked
-from jaxrl_llm.registry import one_of
+from jaxrl_llm.maths import masked
+from jaxrl_llm.tools.registry import one_of
 from jaxrl_llm.values import hl_gauss, linear
 
 Params = Any

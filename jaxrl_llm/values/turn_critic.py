@@ -17,11 +17,11 @@ import optax
 from jax import Array, lax
 from jax.sharding import Mesh
 
-from jaxrl_llm import masked
-from jaxrl_llm.descent import descend
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
+from jaxrl_llm.maths.descent import descend
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel import over_rows, tree_shardings
-from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.values import critic as critic_lib
 
 _TWINS, _LAYERS = 2, 3
@@ -85,7 +85,7 @@ class TurnCritic:
     def fit(self, state: TurnCriticState, rollouts: Rollouts) -> tuple[TurnCriticState, dict[str, Array]]:
         """`epochs` updates on all turns of a batch with `extras["turn_states"]`; metrics are from the first one.
 
-        Gradients that are not finite are refused, as in `training.step.make_update`.
+        Gradients that are not finite are refused, as in `learning.step.make_update`.
         """
         rewards, there, states = rollouts.extras["step_rewards"], turns_of(rollouts), rollouts.extras["turn_states"]
         last = there & ~jnp.pad(there[..., 1:], ((0, 0), (0, 0), (0, 1)))

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax import Array
 
-from jaxrl_llm import masked
+from jaxrl_llm.maths import masked
 from jaxrl_llm.values.v0 import V0
 from jaxrl_llm.values.v0_prior import sample_tasks
 

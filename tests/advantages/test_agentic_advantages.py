@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, methods, segments
+from jaxrl_llm import advantages, methods
 from jaxrl_llm.advantages.salt import edges
 from jaxrl_llm.advantages.ui_s1 import semi_online_return, step_score
 from jaxrl_llm.control.ui_s1 import diverse_start
-from jaxrl_llm.rollouts import Rollouts, from_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists
+from jaxrl_llm.maths import segments
 
 FLOATS = ("step_rewards", "perf", "format_rewards")
 

@@ -6,9 +6,9 @@ import pytest
 
 from jaxrl_llm import advantages, objectives, recorders
 from jaxrl_llm.advantages.b_coder import bellman_targets, bounded, following, program_scores, unbounded
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.models import ModelConfig, Transformer
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.policy import Policy
 
 LOGITS, ANCHOR = np.array([[1.0, 0], [0, 2]]), np.array([[1.0, 0], [0.5, 0]])
 TOKENS, V_PHI = np.array([0, 1]), np.array([0.2, 0.1])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 
 HYPER = {"lightningrl": {"perf": "length"}, "demystify_cot": {"max_len": 50}}
 REWARDS = [[0.6, 0.4, 1.0, 0.0], [0.2, 0.9, 0.7, 0.1]]

@@ -6,8 +6,8 @@ import pytest
 
 from jaxrl_llm import advantages
 from jaxrl_llm.control import dynamic_sampling
+from jaxrl_llm.data.rollouts import from_lists
 from jaxrl_llm.rewards.length import soft_overlong
-from jaxrl_llm.rollouts import from_lists
 
 ACCURACY = np.array([[1.0, 0], [1, 1], [0, 1]])
 LENGTHS = [[18, 10], [5, 5], [20, 22]]

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import advantages
 from jaxrl_llm.advantages.demystify_cot import cosine_reward, repetition
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 
 
 def test_cosine_reward():

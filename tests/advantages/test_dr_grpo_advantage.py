@@ -3,7 +3,7 @@
 import numpy as np
 
 from jaxrl_llm import advantages
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 
 
 def test_worked_example():

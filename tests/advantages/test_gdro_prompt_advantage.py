@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import advantages
 from jaxrl_llm.advantages.gdro_prompt import bin_weights, followed
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import Rollouts
 
 close = np.testing.assert_allclose
 MOVING = jnp.array([0.5, 0, 0, 0.1, 0, 0, -0.2])

@@ -11,7 +11,7 @@ from jaxrl_llm.advantages.ettrl_ear import confidence
 from jaxrl_llm.advantages.ttrl import majority
 from jaxrl_llm.advantages.xrpo_advantage import relative_likelihood, sharpen
 from jaxrl_llm.control.mc_grpo import lower_median, without_pivot
-from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 
 close = np.testing.assert_allclose
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 
 
 def values(slug, rewards, extras=None, **hyper):

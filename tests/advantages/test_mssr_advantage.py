@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import advantages
 from jaxrl_llm.advantages.mssr import retention
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import Rollouts
 
 close = np.testing.assert_allclose
 

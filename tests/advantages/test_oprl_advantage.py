@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.rollouts import from_lists, pad_lists
-from jaxrl_llm.segments import step_totals
+from jaxrl_llm.data.rollouts import from_lists, pad_lists
+from jaxrl_llm.maths.segments import step_totals
 
 # Two tokens in the first step of the first trajectory, one in every other; q = beta * sum, the ids need not be dense.
 DIFFERENCE = pad_lists([[[1.5, 2.5, 8.0], [2.0], [-6.0, 2.0]]])

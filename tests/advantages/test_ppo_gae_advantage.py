@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.ppo_gae import value_targets
-from jaxrl_llm.rollouts import Rollouts, from_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists
 
 VALUES = jnp.array([[[0.5, 0.6, 0.8]]])
 EXAMPLE = from_lists([[1]], lengths=[[3]], extras={"values": VALUES}, old_logprobs=np.zeros((1, 1, 3), np.float32))

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm import advantages, methods
 from jaxrl_llm.advantages.t1 import repeated_share
-from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 
 ENTROPIES = pad_lists([[[0.9, 1.4, 0.3], [0.6, 1.8]]])
 

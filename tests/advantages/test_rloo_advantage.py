@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 
 from jaxrl_llm import advantages
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 
 
 def rloo(rewards, **hyper):

@@ -5,8 +5,8 @@ import numpy as np
 
 from jaxrl_llm import advantages, methods
 from jaxrl_llm.advantages.turns import of_environment
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.environments.skill_chain import skill_rewards
-from jaxrl_llm.rollouts import Rollouts
 
 
 def trajectories(agents, returns, group, **extras):

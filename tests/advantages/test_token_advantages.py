@@ -9,8 +9,8 @@ from jaxrl_llm import advantages
 from jaxrl_llm.advantages.adhint_advantage import entropy_agreement
 from jaxrl_llm.advantages.gui_g1_weights import size_weights
 from jaxrl_llm.control.hint_share import hint_length, hint_ratio
+from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 from jaxrl_llm.rewards.box import box_iou, grounding_reward
-from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists
 
 
 def first_token(slug, rollouts, **hyper):

@@ -4,13 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, trees
+from jaxrl_llm import advantages
 from jaxrl_llm.advantages.mars2_path_adv import shaped_rewards
 from jaxrl_llm.advantages.rank_grpo import rank_rewards
 from jaxrl_llm.control import branchgrpo_depthwise as pruning
 from jaxrl_llm.control.lightningrl import has_signal
 from jaxrl_llm.control.mars2_path_adv import undecided
-from jaxrl_llm.rollouts import Rollouts, from_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists
+from jaxrl_llm.maths import trees
 
 
 def per_row(slug, rollouts, **hyper):

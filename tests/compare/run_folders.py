@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from jaxrl_llm.compare import plan
-from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training.metrics import MetricWriter
-from jaxrl_llm.training.workdir import Workdir, resolve_config
+from jaxrl_llm.runs.metrics import MetricWriter
+from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.store.workdir import Workdir, resolve_config
 
 ROOT = Path(__file__).parents[2]
 

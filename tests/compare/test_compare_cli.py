@@ -9,8 +9,8 @@ import pytest
 from run_folders import command_of, started, write_run
 
 from jaxrl_llm.compare import plan
-from jaxrl_llm.training.lock import is_locked
-from jaxrl_llm.training.workdir import checkpoint_steps
+from jaxrl_llm.store.lock import is_locked
+from jaxrl_llm.store.workdir import checkpoint_steps
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILE = ROOT / "tests/integration/tiny_config.py"

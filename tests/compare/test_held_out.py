@@ -10,10 +10,12 @@ import pytest
 from run_folders import ROOT, base
 
 from jaxrl_llm.compare import evaluation_page, held_out
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.environments import base as environments
 from jaxrl_llm.evaluation import summary
-from jaxrl_llm.rollouts import Role
-from jaxrl_llm.training import setup, source, trained
+from jaxrl_llm.runs import trained
+from jaxrl_llm.sampling import source
+from jaxrl_llm.setup import setup
 
 HEADER = {"task": "arithmetic(level=mixed)", "seed": 0}
 

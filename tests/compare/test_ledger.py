@@ -7,7 +7,7 @@ from run_folders import base, write_run
 
 from jaxrl_llm.compare import ledger, plan
 from jaxrl_llm.evaluation import flops
-from jaxrl_llm.training import config as config_lib
+from jaxrl_llm.setup import config as config_lib
 
 BUDGET = plan.Budget("steps", 4)
 

@@ -8,8 +8,8 @@ import pytest
 from run_folders import base, write_run
 
 from jaxrl_llm.compare import launch, plan
-from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import lock
+from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.store import lock
 
 
 def test_entries_carry_their_overrides_and_leave_the_base_alone():

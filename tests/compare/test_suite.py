@@ -7,13 +7,14 @@ from run_folders import started, write_run
 
 from jaxrl_llm.compare import plan, report, suite
 from jaxrl_llm.control.passes import Shares
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.engines.prompts import encode_problems
 from jaxrl_llm.evaluation.power import smallest_difference
-from jaxrl_llm.generation.prompts import encode_problems
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.setup import parts, refusals, setup
 from jaxrl_llm.tasks.loader import drawn, levels_of, tasks_of
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
-from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import parts, refusals, setup
+from jaxrl_llm.tools import written
 
 SEEDS = list(range(8))
 NOISE = np.array([0.00, 0.03, -0.02, 0.04, -0.01, 0.01, 0.02, -0.03])
@@ -210,7 +211,7 @@ def test_other_schedules_end_within_a_run_of_the_suite():
         method = plan.methods.get(slug)
         config = config_lib.resolve(entry_of(slug).config, method.defaults)
         parts.make_parts(config, config.model.hidden_size)  # and its numbers are known
-        numbers = {**config_lib.keywords(own.get("objective", "")), **config_lib.keywords(own.get("estimator", ""))}
+        numbers = {**written.keywords(own.get("objective", "")), **written.keywords(own.get("estimator", ""))}
         assert sum(numbers.values()) <= 60 and config.critic.pretrain_steps <= 10
     brorl = entry_of("brorl").config
     usual, first = suite.config_of(MIXED), next(proposals(entry_of("brorl"), {"prompts": 3}))

@@ -12,7 +12,7 @@ from hypothesis import strategies
 
 from jaxrl_llm import advantages
 from jaxrl_llm.control import budget, gvm_raft, prompt_average, reinforce_ada
-from jaxrl_llm.rollouts import Rollouts, from_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists
 
 close = np.testing.assert_allclose
 

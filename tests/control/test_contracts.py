@@ -9,7 +9,7 @@ import pytest
 from one_task import alone
 
 from jaxrl_llm import control
-from jaxrl_llm.rollouts import check, from_lists
+from jaxrl_llm.data.rollouts import check, from_lists
 
 # Four prompts by (accuracy, total reward): mixed, all right with a varying bonus, all wrong, mixed but of equal totals.
 ACCURACY = np.array([[1, 0, 1], [1, 1, 1], [0, 0, 0], [1, 0, 0]], np.float32)

@@ -7,7 +7,7 @@ from test_replay_buffer import EMPTY, batch, step, uids
 
 from jaxrl_llm import control, objectives
 from jaxrl_llm.control.dots_rr import attention, calibrated, calibration, networks, predictions, projected, selection
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 from jaxrl_llm.tasks.loader import drawn
 
 Q, R = np.float32([[1, 0], [0, 1]]), np.float32([[1, 0], [0, 1], [1, 1]])

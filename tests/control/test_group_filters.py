@@ -11,7 +11,7 @@ from jaxrl_llm import advantages, objectives
 from jaxrl_llm.control import pass_rate
 from jaxrl_llm.control.d3s import down_sample, max_variance_subset
 from jaxrl_llm.control.rstar2_roc import kept_counts, mess_penalty, resample_on_correct
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 
 close = np.testing.assert_allclose
 

@@ -8,7 +8,7 @@ import pytest
 from jaxrl_llm import advantages, control, objectives
 from jaxrl_llm.control import kepo, r3l, recent_median, remix, simpletir_filter
 from jaxrl_llm.control.base import without
-from jaxrl_llm.rollouts import from_lists, pad_lists
+from jaxrl_llm.data.rollouts import from_lists, pad_lists
 
 
 def test_simpletir_worked_example():

@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_llm import control
 from jaxrl_llm.control import acereason_temperature, historical_variance, spear_clip, tool_bonus
-from jaxrl_llm.rollouts import Rollouts, from_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists
 
 
 def resets(*scores):

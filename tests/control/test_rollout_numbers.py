@@ -11,7 +11,7 @@ from one_task import alone
 
 from jaxrl_llm import control
 from jaxrl_llm.control import accuracy_bins, brorl, dart_curation, gdro_rollout
-from jaxrl_llm.rollouts import Role, Rollouts
+from jaxrl_llm.data.rollouts import Role, Rollouts
 
 close = np.testing.assert_allclose
 SEED = jax.random.key_data(jax.random.key(3))

@@ -13,8 +13,8 @@ from jaxrl_llm import diagnostics
 from jaxrl_llm.configs import arithmetic
 from jaxrl_llm.diagnostics import opd_alignment, rows
 from jaxrl_llm.diagnostics.alp import with_noise
-from jaxrl_llm.training import loop
-from jaxrl_llm.training.trained import trained
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.trained import trained
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -8,9 +8,9 @@ from jaxrl_llm import diagnostics
 from jaxrl_llm.diagnostics import open_rl_benchmark
 from jaxrl_llm.diagnostics.base import strict
 from jaxrl_llm.evaluation import scaling
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.metrics import MetricWriter
-from jaxrl_llm.training.workdir import open_workdir
+from jaxrl_llm.runs.metrics import MetricWriter
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.store.workdir import open_workdir
 
 
 def write(path, scores, entropies=None, **settings):

@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm import environments
 from jaxrl_llm.audits import replay
 from jaxrl_llm.environments.runner import Runner
-from jaxrl_llm.training.lost import FILE_NAME, KEPT, LostWriter, read_lost
+from jaxrl_llm.runs.lost import FILE_NAME, KEPT, LostWriter, read_lost
 
 ROOT = Path(__file__).parents[2]
 TARGET = "faulty_environments:obedient"
@@ -79,8 +79,8 @@ def test_a_resume_drops_what_is_done_again(tmp_path):
 
 def replayed(folder, uid):
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    return subprocess.run([sys.executable, "-m", "jaxrl_llm.cli", "replay", folder, str(uid)], capture_output=True, text=True,
-                          env=os.environ | {"PYTHONPATH": path})
+    return subprocess.run([sys.executable, "-m", "jaxrl_llm.commands.cli", "replay", folder, str(uid)], capture_output=True,
+                          text=True, env=os.environ | {"PYTHONPATH": path})
 
 
 @pytest.mark.slow

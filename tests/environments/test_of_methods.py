@@ -11,8 +11,8 @@ from jaxrl_llm.environments import base, of_methods
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.environments.threads import Threads
 from jaxrl_llm.rewards.pool import WorkerPool
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.config import default_config
 
 
 def say(*calls):

@@ -3,11 +3,12 @@ import chatter
 import numpy as np
 import pytest
 
-from jaxrl_llm import environments, turn_info
+from jaxrl_llm import environments
 from jaxrl_llm.audits import environments as audit
+from jaxrl_llm.data import turn_info
 from jaxrl_llm.environments import base
+from jaxrl_llm.setup import setup
 from jaxrl_llm.tokenizers import ByteTokenizer
-from jaxrl_llm.training import setup
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,13 @@ import pytest
 
 from jaxrl_llm import advantages, environments
 from jaxrl_llm.advantages.turns import of_turns
+from jaxrl_llm.data.forest import graft, grow, join, paths, plant, select
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.environments import base, tools
 from jaxrl_llm.environments.runner import Recording, Runner
 from jaxrl_llm.environments.tools import Call
-from jaxrl_llm.forest import graft, grow, join, paths, plant, select
-from jaxrl_llm.rollouts import Role
+from jaxrl_llm.setup import setup
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.training import setup
 
 SAME = {"tokens": lambda longest: longest, "prompt_tokens": lambda longest: longest, "version": 0, "group": 2, "prompts": 1}
 # The example of SALT: both trajectories do a5 in the state 0, then a6 or a8 in the state 1, and a7 in the state 2 or 3.

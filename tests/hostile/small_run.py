@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from jaxrl_llm.training import loop
+from jaxrl_llm.runs import loop
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "tests" / "integration" / "tiny_config.py"

@@ -5,15 +5,17 @@ import shutil
 
 import pytest
 
-from jaxrl_llm import files
 from jaxrl_llm.compare import held_out, ledger, plan, report, suite
 from jaxrl_llm.diagnostics.echo_chamber import numbers
+from jaxrl_llm.runs.metrics import MetricWriter
+from jaxrl_llm.runs.samples import write_samples
+from jaxrl_llm.setup import stored
+from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.show import page, samples
 from jaxrl_llm.show.runs import read_runs
-from jaxrl_llm.training import workdir
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.metrics import MetricWriter, read_metrics
-from jaxrl_llm.training.samples import write_samples
+from jaxrl_llm.store import workdir
+from jaxrl_llm.store.lines import read_metrics
+from jaxrl_llm.tools import files
 
 PAGE = "samples/step_000009.jsonl"
 
@@ -47,7 +49,7 @@ def outside(file, folder):
 READERS = {  # what reads a file of a folder
     "values.png": lambda run: page.write_page(read_runs([run]), run / "page.html"),
     PAGE: lambda run: samples.read_groups(run, 10),
-    "config.json": lambda run: workdir.stored_config(run),
+    "config.json": lambda run: stored.stored_config(run),
     held_out.FILE: lambda run: held_out.measured(run, "a task"),
     suite.FILE_NAME: lambda run: suite.read(run)}
 MORE = [(PAGE, lambda run: report.held_out_correct(run / PAGE)), (PAGE, lambda run: numbers(run / PAGE, (), ("other",))),

@@ -15,8 +15,8 @@ from fuzz import SEED, TIMES
 
 from jaxrl_llm import environments, sandbox, tasks
 from jaxrl_llm.audits.injections import ATTACKS
+from jaxrl_llm.contrib.openenv_server import ActionError, object_of
 from jaxrl_llm.environments import base, of_methods, parsers, tools
-from jaxrl_llm.environments.openenv_server import ActionError, object_of
 from jaxrl_llm.environments.purified import similarity
 from jaxrl_llm.environments.skill_chain import skills, uses
 from jaxrl_llm.environments.tool_use import of_tools

@@ -12,10 +12,11 @@ import pytest
 from fuzz import SEED, TIMES
 from model_files import FILES, write
 
-from jaxrl_llm import gguf_header, tokenizers
+from jaxrl_llm import tokenizers
 from jaxrl_llm.models import families, weights
 from jaxrl_llm.models.weights import config_checks
 from jaxrl_llm.models.weights.config_json import config_from
+from jaxrl_llm.tools import gguf_header
 
 COUNT = 60 * TIMES
 VALUES = [None, True, False, 0, 1, -1, 2, 3, 7, 10**9, 10**30, -(10**400), 0.5, -0.0, 1e-300, 1e300, float("nan"), float("inf"),

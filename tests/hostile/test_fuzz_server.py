@@ -110,9 +110,9 @@ def test_random_bodies_are_answered_and_keep_no_place():
 def test_random_bodies_to_tinkers_server_are_answered(tmp_path):
     from tinker_server import make_service
 
-    from jaxrl_llm.serving.tinker.app import ServedTinker
-    from jaxrl_llm.serving.tinker.app import make_app as make_tinker
-    from jaxrl_llm.serving.tinker.learner import LoraShape
+    from jaxrl_llm.contrib.tinker.app import ServedTinker
+    from jaxrl_llm.contrib.tinker.app import make_app as make_tinker
+    from jaxrl_llm.contrib.tinker.learner import LoraShape
     rng, service = random.Random(SEED), make_service(tmp_path)
     session = service.begin()
     model = f"{session}:train:0"

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.control import r3l
-from jaxrl_llm.training.metrics import read_metrics
+from jaxrl_llm.store.lines import read_metrics
 
 GOOD = '{"prompt": "1+1=", "answer": "2"}'
 

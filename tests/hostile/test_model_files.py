@@ -10,9 +10,10 @@ import pytest
 from model_files import CONFIG, TOKENIZER, write
 from safetensors.numpy import load_file, save_file
 
-from jaxrl_llm import files, gguf_header, tokenizers
+from jaxrl_llm import tokenizers
 from jaxrl_llm.models import families, weights
 from jaxrl_llm.models.weights import config_checks
+from jaxrl_llm.tools import files, gguf_header
 
 
 @pytest.fixture(scope="module")

@@ -22,15 +22,17 @@ import pytest
 import run_files
 import small_run
 
+from jaxrl_llm.learning.learner import Learner
+from jaxrl_llm.runs import loop, tracking
+from jaxrl_llm.runs.metrics import MetricWriter
+from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.setup import setup
 from jaxrl_llm.show.runs import read_runs
+from jaxrl_llm.store import preemption
+from jaxrl_llm.store.checkpoints import Checkpoints
+from jaxrl_llm.store.lock import FILE_NAME, locked
+from jaxrl_llm.store.workdir import open_workdir
 from jaxrl_llm.tasks.loader import Batches
-from jaxrl_llm.training import loop, preemption, setup, tracking
-from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.learner import Learner
-from jaxrl_llm.training.lock import FILE_NAME, locked
-from jaxrl_llm.training.metrics import MetricWriter
-from jaxrl_llm.training.source import Source
-from jaxrl_llm.training.workdir import open_workdir
 
 
 def child(body: str) -> subprocess.Popen:
@@ -45,7 +47,7 @@ def holder(folder: Path) -> subprocess.Popen:
     """A process that holds the folder of a run."""
     return child(f"""
         import time
-        from jaxrl_llm.training.lock import locked
+        from jaxrl_llm.store.lock import locked
         with locked({str(folder)!r}):
             print("locked", flush=True)
             time.sleep(600)
@@ -78,7 +80,7 @@ def test_a_second_run_is_refused_by_name_and_changes_nothing_until_the_first_is_
 def test_what_a_run_forks_does_not_keep_its_folder(tmp_path):
     parent = child(f"""
         import os, time
-        from jaxrl_llm.training.lock import locked
+        from jaxrl_llm.store.lock import locked
         with locked({str(tmp_path)!r}):
             forked = os.fork()
             if forked == 0:
@@ -286,7 +288,7 @@ def test_a_full_disk_is_named_with_what_to_free_and_the_run_continues_from_its_l
     result = on_small_disks(tmp_path, f"""
         import contextlib, errno, json, pathlib, warnings
         import run_files, small_run
-        from jaxrl_llm.training.source import Source
+        from jaxrl_llm.sampling.source import Source
         disk, collect = pathlib.Path({str(tmp_path)!r}), Source.next
         def filling(source, snapshot, *others):
             if snapshot.version == 2:
@@ -441,7 +443,7 @@ def test_saves_leave_little_in_memory(tmp_path):
     process = child(f"""
         import gc, json, sys
         import jax.numpy as jnp
-        from jaxrl_llm.training.checkpoints import Checkpoints
+        from jaxrl_llm.store.checkpoints import Checkpoints
         state, counts = {{f"w{{i}}": jnp.full(64, i) for i in range(48)}}, []
         with Checkpoints({str(tmp_path)!r}, keep=2) as checkpoints:
             for step in range(100):

@@ -12,7 +12,7 @@ import time
 import pytest
 from processes import eventually, marked
 
-from jaxrl_llm.generation.prompts import encode_problem
+from jaxrl_llm.engines.prompts import encode_problem
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import ByteTokenizer
 from jaxrl_llm.tokenizers.renderer import Renderer

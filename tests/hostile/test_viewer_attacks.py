@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from jaxrl_llm.runs.metrics import MetricWriter
+from jaxrl_llm.runs.samples import write_samples
 from jaxrl_llm.show import curves
 from jaxrl_llm.show.page import write_page
 from jaxrl_llm.show.runs import read_runs
 from jaxrl_llm.show.terminal import print_summary
-from jaxrl_llm.training.metrics import MetricWriter
-from jaxrl_llm.training.samples import write_samples
-from jaxrl_llm.training.workdir import open_workdir
-from jaxrl_llm.visible import visible
+from jaxrl_llm.store.workdir import open_workdir
+from jaxrl_llm.tools.visible import visible
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, BROWSERS)), None)

@@ -2,7 +2,7 @@
 import os
 from pathlib import Path
 
-from jaxrl_llm.training.schedules import Schedule, make
+from jaxrl_llm.learning.schedules import Schedule, make
 
 
 class Dying:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import run_files
 
-from jaxrl_llm.rollouts import Role
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
-ROOM = Path(__file__).parents[1] / "environments"
+ROOM = Path(__file__).parents[1] / "contrib"
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 from test_curricula_runs import steps_of
 
 from jaxrl_llm.environments import Environment
-from jaxrl_llm.training import setup
+from jaxrl_llm.setup import setup
 
 P, G, MOST = 4, 2, 6
 CONTROL = {"siri": "period=2", "dart_curation": "threshold=0.0"}

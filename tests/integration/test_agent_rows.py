@@ -3,8 +3,8 @@ import pytest
 
 from jaxrl_llm import methods, sandbox
 from jaxrl_llm.experiments import agent_rows
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.dialogue import Dialogue
+from jaxrl_llm.sampling.dialogue import Dialogue
+from jaxrl_llm.setup import setup
 
 ANYWHERE = {"aepo_advantage", "aepo_clip", "b_coder", "spear"}  # methods of agents that also run on a task
 TEACHER = "the recorder `teacher` with config.teacher.path"

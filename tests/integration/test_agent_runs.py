@@ -9,7 +9,9 @@ import run_files
 import streams
 
 from jaxrl_llm.control.base import without
-from jaxrl_llm.training import loop, optimizers, schedules, setup
+from jaxrl_llm.learning import optimizers, schedules
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
 BOTH_SIDES = {"environment": "chatter:duel", "sampling.max_tokens": 64, "sampling.max_turns": 4}
 CONTEXTS = {"environment": "chatter:forgetful", "sampling.max_turns": 6, "method": "multi_context_grpo"}

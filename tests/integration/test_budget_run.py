@@ -9,10 +9,12 @@ import pytest
 import run_files
 import tiny_config
 
+from jaxrl_llm.learning.policy import Capture
 from jaxrl_llm.rewards import Scores
+from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling import prior
+from jaxrl_llm.setup import setup
 from jaxrl_llm.topologies import budgets, oracle
-from jaxrl_llm.training import loop, prior, setup
-from jaxrl_llm.training.policy import Capture
 from jaxrl_llm.values import v0
 
 ROWS, G, MOST, PROMPTS = 6, 2, 8, 3

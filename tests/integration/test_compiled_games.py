@@ -5,7 +5,8 @@ import run_files
 
 from jaxrl_llm.environments.compiled import Compiled
 from jaxrl_llm.environments.runner import Runner
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
 GAME = {"environment": "chatter:alphabet"}
 SHORT = {"sampling.max_tokens": 64, "sampling.turn_tokens": 2, "sampling.max_turns": 4}

@@ -14,11 +14,13 @@ from run_files import assert_same, lines, repeatable
 from jaxrl_llm import control, methods, parallel
 from jaxrl_llm.control import Controller
 from jaxrl_llm.control.reference_reset import reference_reset
-from jaxrl_llm.training import loop, schedules, setup
-from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.controls import Controls
-from jaxrl_llm.training.source import sample_held_out
-from jaxrl_llm.training.workdir import Workdir
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.learning.controls import Controls
+from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling.source import sample_held_out
+from jaxrl_llm.setup import setup
+from jaxrl_llm.store.checkpoints import Checkpoints
+from jaxrl_llm.store.workdir import Workdir
 
 NAMES = {"prorl", "t1"}
 

@@ -10,8 +10,9 @@ import tiny_config
 from test_replay_runs import with_factor
 
 from jaxrl_llm import methods
-from jaxrl_llm.training import parts, schedules, setup
-from jaxrl_llm.training.controls import Controls
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.learning.controls import Controls
+from jaxrl_llm.setup import parts, setup
 
 CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
             "qwenlong_l1", "siri", "sws", "historical_variance", "oneshot_entropy"]

@@ -9,9 +9,11 @@ import tiny_config
 from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.recorders import teacher
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training import given, loop, setup
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
+from jaxrl_llm.store import given
 
 
 def tiny(**changes):
@@ -105,7 +107,7 @@ def test_a_teacher_that_reads_other_tokens_is_refused(taught, monkeypatch):
             return [token + 1 for token in super().encode(text)]
 
     task, mesh = run.source.task, run.source.mesh
-    from jaxrl_llm.training import teachers
+    from jaxrl_llm.setup import teachers
     def asked(own):
         return teachers.loader(run.config, task, own, mesh, 14, lambda model: "function")("path")
     assert [function for function, _ in asked(tokenizer)] == ["function"]

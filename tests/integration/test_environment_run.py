@@ -11,14 +11,15 @@ import run_files
 
 from jaxrl_llm import sandbox
 from jaxrl_llm.audits import replay
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import TooManyInvalid
-from jaxrl_llm.rollouts import Role
+from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling.source import held_out, sample_held_out
+from jaxrl_llm.setup import parts, setup
+from jaxrl_llm.tools.timer import PhaseTimer
+from jaxrl_llm.tools.visible import visible
 from jaxrl_llm.topologies import refill, rounds, single
-from jaxrl_llm.training import loop, parts, setup
-from jaxrl_llm.training.metrics import PhaseTimer
-from jaxrl_llm.training.source import held_out, sample_held_out
-from jaxrl_llm.visible import visible
 
 
 @pytest.fixture(scope="module", params=["grpo", "gigpo"])

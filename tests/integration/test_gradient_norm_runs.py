@@ -8,11 +8,12 @@ import pytest
 import tiny_config
 
 from jaxrl_llm import advantages, objectives, topologies
+from jaxrl_llm.data.rollouts import from_lists
+from jaxrl_llm.learning import gradient_norms
+from jaxrl_llm.learning.step import advance
 from jaxrl_llm.recorders.base import texts_of
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.setup import setup
 from jaxrl_llm.topologies.gvm_raft import share_out
-from jaxrl_llm.training import gradient_norms, setup
-from jaxrl_llm.training.step import advance
 
 
 def tiny(**changes):

@@ -9,8 +9,10 @@ import tiny_config
 from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods
-from jaxrl_llm.rollouts import Role
-from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
 NAMES = ["adhint_advantage", "adhint_schedule", "chord", "chord_mu", "chord_phi", "luffy", "rl_plus"]
 

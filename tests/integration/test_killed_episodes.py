@@ -8,7 +8,7 @@ import chatter
 import pytest
 import run_files
 
-from jaxrl_llm.training import loop
+from jaxrl_llm.runs import loop
 
 ROOT = Path(__file__).parents[2]
 CHANGES = {"steps": 4, "eval.every": 4, "samples_every": 2}

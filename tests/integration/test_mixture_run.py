@@ -4,7 +4,8 @@ import pytest
 import run_files
 import tiny_config
 
-from jaxrl_llm.training import loop, setup, trained
+from jaxrl_llm.runs import loop, trained
+from jaxrl_llm.setup import setup
 
 TASKS = ("arithmetic(level=digit, label=sums, reward=\"format(pattern='(?s).*[a-z].*')\"), "
          "arithmetic(level=mul, label=products, reward=\"format(pattern='(?s).*[A-Z].*')\")")

@@ -5,8 +5,9 @@ import run_files
 import tiny_config
 
 from jaxrl_llm.models import weights
-from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
+from jaxrl_llm.store.checkpoints import Checkpoints
 
 
 def tiny(steps):

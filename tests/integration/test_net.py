@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 import tiny_config
 
-from jaxrl_llm.training import loop, schedules, setup
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
 FILE = Path(__file__).with_name("net.json")
 TOOLS = {"environment": "tool_use(tools=('calculator',), options={'level': 'digit', 'chat': True}, turns=3)",

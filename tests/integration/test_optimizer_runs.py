@@ -6,9 +6,11 @@ import run_files
 import tiny_config
 from run_files import assert_same, lines, repeatable
 
-from jaxrl_llm.training import checkpoints, loop, setup
-from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.learner import Learner
+from jaxrl_llm.learning.learner import Learner
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
+from jaxrl_llm.store import checkpoints
+from jaxrl_llm.store.checkpoints import Checkpoints
 
 RATES = {"adamw": 3e-3, "muon": 3e-3, "sgd": 0.3, "adafactor": 3e-2, "own_optimizers:steady": 0.3}
 

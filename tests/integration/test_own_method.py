@@ -30,7 +30,7 @@ FEW = {"--config.steps=500": "--config.steps=2", "--budget=steps=100": "--budget
 @pytest.fixture
 def mine(tmp_path_factory):
     """The configuration file of the guide, with a tiny model."""
-    example = re.search(r"```python\n(from jaxrl_llm import masked.*?)```", GUIDE, re.DOTALL)[1]
+    example = re.search(r"```python\n(from jaxrl_llm.maths import masked.*?)```", GUIDE, re.DOTALL)[1]
     file = tmp_path_factory.mktemp("mine") / "mine.py"
     file.write_text(example.replace("    return c\n", SMALL.lstrip("\n") + "    return c\n"))
     (file.parent / "my_tasks.py").write_text(re.search(r"```python\n# my_tasks.py\n(.*?)```", DATA_GUIDE, re.DOTALL)[1])

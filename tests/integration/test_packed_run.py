@@ -4,7 +4,7 @@ import pytest
 import run_files
 import tiny_config
 
-from jaxrl_llm.training import loop
+from jaxrl_llm.runs import loop
 
 
 def tiny(steps, packed_rows, **changes):

@@ -5,9 +5,10 @@ import pytest
 import run_files
 import tiny_config
 
-from jaxrl_llm.training import loop, setup
-from jaxrl_llm.training.optimizers import adam_noise
-from jaxrl_llm.training.value_plots import plot_history
+from jaxrl_llm.learning.optimizers import adam_noise
+from jaxrl_llm.runs import loop
+from jaxrl_llm.runs.value_plots import plot_history
+from jaxrl_llm.setup import setup
 
 ESTIMATOR = "bootstrap=1, first_fit=1, capacity=24, alpha=1.0"
 

@@ -6,9 +6,10 @@ import tiny_config
 from run_files import lines
 
 from jaxrl_llm import advantages, methods, objectives
+from jaxrl_llm.data.rollouts import from_lists
 from jaxrl_llm.replay.pool import Pool, of_task
-from jaxrl_llm.rollouts import from_lists
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
 
 def tiny(folder, method="swarm_sapo", **changes):

@@ -7,11 +7,11 @@ import tiny_config
 
 from jaxrl_llm import environments, methods, recorders, topologies
 from jaxrl_llm.control import Settings
-from jaxrl_llm.generation import measures
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.engines import measures
 from jaxrl_llm.methods import provision
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import parts, setup
+from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.setup import parts, setup
 
 
 def in_groups(**changes):
@@ -55,7 +55,7 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     fields = {name for name in said if "." not in name} - {*Settings._fields}
     on_demand = recorders.recordable(said) | {"prior"} | {*measures.MEASURES}  # made for methods that need them
     if environment is not None:
-        on_demand |= {"answers"}  # refused, see `training.refusals`
+        on_demand |= {"answers"}  # refused, see `setup.refusals`
     wanted = fields - (on_demand - made.needs)
     assert wanted >= made.needs and wanted <= there, wanted - there
     if run.learner.joint is None:

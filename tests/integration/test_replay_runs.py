@@ -12,12 +12,14 @@ import tiny_config
 from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.learning.learner import stamped
 from jaxrl_llm.replay import Replay
 from jaxrl_llm.replay.base import RULES
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.training import loop, schedules, setup
-from jaxrl_llm.training.learner import stamped
-from jaxrl_llm.training.source import jsonable
+from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.setup import setup
 
 P, G = 4, 4
 REPLAY = {"remix": "reuse=1.0", "r2vpo_replay": "reuse=1.0"}

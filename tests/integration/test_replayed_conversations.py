@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import run_files
 
-from jaxrl_llm.forest import chains
-from jaxrl_llm.rollouts import Role
-from jaxrl_llm.training import loop, schedules, setup
-from jaxrl_llm.training.source import jsonable
+from jaxrl_llm.data.forest import chains
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.setup import setup
 
 DECAY = 4
 REUSE = {"remix": "reuse=1.0", "r2vpo_replay": "reuse=1.0"}

@@ -11,9 +11,10 @@ import run_files
 import tiny_config
 
 from jaxrl_llm import methods
-from jaxrl_llm.columns import Column
-from jaxrl_llm.generation.measures import MEASURES, Measure
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.data.columns import Column
+from jaxrl_llm.engines.measures import MEASURES, Measure
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
 MIXTURE = {"method": "qwen_stabilizing", "model.experts": 4, "learner.minibatches": 2, "objective": "routing='sampler'",
            "samples_every": 0}

@@ -17,12 +17,15 @@ import run_files
 import tiny_config
 
 from jaxrl_llm import methods
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.learning.schedules import pipelined, sync
 from jaxrl_llm.models.config import Experts
 from jaxrl_llm.parallel.rules import path_name
 from jaxrl_llm.recorders.base import texts_of
-from jaxrl_llm.training import loop, pending, schedules, setup
-from jaxrl_llm.training.schedules import pipelined, sync
-from jaxrl_llm.training.source import Source
+from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.setup import setup
+from jaxrl_llm.store import pending
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -170,7 +173,7 @@ def test_rows_that_read_ages_read_true_ones(slug):
         assert set(np.asarray(batch.extras["current_version"]).tolist()) == {n}
 
 
-PROGRAM = """import json, sys; from jaxrl_llm.training import loop; from jaxrl_llm.training.config import default_config
+PROGRAM = """import json, sys; from jaxrl_llm.runs import loop; from jaxrl_llm.setup.config import default_config
 config = default_config(); config.update(json.load(open(sys.argv[1])))
 loop.train(config, sys.argv[2])"""
 

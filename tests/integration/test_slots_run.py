@@ -8,9 +8,10 @@ import pytest
 import run_files
 import tiny_config
 
-from jaxrl_llm.generation import base, kinds
+from jaxrl_llm.engines import base, kinds
 from jaxrl_llm.models import ModelConfig, Transformer
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
 
 def config(**changes):

@@ -10,11 +10,12 @@ import pytest
 import tiny_config
 
 from jaxrl_llm.control import Settings
+from jaxrl_llm.engines.scan import ScanEngine
 from jaxrl_llm.environments.runner import Runner
-from jaxrl_llm.generation.scan import ScanEngine
-from jaxrl_llm.training import heldout, setup
-from jaxrl_llm.training.snapshot import Snapshot
-from jaxrl_llm.training.stream import Begin
+from jaxrl_llm.learning.snapshot import Snapshot
+from jaxrl_llm.sampling import heldout
+from jaxrl_llm.sampling.stream import Begin
+from jaxrl_llm.setup import setup
 
 TOOLS = {"environment": "tool_use(tools=('calculator',), options={'level': 'digit', 'chat': True}, turns=3)",
          "prompts.max_tokens": 0, "sampling.max_tokens": 96, "sampling.turn_tokens": 12}
@@ -130,7 +131,7 @@ def test_held_out_measurements_leave_training_as_it_is(monkeypatch):
 def test_an_engine_from_outside_samples_a_run(tmp_path, monkeypatch):
     """One file: an engine that counts its batches, around the scan sampler; its samples are those of the run without it."""
     (tmp_path / "counting_engine.py").write_text('''
-from jaxrl_llm.generation import scan
+from jaxrl_llm.engines import scan
 
 batches = []
 

@@ -12,7 +12,7 @@ import pytest
 import run_files
 import tiny_config
 
-from jaxrl_llm.training import loop
+from jaxrl_llm.runs import loop
 
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("JAXRL_LLM_KILLS", "2"))  # docs/scaling.md has the numbers of twenty

@@ -6,7 +6,7 @@ import runpy
 import pytest
 import run_files
 
-from jaxrl_llm.training import loop
+from jaxrl_llm.runs import loop
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs/tools.py"
 

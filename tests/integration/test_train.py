@@ -19,13 +19,16 @@ import tiny_config
 from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods, rewards, tokenizers
+from jaxrl_llm.learning import learner
+from jaxrl_llm.learning.policy import Capture
 from jaxrl_llm.models import weights
+from jaxrl_llm.runs import loop, trained
+from jaxrl_llm.runs.warmup import imitate
+from jaxrl_llm.sampling import prior
+from jaxrl_llm.sampling.source import Source, held_out
+from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.setup import parts, refusals, setup
 from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import learner, loop, parts, prior, refusals, setup, trained
-from jaxrl_llm.training.policy import Capture
-from jaxrl_llm.training.source import Source, held_out
-from jaxrl_llm.training.warmup import imitate
 
 ROOT = Path(__file__).parents[2]
 CONFIG_FILE = Path(tiny_config.__file__)

@@ -7,9 +7,11 @@ import pytest
 import streams
 import tiny_config
 
-from jaxrl_llm.generation import row_keys
-from jaxrl_llm.training import loop, setup, stream
-from jaxrl_llm.training.source import fitting_problems
+from jaxrl_llm.engines import row_keys
+from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling import stream
+from jaxrl_llm.sampling.source import fitting_problems
+from jaxrl_llm.setup import setup
 
 G = 4
 

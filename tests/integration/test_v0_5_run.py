@@ -11,7 +11,8 @@ import tiny_config
 
 from jaxrl_llm.compare import ledger
 from jaxrl_llm.control.prompt_average import PromptAverage
-from jaxrl_llm.training import loop, setup
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 from jaxrl_llm.values.v0_5 import draws_used
 
 pytestmark = pytest.mark.slow

@@ -1,5 +1,5 @@
 """The smallest run that learns something: a byte model of width 32 is rewarded for lower-case letters."""
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.setup.config import default_config
 
 
 def get_config():

@@ -11,8 +11,8 @@ import pytest
 from test_flash import FAR, case, flash
 from test_platforms import found_by, paged_case, path
 
-from jaxrl_llm.generation import Sampling, generate, row_keys
-from jaxrl_llm.generation.engine import Request, SlotEngine
+from jaxrl_llm.engines import Sampling, generate, row_keys
+from jaxrl_llm.engines.engine import Request, SlotEngine
 from jaxrl_llm.kernels import cudnn, grouped, paged, rows
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
 

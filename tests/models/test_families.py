@@ -14,15 +14,15 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers.core_model_loading import revert_weight_conversion
 
-from jaxrl_llm.generation.sampler import generate, row_keys
-from jaxrl_llm.generation.sampling import Sampling
+from jaxrl_llm.engines.sampler import generate, row_keys
+from jaxrl_llm.engines.sampling import Sampling
 from jaxrl_llm.models import ModelConfig, RopeScaling, Transformer, families, lora, weights
 from jaxrl_llm.models.check import __main__ as check_command
 from jaxrl_llm.models.check import comparisons, gguf_files, tiny
 from jaxrl_llm.models.weights import layout
 from jaxrl_llm.models.weights.config_json import config_from
-from jaxrl_llm.parallel import plan
 from jaxrl_llm.parallel.rules import path_name, spec_of
+from jaxrl_llm.planning import plan
 
 PAGE = Path(__file__).parents[2] / "docs/guides/model.md"
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is what takes time

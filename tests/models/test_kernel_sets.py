@@ -134,11 +134,11 @@ LONG_ROW = """
 import pathlib, re, jax, numpy as np, optax
 from jaxrl_llm import methods
 from jaxrl_llm.models import ModelConfig, Transformer
-from jaxrl_llm.packing import of_groups, pack
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training import state as states
-from jaxrl_llm.training.accumulate import make_parts, update
-from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.data.packing import of_groups, pack
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.learning import state as states
+from jaxrl_llm.learning.accumulate import make_parts, update
+from jaxrl_llm.learning.policy import Policy
 model = Transformer(ModelConfig(vocab_size=32768, hidden_size=256, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=64,
                                 mlp_size=768, tie_embeddings=True))
 S, T = 64, 8128

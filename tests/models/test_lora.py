@@ -9,9 +9,9 @@ import peft
 import pytest
 import torch
 
+from jaxrl_llm.learning.optimizers import make_optimizer
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.linear import Dense
-from jaxrl_llm.training.optimizers import make_optimizer
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiling is what takes time
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 64, (2, 9)))

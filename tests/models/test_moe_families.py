@@ -11,7 +11,7 @@ import transformers
 from test_parity import NEW, greedy, padded_rows, reference
 from test_weights import assert_same_bits, copy_of
 
-from jaxrl_llm.generation import Sampling, generate, row_keys
+from jaxrl_llm.engines import Sampling, generate, row_keys
 from jaxrl_llm.models import Experts, weights
 from jaxrl_llm.models.check import gguf_files
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.data.packing import pack
 from jaxrl_llm.kernels import attention, flash
+from jaxrl_llm.learning.accumulate import placed
+from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.models import ModelConfig, RopeScaling, Transformer, lora
-from jaxrl_llm.packing import pack
-from jaxrl_llm.training.accumulate import placed
-from jaxrl_llm.training.policy import Policy
 
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 EVERYTHING = ModelConfig(  # soft caps, biases, norms over whole projections, windows and the rest

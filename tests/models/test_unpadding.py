@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.models.unpadding import unpadding
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.policy import Policy
 from jaxrl_llm.values.critic import Critic
 
 P, G, T = 2, 3, 8

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.generation import Sampling, generate, row_keys
+from jaxrl_llm.engines import Sampling, generate, row_keys
 from jaxrl_llm.models import ModelConfig, Transformer, views
 
 MODEL = Transformer(ModelConfig(vocab_size=32, hidden_size=16, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=8,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
+from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists, take
 from jaxrl_llm.objectives.step_apo import sibling_pairs
-from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists, take
 
 
 def run(objective, new, rollouts, advantage=None):

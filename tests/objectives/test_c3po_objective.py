@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.objectives.c3po import within_budget
-from jaxrl_llm.rollouts import Rollouts
 
 close = np.testing.assert_allclose
 LENGTHS = np.array([[3, 4, 1]])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
-from jaxrl_llm.rollouts import Rollouts, from_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists
 
 
 def log(*probabilities):

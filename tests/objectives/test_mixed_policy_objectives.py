@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
+from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 from jaxrl_llm.objectives.kepo import generalised_jsd
 from jaxrl_llm.objectives.otr import expected_one_token_loss, one_token_loss, sample_tokens
 from jaxrl_llm.objectives.remix import base_share
 from jaxrl_llm.objectives.sil import value_loss
-from jaxrl_llm.rollouts import Rollouts, from_lists, pad_lists
 
 close = np.testing.assert_allclose
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, methods, objectives
+from jaxrl_llm.data.rollouts import from_lists, pad_lists
 from jaxrl_llm.objectives.areal_decoupled_ppo import interpolated_logprobs
 from jaxrl_llm.objectives.bapo import candidates
-from jaxrl_llm.rollouts import from_lists, pad_lists
 
 # One prompt, two rollouts of 3 and 2 tokens; padded log-probs are log 0 = -inf on purpose.
 with np.errstate(divide="ignore"):

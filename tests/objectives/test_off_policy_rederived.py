@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import Rollouts
 
 P, G, T = 3, 4, 6
 exp, log = np.exp, np.log

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import methods, objectives
+from jaxrl_llm.data.rollouts import from_lists, pad_lists, take
 from jaxrl_llm.objectives import aggregation, ratios, trust_region
 from jaxrl_llm.objectives.base import token_objective
-from jaxrl_llm.rollouts import from_lists, pad_lists, take
 
 OLD, NEW = (jnp.log(pad_lists([rows])) for rows in ([[0.5, 0.2, 0.8], [0.4, 0.1]], [[0.75, 0.22, 0.4], [0.2, 0.15]]))
 ROLLOUTS = from_lists([[1, 0]], lengths=[[3, 2]], old_logprobs=OLD)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, objectives
+from jaxrl_llm.data.rollouts import from_lists, pad_lists
 from jaxrl_llm.objectives import kl
-from jaxrl_llm.rollouts import from_lists, pad_lists
 
 # One prompt, two rollouts of 3 and 2 tokens; padded log-probs are log 0 = -inf on purpose.
 ADVANTAGES = jnp.asarray(pad_lists([[[1, 1, 1], [-1, -1]]]))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import objectives
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 
 
 def test_value_and_gradient():

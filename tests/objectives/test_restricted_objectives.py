@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, methods, objectives
-from jaxrl_llm.rollouts import from_lists, pad_lists
+from jaxrl_llm.data.rollouts import from_lists, pad_lists
 
 with np.errstate(divide="ignore"):
     OLD, NEW, REF = (np.log(pad_lists([rows])) for rows in (

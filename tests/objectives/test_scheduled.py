@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import methods, objectives
-from jaxrl_llm.descent import split
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths.descent import split
 from jaxrl_llm.objectives.base import token_objective
 from jaxrl_llm.objectives.scheduled import scheduled
-from jaxrl_llm.rollouts import Rollouts
 
 close = np.testing.assert_allclose
 

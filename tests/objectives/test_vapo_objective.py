@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 
 OLD = jnp.full((1, 2, 2), -1.0)
 EXAMPLE = from_lists([[1, 0]], lengths=[[2, 1]], old_logprobs=OLD)

@@ -6,8 +6,8 @@ import numpy as np
 import property_inputs as inputs
 
 from jaxrl_llm import advantages, parallel
-from jaxrl_llm.parallel import communication
-from jaxrl_llm.training.learner import estimate
+from jaxrl_llm.learning.learner import estimate
+from jaxrl_llm.planning import communication
 
 P, G, T = 16, 4, 64
 

@@ -1,7 +1,7 @@
 """Runs on some of the virtual devices of a process."""
 import jax
 
-from jaxrl_llm.training import setup
+from jaxrl_llm.setup import setup
 
 
 def built(config, count: int):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import advantages, parallel
+from jaxrl_llm.data.shapes import quarters_filled
+from jaxrl_llm.learning import gradient_norms
+from jaxrl_llm.learning.policy import Capture, Policy
+from jaxrl_llm.learning.step import make_joint_update, make_update
 from jaxrl_llm.objectives import make
-from jaxrl_llm.training import gradient_norms
-from jaxrl_llm.training.policy import Capture, Policy
-from jaxrl_llm.training.shapes import quarters_filled
-from jaxrl_llm.training.step import make_joint_update, make_update
 from jaxrl_llm.values import features
 from jaxrl_llm.values.critic import Critic
 from jaxrl_llm.values.critic import make_update as make_critic_update
@@ -65,7 +65,7 @@ def joint(adapted=False):
 
 
 def critic():
-    """Against the same critic on one device, which `tests/training/test_holes.py` compares with plain rows."""
+    """Against the same critic on one device, which `tests/learning/test_holes.py` compares with plain rows."""
     trained, random = np.asarray(inputs.batch().token_mask), np.random.default_rng(0)
     def recorded():
         return np.where(trained, random.normal(size=trained.shape), np.nan).astype(np.float32)

@@ -7,9 +7,9 @@ import numpy as np
 from few_devices import built
 
 from jaxrl_llm.parallel import make_mesh, tree_shardings
-from jaxrl_llm.training import setup
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.heldout import evaluate
+from jaxrl_llm.sampling.heldout import evaluate
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.config import default_config
 
 
 def tiny(**mesh):

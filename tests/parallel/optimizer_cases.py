@@ -8,10 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jaxrl_llm.learning import offload
 from jaxrl_llm.parallel import tree_shardings
-from jaxrl_llm.training import loop, offload, setup
-from jaxrl_llm.training.checkpoints import Checkpoints
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.store.checkpoints import Checkpoints
 
 
 def config(name: str, steps: int, **changes):

@@ -10,16 +10,16 @@ import optax
 from few_devices import built
 
 from jaxrl_llm import advantages, objectives, parallel
-from jaxrl_llm.guard import Guarded
+from jaxrl_llm.data.packing import of_groups, pack
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.kernels import flash
+from jaxrl_llm.learning import state as state_lib
+from jaxrl_llm.learning.accumulate import make_parts, update
+from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
-from jaxrl_llm.packing import of_groups, pack
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training import setup
-from jaxrl_llm.training import state as state_lib
-from jaxrl_llm.training.accumulate import make_parts, update
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.policy import Policy
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.tools.guard import Guarded
 
 P, G, S, T = 4, 5, 6, 9
 MODEL = Transformer(ModelConfig(vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,

@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.weights import layout
-from jaxrl_llm.parallel import communication, make_mesh, plan, reshard, tree_shardings, with_shardings
-from jaxrl_llm.training.ahead import lower_update
+from jaxrl_llm.parallel import make_mesh, reshard, tree_shardings, with_shardings
+from jaxrl_llm.planning import communication, plan
+from jaxrl_llm.planning.ahead import lower_update
 from jaxrl_llm.values import v0
 
 

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from jaxrl_llm import parallel
-from jaxrl_llm.generation.sampler import generate
-from jaxrl_llm.generation.sampling import Sampling
+from jaxrl_llm.engines.sampler import generate
+from jaxrl_llm.engines.sampling import Sampling
 from jaxrl_llm.models import Transformer
 from jaxrl_llm.models.config import Experts, ModelConfig
-from jaxrl_llm.parallel import plan
-from jaxrl_llm.parallel.presets import MODELS
-from jaxrl_llm.training.ahead import lower_update
+from jaxrl_llm.planning import plan
+from jaxrl_llm.planning.ahead import lower_update
+from jaxrl_llm.planning.presets import MODELS
 
 TINY = ModelConfig(vocab_size=259, hidden_size=64, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=16, mlp_size=192)
 MIDDLE = ModelConfig(vocab_size=4096, hidden_size=512, num_layers=6, num_heads=8, num_kv_heads=4, head_dim=64, mlp_size=1536)

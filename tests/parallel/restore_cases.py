@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm import parallel
 from jaxrl_llm.parallel import runtime
-from jaxrl_llm.training import lock
-from jaxrl_llm.training.checkpoints import Checkpoints
+from jaxrl_llm.store import lock
+from jaxrl_llm.store.checkpoints import Checkpoints
 
 
 def state_of(mesh, step: int):

@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm import parallel
-from jaxrl_llm.generation import Sampling, generate, row_keys
+from jaxrl_llm.engines import Sampling, generate, row_keys
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.parallel import rules
-from jaxrl_llm.parallel.communication import collectives
+from jaxrl_llm.planning.communication import collectives
 
 V, P, G, S, T = 64, 4, 2, 5, 24
 MODEL = Transformer(ModelConfig(vocab_size=V, hidden_size=32, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl_llm.generation.compaction import holds
+from jaxrl_llm.engines.compaction import holds
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
 from jaxrl_llm.parallel import check_batch, make_mesh, mesh_sizes
 from jaxrl_llm.parallel.mesh import lay_out

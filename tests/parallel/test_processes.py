@@ -13,9 +13,9 @@ import pytest
 import run_files
 
 from jaxrl_llm.parallel import runtime
-from jaxrl_llm.training import preemption, workdir
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.scoring import shared_scores
+from jaxrl_llm.sampling.scoring import shared_scores
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.store import preemption, workdir
 
 
 # On a busy machine the processes' connections to each other may stall, which is nothing that a job could mend.

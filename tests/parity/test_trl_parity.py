@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.models.logprobs import token_logprobs
-from jaxrl_llm.rollouts import Rollouts
 
 torch = pytest.importorskip("torch")
 trl = pytest.importorskip("trl.trainer.grpo_trainer", exc_type=ImportError)

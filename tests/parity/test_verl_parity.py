@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, masked, objectives
+from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.ppo_gae import value_targets
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives import kl
-from jaxrl_llm.rollouts import Rollouts
 
 torch = pytest.importorskip("torch")
 verl = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)

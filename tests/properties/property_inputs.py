@@ -18,8 +18,8 @@ import pytest
 
 from jaxrl_llm import methods
 from jaxrl_llm.advantages.base import ESTIMATORS
+from jaxrl_llm.data.rollouts import Role, Rollouts
 from jaxrl_llm.objectives.base import OBJECTIVES
-from jaxrl_llm.rollouts import Role, Rollouts
 
 P, G, T, K, D = 4, 5, 6, 3, 7
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings, strategies
 
 from jaxrl_llm import objectives
-from jaxrl_llm.rollouts import take
+from jaxrl_llm.data.rollouts import take
 
 ROWS, IDS = inputs.parameters("OBJECTIVES", objectives.names())
 each = inputs.each("row", list(range(len(ROWS))), ROWS, IDS)

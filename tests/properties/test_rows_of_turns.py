@@ -9,9 +9,9 @@ from hypothesis import given, settings, strategies
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.turns import of_contexts, of_environment
+from jaxrl_llm.data.rollouts import Role, Rollouts
 from jaxrl_llm.methods import provision
 from jaxrl_llm.objectives.turns import of_turns
-from jaxrl_llm.rollouts import Role, Rollouts
 
 P, G, T, K = 3, 6, 10, 4  # at most K turns in a trajectory
 AGENTS = 2

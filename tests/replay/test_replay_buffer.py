@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from jaxrl_llm import forest as forests
 from jaxrl_llm import replay
-from jaxrl_llm.columns import Column
-from jaxrl_llm.forest import grow, plant
+from jaxrl_llm.data import forest as forests
+from jaxrl_llm.data.columns import Column
+from jaxrl_llm.data.forest import grow, plant
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.replay import buffer as buffers
-from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 
 PROBLEMS = [Problem(f"q{number}", "12", number) for number in range(20)]

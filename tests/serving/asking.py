@@ -13,11 +13,11 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
-from jaxrl_llm.generation import external
-from jaxrl_llm.generation.engine import Request, SlotEngine
+from jaxrl_llm.engines import server as external
+from jaxrl_llm.engines.engine import Request, SlotEngine
 from jaxrl_llm.models import Transformer
 from jaxrl_llm.serving.worker import Worker
-from jaxrl_llm.training import start
+from jaxrl_llm.setup import start
 
 MODEL = Transformer(start.model_config(chatter.get_config().model, TOKENIZER.vocab_size))
 KEY, SLOTS, SLOT_TOKENS, PROMPT = jax.random.key(0), 4, 128, [257, *b"the prompt"]

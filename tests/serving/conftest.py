@@ -8,7 +8,7 @@ import pytest
 from asking import MODEL, asking, collected, make_engine, make_worker, requests
 from server import serving
 
-from jaxrl_llm.generation.external import client as clients
+from jaxrl_llm.engines.server import client as clients
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,8 +55,8 @@ def command(tmp_path):
     started, path = [], os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
     def start(*arguments, **environment):
-        process = subprocess.Popen([sys.executable, "-m", "jaxrl_llm.cli", "serve", "--port=0", *arguments], cwd=tmp_path,
-                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        process = subprocess.Popen([sys.executable, "-m", "jaxrl_llm.commands.cli", "serve", "--port=0", *arguments],
+                                   cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    env=os.environ | {"PYTHONPATH": path, "LD_PRELOAD": ""} | environment)
         started.append(process)
         return process.stdout.readline(), process

@@ -8,8 +8,8 @@ import time
 import jax
 import uvicorn
 
-from jaxrl_llm.generation import Sampling
-from jaxrl_llm.generation.engine import Request, SlotEngine
+from jaxrl_llm.engines import Sampling
+from jaxrl_llm.engines.engine import Request, SlotEngine
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.serving.app import ServedModel, make_app
 from jaxrl_llm.serving.connections import Connection

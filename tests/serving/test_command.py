@@ -6,13 +6,13 @@ import jax
 import openai
 import pytest
 
+from jaxrl_llm.engines import Sampling
+from jaxrl_llm.engines.engine import Request, SlotEngine
 from jaxrl_llm.experiments import serve
-from jaxrl_llm.generation import Sampling
-from jaxrl_llm.generation.engine import Request, SlotEngine
 from jaxrl_llm.models import ModelConfig, Transformer, weights
+from jaxrl_llm.runs import loop
 from jaxrl_llm.serving import policy
-from jaxrl_llm.training import loop
-from jaxrl_llm.training.config import default_config
+from jaxrl_llm.setup.config import default_config
 
 
 def greedy(loaded, prompt, limit):

@@ -23,10 +23,11 @@ from asking import (
 )
 from server import TOKENIZER
 
-from jaxrl_llm.generation import Sampling, external
-from jaxrl_llm.generation.engine import Request, SlotEngine
-from jaxrl_llm.generation.external.engine import hashed
-from jaxrl_llm.generation.external.server import digest
+from jaxrl_llm.engines import Sampling
+from jaxrl_llm.engines import server as external
+from jaxrl_llm.engines.engine import Request, SlotEngine
+from jaxrl_llm.engines.server.engine import hashed
+from jaxrl_llm.engines.server.server import digest
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 

@@ -22,7 +22,7 @@ from asking import (
 from server import serving
 from starlette.responses import Response
 
-from jaxrl_llm.generation import external
+from jaxrl_llm.engines import server as external
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 

@@ -10,11 +10,13 @@ from asking import MODEL, as_vllm, asking, choice, error, make_worker, troubled,
 from server import serving
 from starlette.responses import Response
 
-from jaxrl_llm.generation import external
-from jaxrl_llm.generation.external.server import digest
+from jaxrl_llm.engines import server as external
+from jaxrl_llm.engines.server.server import digest
+from jaxrl_llm.learning import schedules
 from jaxrl_llm.models.lora import merge
-from jaxrl_llm.training import loop, pages, schedules, setup
-from jaxrl_llm.training.trained import trained
+from jaxrl_llm.runs import loop, pages
+from jaxrl_llm.runs.trained import trained
+from jaxrl_llm.setup import setup
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 

@@ -18,7 +18,7 @@ from asking import (
 )
 from starlette.responses import Response
 
-from jaxrl_llm.generation import external
+from jaxrl_llm.engines import server as external
 from jaxrl_llm.models import weights as files
 
 pytestmark = pytest.mark.usefixtures("short_waits")

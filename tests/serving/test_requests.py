@@ -6,7 +6,7 @@ import pytest
 from published_templates import SMOLLM2
 from server import TOKENIZER
 
-from jaxrl_llm.generation import Sampling
+from jaxrl_llm.engines import Sampling
 from jaxrl_llm.serving.requests import ClientLimits, RequestError, read
 from jaxrl_llm.tokenizers import ByteTokenizer, conversation
 

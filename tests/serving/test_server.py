@@ -13,8 +13,8 @@ import openai
 import pytest
 from server import KEY, MODEL, SLOTS, TOKENIZER, make_worker, params, sampled, serving, until
 
-from jaxrl_llm.generation import Sampling
-from jaxrl_llm.generation import engine as engines
+from jaxrl_llm.engines import Sampling
+from jaxrl_llm.engines import engine as engines
 from jaxrl_llm.models import weights
 from jaxrl_llm.serving.requests import ClientLimits
 from jaxrl_llm.serving.worker import Worker

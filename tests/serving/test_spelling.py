@@ -7,8 +7,8 @@ import pytest
 import sentencepiece
 from tokenizer_cases import train_byte_level
 
-from jaxrl_llm.generation.requests import Node, Request
-from jaxrl_llm.generation.stopping import REST, StopSearch, context
+from jaxrl_llm.engines.requests import Node, Request
+from jaxrl_llm.engines.stopping import REST, StopSearch, context
 from jaxrl_llm.serving.answers import Answer
 from jaxrl_llm.serving.requests import CompletionRequest
 from jaxrl_llm.serving.spelling import Spelling

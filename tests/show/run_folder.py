@@ -2,10 +2,10 @@
 import json
 from pathlib import Path
 
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.metrics import MetricWriter
-from jaxrl_llm.training.samples import write_samples
-from jaxrl_llm.training.workdir import open_workdir
+from jaxrl_llm.runs.metrics import MetricWriter
+from jaxrl_llm.runs.samples import write_samples
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.store.workdir import open_workdir
 
 HOSTILE = ("</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
            "&lt;\x1b[31m\udc80\u202e")

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from jaxrl_llm import rewards, tasks
-from jaxrl_llm.generation.prompts import encode_problem
+from jaxrl_llm.engines.prompts import encode_problem
 from jaxrl_llm.tasks import columns
 from jaxrl_llm.tokenizers import ByteTokenizer
 

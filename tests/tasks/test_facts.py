@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import rewards, tasks
-from jaxrl_llm.forest import grow, paths, plant
+from jaxrl_llm.data.forest import grow, paths, plant
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.rewards.box import find_box
 from jaxrl_llm.rewards.swe_rl import swe_rl_reward
-from jaxrl_llm.rollouts import Role
 from jaxrl_llm.tasks.base import Part, Problem, text_of
 
 SHAPE = {"group": 1, "prompts": 3, "version": 0, "tokens": lambda n: n, "prompt_tokens": lambda n: n}

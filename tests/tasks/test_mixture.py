@@ -6,15 +6,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jaxrl_llm import forest as forests
 from jaxrl_llm import rewards, tasks
-from jaxrl_llm.rollouts import Role
+from jaxrl_llm.data import forest as forests
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.sampling import by_task
+from jaxrl_llm.sampling.source import held_out
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.problems import make_sets
 from jaxrl_llm.tasks.base import front_of, question_of, seeded
 from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.training import by_task, setup
-from jaxrl_llm.training.config import default_config
-from jaxrl_llm.training.problems import make_sets
-from jaxrl_llm.training.source import held_out
 
 
 def two(weight=1):

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from tokenizer_cases import CHATML, MESSAGES, SAMPLES, train_byte_level, write_checkpoint
 
+from jaxrl_llm.sampling.scoring import spelled
 from jaxrl_llm.tokenizers import HuggingFaceTokenizer, conversation, load
-from jaxrl_llm.training.scoring import spelled
 
 
 def test_huggingface_equals_transformers(checkpoint):

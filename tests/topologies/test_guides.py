@@ -4,8 +4,8 @@ import pytest
 from test_topologies import asked, follow
 
 from jaxrl_llm.control.hint_share import hint_length, hint_ratio
+from jaxrl_llm.sampling.one_turn import halves
 from jaxrl_llm.topologies import guided, make_guide
-from jaxrl_llm.training.one_turn import halves
 
 
 def test_shares_of_the_worked_examples():

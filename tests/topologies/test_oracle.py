@@ -1,11 +1,11 @@
 """The oracle: who is asked what to expect of problems, and what the answers say."""
 import numpy as np
 
-from jaxrl_llm.forest import grow, join, plant
-from jaxrl_llm.rollouts import Role
+from jaxrl_llm.data.forest import grow, join, plant
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.sampling.source import with_expected
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.topologies import oracle, refill, single
-from jaxrl_llm.training.source import with_expected
 
 
 def planted(first, count, draw):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxrl_llm.forest import grow, join, outcomes, plant
-from jaxrl_llm.rollouts import Role
+from jaxrl_llm.data.forest import grow, join, outcomes, plant
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.topologies import Plan, Topology, budgets, narrowed, refill, rounds, single
 from jaxrl_llm.topologies.base import asked as asked_of

@@ -8,11 +8,11 @@ import optax
 import pytest
 
 from jaxrl_llm import advantages
+from jaxrl_llm.data.rollouts import Rollouts, from_lists, take
 from jaxrl_llm.methods import provision
 from jaxrl_llm.models import ModelConfig, Transformer
-from jaxrl_llm.rollouts import Rollouts, from_lists, take
-from jaxrl_llm.training import config as config_lib
-from jaxrl_llm.training import setup
+from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.setup import setup
 from jaxrl_llm.values.critic import Critic, make_update, metrics, value_loss
 
 P, G, S, T, V, D = 4, 2, 3, 4, 20, 16

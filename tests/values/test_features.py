@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.learning.policy import Capture, Policy
+from jaxrl_llm.learning.step import in_parts
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.rollouts import Rollouts
-from jaxrl_llm.training.policy import Capture, Policy
-from jaxrl_llm.training.step import in_parts
 from jaxrl_llm.values import features
 
 CONFIG = ModelConfig(vocab_size=11, hidden_size=8, num_layers=3, num_heads=2, num_kv_heads=1, head_dim=4, mlp_size=16)

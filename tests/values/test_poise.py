@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, values
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 from jaxrl_llm.values import diagnostics
 from jaxrl_llm.values.poise import cross_rollout
 

@@ -9,9 +9,9 @@ import pytest
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.turns import of_environment
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.objectives.turns import of_turns
-from jaxrl_llm.rollouts import Rollouts
 from jaxrl_llm.values import turn_critic
 from jaxrl_llm.values.turn_critic import TurnCritic
 

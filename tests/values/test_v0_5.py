@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages
-from jaxrl_llm.rollouts import from_lists
+from jaxrl_llm.data.rollouts import from_lists
 from jaxrl_llm.values.v0_5 import draws_used, exact_risk, fuse, gain, wants_more
 
 close = np.testing.assert_allclose

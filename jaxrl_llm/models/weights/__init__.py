@@ -5,10 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxrl_llm import files
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.weights import gguf, hf, layout, peft
 from jaxrl_llm.models.weights.export import save_hf, save_peft
+from jaxrl_llm.tools import files
 
 __all__ = ["load", "opened", "save_hf", "save_peft"]
 

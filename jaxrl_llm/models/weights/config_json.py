@@ -3,11 +3,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.files import typed
 from jaxrl_llm.models import families
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.families.family import ACTIVATIONS, DEFAULTS, PLAIN, Family
 from jaxrl_llm.models.weights import config_checks, rope_json
+from jaxrl_llm.tools.files import typed
 
 _NULL_MEANS_OFF = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")  # elsewhere null is as good as absent
 _OF_THE_WHOLE = ("tie_word_embeddings", "quantization_config")  # stated outside the text part of a multimodal model

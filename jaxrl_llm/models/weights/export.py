@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm import files
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import Adapters
 from jaxrl_llm.models.weights import config_json, layout
+from jaxrl_llm.tools import files
 
 _GENERATION = "generation_config.json"
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm import files, gguf_header
 from jaxrl_llm.models import families
 from jaxrl_llm.models.attention import rotary_frequencies
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
 from jaxrl_llm.models.weights import config_checks, layout
 from jaxrl_llm.models.weights.config_json import of_family
+from jaxrl_llm.tools import files, gguf_header
 
 _KEYS = {  # metadata keys without their architecture -> keys of config.json
     "embedding_length": "hidden_size", "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm import files
 from jaxrl_llm.models.weights import layout
 from jaxrl_llm.models.weights.config_json import config_from
+from jaxrl_llm.tools import files
 
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)(vision_tower|multi_modal_projector|visual)\.")
 _DTYPES = ("F64", "F32", "F16", "BF16")  # those whose numbers are the weights themselves

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import re2
 
-from jaxrl_llm import files
 from jaxrl_llm.models import lora
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.weights import hf, layout
+from jaxrl_llm.tools import files
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # Fields of PEFT's LoraConfig. Each field that is in none of these tables changes the update, and has to be off.

@@ -1,0 +1,71 @@
+"""Finds named things by words: methods, keys of the configuration, recipes, tasks, rewards, environments, optimisers.
+
+  jaxrl_llm search entropy            # or python -m jaxrl_llm.commands.search
+  jaxrl_llm search 2402.03300         # the rows of a paper
+"""
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxrl_llm import methods
+from jaxrl_llm.tools.registry import nearest
+
+
+class SearchEntry(NamedTuple):
+    """Something that a run can name: its kind, its name, its form on a command line, and a description."""
+
+    kind: str
+    name: str
+    usage: str
+    about: str
+
+
+def entries() -> Iterator[SearchEntry]:
+    """All entries, by kind."""
+    from jaxrl_llm import environments, rewards, tasks
+    from jaxrl_llm.commands.command_line import recipe_titles
+    from jaxrl_llm.learning import optimizers
+    from jaxrl_llm.setup import config_page
+    for row in methods.METHODS.values():
+        paper = f" (arXiv {', '.join(row.arxiv)})" if row.arxiv else ""
+        yield SearchEntry("methods", row.slug, f"--config.method={row.slug}", f"{row.title}{paper}: {row.equation}")
+    for key in config_page.all_keys():
+        if key.default is not None:
+            yield SearchEntry("keys", key.name, f"--config.{key.name}={key.default}", key.meaning)
+    for name, title in recipe_titles().items():
+        yield SearchEntry("recipes", name, f"--config={name}", title)
+    for kind, key, table in (("tasks", "task", tasks.FACTORIES), ("rewards", "rewards", rewards.FACTORIES),
+                             ("environments", "environment", environments.factories())):
+        for name, factory in sorted(table.items()):
+            yield SearchEntry(kind, name, f"--config.{key}={name}", (factory.__doc__ or "").strip().partition("\n")[0])
+    for name in optimizers.TABLE:
+        yield SearchEntry("optimizers", name, f"--config.optimizer.name={name}", "an optimiser of optax")
+
+
+def matching(words: list[str]) -> list[SearchEntry]:
+    """The entries in which every word occurs, those with a word in their name first within each kind."""
+    words = [word.lower() for word in words]
+    matches = [entry for entry in entries() if all(word in " ".join(entry).lower() for word in words)]
+    kinds = list(dict.fromkeys(entry.kind for entry in matches))
+    return sorted(matches, key=lambda entry: (kinds.index(entry.kind), not any(word in entry.name.lower() for word in words)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="jaxrl_llm search", description="finds methods, keys, recipes, tasks, rewards and "
+                                     "environments in whose names or descriptions all words occur")
+    parser.add_argument("words", nargs="+", metavar="WORD")
+    words = parser.parse_args().words
+    matches, kind = matching(words), None
+    if not matches:
+        near = nearest(" ".join(words), {entry.name for entry in entries()}, 5)
+        sys.exit(f"nothing has {' and '.join(map(repr, words))}" + (f"; near: {', '.join(near)}" if near else ""))
+    for entry in matches:
+        if entry.kind != kind:
+            kind = entry.kind
+            print(f"\n{kind}")
+        print(f"  {entry.usage:44} {entry.about}")
+
+
+if __name__ == "__main__":
+    main()

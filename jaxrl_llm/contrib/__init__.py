@@ -1,0 +1,1 @@
+"""Adapters of other packages; each needs its extra."""

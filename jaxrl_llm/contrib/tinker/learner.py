@@ -1,0 +1,235 @@
+"""Gradients and optimiser steps of LoRA adapters on one frozen base, one micro-batch of packed rows after another."""
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.contrib.tinker.losses import LOSSES, per_token, settings_of
+from jaxrl_llm.contrib.tinker.rows import Datum, PackedExamples, pack, unpack
+from jaxrl_llm.models import Transformer, lora
+from jaxrl_llm.models.logprobs import token_logprobs
+
+ALPHA = 32  # LoRA's scale is ALPHA / rank
+_ATTENTION = ("q", "k", "v", "o")
+
+
+class LoraShape(NamedTuple):
+    """The shape of an adapter: its rank, and whether attention and the feed-forward layers are adapted."""
+
+    rank: int
+    attention: bool = True
+    mlp: bool = True
+
+
+class Adam(NamedTuple):
+    """Settings of one optimiser step; a `clip_norm` of 0 clips nothing."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    clip_norm: float = 0.0
+
+
+@dataclasses.dataclass(eq=False)
+class Adapter:
+    """An adapter in training.
+
+    Attributes:
+      shape: see `LoraShape`.  tree: its matrices, as from `lora.init`.
+      moments: Adam's moments, with the step count.
+      grads: gradients added up since the last step; None: there are none.
+    """
+
+    shape: LoraShape
+    tree: Any
+    moments: Any
+    grads: Any = None
+
+
+class PassResult(NamedTuple):
+    """The results of a pass: log-prob and loss of each token, one `f32[n]` for each example, and the sum of the losses."""
+
+    logprobs: list[np.ndarray]
+    losses: list[np.ndarray]
+    loss: float
+
+
+class AdapterLearner:
+    """A frozen base on one device, with passes and steps of adapters on it. Not thread-safe."""
+
+    def __init__(self, model: Transformer, params: Any, *, longest: int, budget: int):
+        """
+        Args:
+          model, params: the base.
+          longest: maximum number of tokens of an example.
+          budget: slots of a micro-batch, which bounds memory.
+        """
+        model.check_length(longest)
+        self.model, self.params, self.longest, self.budget = model, params, longest, budget
+
+    def targets_of(self, shape: LoraShape) -> list[str]:
+        """The matrices that have an adapter. Raises ValueError if there are none."""
+        there = [name for name in lora.TARGETS if name in self.params["layers"]
+                 and (shape.attention if name in _ATTENTION else shape.mlp)]
+        if not there:
+            raise ValueError("no matrix of this model would be trained; set train_attn or train_mlp (the unembedding has no "
+                             "adapter here, nor have a mixture's experts)")
+        return there
+
+    def check(self, shape: LoraShape, tree: Any, moments: Any, where: str) -> None:
+        """Raises ValueError unless the arrays of an adapter, and Adam's, are those of an adapter of this shape on the base."""
+        sizes = {target: self.params["layers"][target]["kernel"].shape for target in self.targets_of(shape)}
+        wanted = {target: {"a": (layers, fan_in, shape.rank), "b": (layers, shape.rank, fan_out)}
+                  for target, (layers, fan_in, fan_out) in sizes.items()}
+        for name, one in (("lora", tree), *(() if moments is None else (("mu", moments.mu), ("nu", moments.nu)))):
+            found = {target: {part: x.shape for part, x in parts.items()} for target, parts in one.items()}
+            if found != wanted:
+                raise ValueError(f"{where}: its tensors {name!r} have the shapes {str(found)[:300]}; its header says {shape}, "
+                                 f"which has {str(wanted)[:300]} on this model")
+            if any(x.dtype != np.float32 for parts in one.values() for x in parts.values()):
+                raise ValueError(f"{where}: its tensors {name!r} are not all of float32")
+        if moments is not None and any((x < 0).any() for x in jax.tree.leaves((moments.nu, moments.count))):
+            raise ValueError(f"{where}: its optimiser state has negative squares, or a negative number of steps")
+        if moments is not None and (moments.count.shape != () or moments.count.dtype.kind not in "iu"):
+            raise ValueError(f"{where}: its tensor 'count' is of shape {moments.count.shape}; expected one whole number")
+
+    def create(self, shape: LoraShape, seed: int) -> Adapter:
+        """An adapter that changes nothing yet. Raises ValueError as `lora.init` does, and if nothing would be trained."""
+        tree = lora.init(jax.random.key(seed), self.params, shape.rank, ALPHA, self.targets_of(shape))
+        return Adapter(shape, tree, fresh_moments(tree))
+
+    def padded(self, tree: Any, rank: int) -> Any:
+        """An adapter of `rank` on all targets with the scale 1 and the same update, filled up with 0. None: the base alone."""
+        base = lora.init(jax.random.key(0), self.params, rank, alpha=rank)
+        padded = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), base)
+        for target, given in (lora.scaled(tree) or {}).items():
+            own = given["a"].shape[-1]
+            padded[target]["a"][..., :own], padded[target]["b"][:, :own] = given["a"], given["b"]
+        return padded
+
+    def forward(self, tree: Any, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> PassResult:
+        """Log-probs and losses under an adapter, or the base (None). Raises ValueError for wrong examples or settings."""
+        return self._run(tree, data, loss, given, None)[0]
+
+    def forward_backward(self, adapter: Adapter, data: Sequence[Datum], loss: str, given: Mapping[str, float]) -> PassResult:
+        """As `forward`; also adds the gradient to the adapter's. After an error the adapter is unchanged."""
+        zeros = jax.tree.map(jnp.zeros_like, adapter.tree)
+        outcome, grads = self._run(adapter.tree, data, loss, given, zeros)
+        adapter.grads = grads if adapter.grads is None else jax.tree.map(jnp.add, adapter.grads, grads)
+        return outcome
+
+    def step(self, adapter: Adapter, adam: Adam) -> float:
+        """One optimiser step with the added-up gradient, which is then cleared; returns the gradient norm before clipping.
+
+        Raises ValueError for settings that `checked` refuses, without a gradient, for one that is not finite, and for a step
+        to weights or moments that are not; the adapter stays as it was.
+        """
+        settings = checked(adam)
+        if adapter.grads is None:
+            raise ValueError("optim_step without a gradient; call forward_backward first")
+        grads, adapter.grads = adapter.grads, None
+        tree, moments, norm, finite = _stepped(adapter.tree, adapter.moments, grads, *settings)
+        if not np.isfinite(norm):
+            raise ValueError(f"the gradient has the norm {norm}; it was dropped and the weights are as before")
+        if not finite:
+            raise ValueError(f"a step with {adam} and a gradient of the norm {norm:g} leads to weights or moments that are not "
+                             "finite; the gradient was dropped and the weights are as before")
+        adapter.tree, adapter.moments = tree, moments
+        return float(norm)
+
+    def _run(self, tree, data, loss, given, grads):
+        settings = {name: np.float32(value) for name, value in settings_of(loss, given).items()}
+        data = [self._checked(i, one, loss) for i, one in enumerate(data)]
+        if not data:
+            raise ValueError("no examples; give one at least")
+        batches, places = pack(data, self.budget)
+        logprobs, losses = [], []
+        for rows in batches:
+            if grads is None:
+                outputs = _forward(self.model, loss, self.params, tree, rows, settings)
+            else:
+                grads, outputs = _backward(self.model, loss, self.params, tree, rows, settings, grads)
+            for kept, values in zip((logprobs, losses), jax.device_get(outputs)):
+                kept.append(values)
+        outcome = PassResult(unpack(logprobs, data, places), unpack(losses, data, places), float(sum(x.sum() for x in losses)))
+        return outcome, grads
+
+    def _checked(self, i: int, one: Datum, loss: str) -> Datum:
+        """The example with the fields that the loss reads. Raises ValueError for others, or for tokens that do not fit."""
+        wanted, size, vocab = ("weights", *LOSSES[loss].fields), len(one.tokens), self.model.config.vocab_size
+        if not 0 < size <= self.longest:
+            raise ValueError(f"data[{i}] has {size} tokens; give 1 to {self.longest}")
+        for name, ids in (("model_input", one.tokens), ("target_tokens", one.targets)):
+            if len(ids) != size or ids.min() < 0 or ids.max() >= vocab:
+                raise ValueError(f"data[{i}]: {name} must have {size} tokens, each from 0 to {vocab - 1}; it has {len(ids)}, "
+                                 f"from {ids.min(initial=0)} to {ids.max(initial=0)}")
+        fields = {"weights": np.ones(size, np.float32), **one.fields}
+        if fields.keys() != set(wanted):
+            given = ", ".join(sorted(one.fields)) or "none"
+            raise ValueError(f"data[{i}] has the loss_fn_inputs {given} beside target_tokens; {loss} reads "
+                             f"{', '.join(wanted)} (weights may be left out)")
+        for name, values in fields.items():
+            if values.shape != (size,) or not np.isfinite(values[fields["weights"] != 0]).all():
+                raise ValueError(f"data[{i}]: {name} has the shape {list(values.shape)}; give {size} finite numbers, one for "
+                                 "each token of model_input")
+        return one._replace(fields=fields)
+
+
+def checked(adam: Adam) -> list[np.float32]:
+    """The settings as float32. Raises ValueError for one that is not finite there, or with which Adam is not defined."""
+    with np.errstate(over="ignore"):
+        values = {name: np.float32(value) for name, value in adam._asdict().items()}
+    for name, value in values.items():
+        low = "above 0" if name == "eps" else "from 0"
+        below = 1.0 if name.startswith("beta") else np.inf
+        if not 0 <= value < below or name == "eps" and value == 0:
+            raise ValueError(f"{name}={getattr(adam, name)}; give a number {low}, "
+                             + ("below 1 in float32" if below == 1 else "finite in float32"))
+    if values["learning_rate"] * values["weight_decay"] > 1:
+        raise ValueError(f"learning_rate={adam.learning_rate} and weight_decay={adam.weight_decay}: their product is the share "
+                         "of each weight that a step takes away; give 1 at most")
+    return list(values.values())
+
+
+def fresh_moments(tree: Any) -> Any:
+    """Adam's state before the first step."""
+    return optax.scale_by_adam().init(tree)
+
+
+def _losses(model, loss, params, tree, rows: PackedExamples, settings):
+    states = model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=tree)
+    c = model.config
+    logprobs, _ = token_logprobs(states.reshape(-1, states.shape[-1]), model.unembedding(params), rows.targets.reshape(-1),
+                                 divisor=c.logit_divisor, softcap=c.logit_softcap)
+    logprobs = logprobs.reshape(rows.tokens.shape)
+    losses = per_token(loss, logprobs, rows.fields, settings)
+    return losses.sum(), (logprobs, losses)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _forward(model, loss, params, tree, rows, settings):
+    return _losses(model, loss, params, tree, rows, settings)[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=6)
+def _backward(model, loss, params, tree, rows, settings, grads):
+    new, outputs = jax.grad(lambda tree: _losses(model, loss, params, tree, rows, settings), has_aux=True)(tree)
+    return jax.tree.map(jnp.add, grads, new), outputs
+
+
+@jax.jit
+def _stepped(tree, moments, grads, learning_rate, beta1, beta2, eps, weight_decay, clip_norm):
+    """Decoupled weight decay as `optax.adamw` has it: d = -rate (m / (sqrt(v) + eps) + decay W)."""
+    norm = optax.tree.norm(grads)
+    factor = jnp.where((clip_norm > 0) & (norm > clip_norm), clip_norm / norm, 1.0)
+    grads = jax.tree.map(lambda g: g * factor, grads)
+    direction, moments = optax.scale_by_adam(beta1, beta2, eps).update(grads, moments)
+    tree = jax.tree.map(lambda w, d: w - learning_rate * (d + weight_decay * w), tree, direction)
+    return tree, moments, norm, jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves((tree, moments))]))

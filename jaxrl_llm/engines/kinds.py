@@ -1,0 +1,45 @@
+"""The table of engines, and the choice of one for a run."""
+from collections.abc import Callable, Mapping
+
+from jaxrl_llm.engines import engine, scan
+from jaxrl_llm.engines import server as external
+from jaxrl_llm.engines.base import EngineKind, Wanted, check_can, check_provides
+from jaxrl_llm.tools import registry
+
+ENGINES: dict[str, Callable[[Wanted], EngineKind]] = {"scan": scan.kind, "slots": engine.kind}
+FASTER_IN_SLOTS = 4  # from this number of parts of a batch on the slot engine is faster, see the table of docs/guides/engine.md
+
+
+def choose(name: str, run: Wanted, wanted: Mapping[str, str]) -> EngineKind:
+    """The engine that `sampling.engine` names, or the server; `wanted`: what it must do of `base.CAN`, and what for.
+
+    "auto" is the faster of the two engines of this process, or the one that does what is wanted. Raises ValueError for an
+    unknown name, for a name beside a server, and for an engine that lacks something.
+    """
+    run = run._replace(wants=frozenset(wanted))
+    if run.server is not None:
+        if name != "auto":
+            raise ValueError(f"sampling.engine={name!r} samples in this process, and server.url names a server that samples; "
+                             "set sampling.engine='auto', or server.url=''")
+        kind = external.engine.kind(run)
+    elif ":" in name:
+        kind = registry.call("engine", name, registry.function_of("engine", name), {"run": run}, EngineKind)
+    elif name != "auto":
+        kind = ENGINES[registry.one_of("engine", name, ENGINES)](run)
+    else:
+        able = [one for one, can in (("scan", scan.CAN), ("slots", engine.CAN)) if can >= run.wants]
+        kind = ENGINES[able[-1] if len(able) > 1 and faster_in_slots(run) else (able or ["slots"])[0]](run)
+    check_can(kind, wanted)
+    check_provides(kind, run.columns)
+    return kind
+
+
+def faster_in_slots(run: Wanted) -> bool:
+    """Whether the slot engine samples whole batches of single turns faster, see docs/guides/engine.md.
+
+    It does on one CPU, the only kind of device that was measured, if a batch comes in `FASTER_IN_SLOTS` parts or more, and
+    completions may stop early and be at least as long as prompts, whose copies fill its caches.
+    """
+    devices = run.mesh.devices.flatten()
+    return (len(devices) == 1 and devices[0].platform == "cpu" and bool(run.stop_ids) and run.parts >= FASTER_IN_SLOTS
+            and run.prompt_tokens <= run.max_tokens)

@@ -1,0 +1,119 @@
+"""The controllers of a run: the facts that they observe, and the settings that they propose."""
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm import parallel
+from jaxrl_llm.control import FACTS, KNOWN, Controller, Settings
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.tools import registry
+
+_SOMETIMES = {"entropy", "metrics"}  # they are missing in a step that sampled no token, or learned from none
+
+
+@dataclasses.dataclass(frozen=True)
+class Controls:
+    """Controllers by name; their states are pytrees by name, in `TrainState.control`.
+
+    A run lets them observe its `control.FACTS` and reads their `control.Settings`. Raises ValueError: a controller sets a
+    setting that no run reads, two set the same one, or one observes steps and evaluations.
+    """
+
+    by_name: Mapping[str, Controller] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        setters: dict[str, str] = {}
+        for name, one in self.by_name.items():
+            if "score" in one.facts and (others := sorted({*one.facts} - {"score"})):
+                raise ValueError(f"controller {name!r} observes score, which comes with evaluations, and {', '.join(others)}, "
+                                 "which come with steps: they are never there together; make two controllers of it")
+            for knob in one.knobs:
+                registry.one_of(f"setting of controller {name!r}", knob, Settings._fields)
+                if setters.setdefault(knob, name) != name:
+                    raise ValueError(f"controllers {setters[knob]!r} and {name!r} both set {knob}; leave one of them out")
+
+    @property
+    def knobs(self) -> frozenset[str]:
+        """Names of all settings."""
+        return frozenset(knob for one in self.by_name.values() for knob in one.knobs)
+
+    def init(self, **known: Any) -> dict[str, Any]:
+        """States before the first step; each `init` takes its named arguments from `known`, see `control.KNOWN`.
+
+        Raises ValueError if one of them is not known.
+        """
+        for name, one in self.by_name.items():
+            if strange := [key for key in _asked(one) if key not in known]:
+                raise ValueError(f"the init of controller {name!r} takes {', '.join(strange)}, and this run knows "
+                                 f"{', '.join(known)}; a run that is made from a configuration knows {', '.join(KNOWN)}")
+        states = {name: one.init(**{key: known[key] for key in _asked(one)}) for name, one in self.by_name.items()}
+        # An array at two places of a tree cannot be donated twice; weak types would make the next step recompile.
+        return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), states)
+
+    @property
+    def asks(self) -> frozenset[str]:
+        """The names of the values that their states depend on."""
+        return frozenset(key for one in self.by_name.values() for key in _asked(one))
+
+    def settings(self, states: Mapping[str, Any]) -> Settings:
+        """The settings that all controllers propose together."""
+        proposed: dict[str, Any] = {}
+        for name, one in self.by_name.items():
+            proposed |= one.propose(states[name])
+        return Settings(**proposed)
+
+    def observe(self, states: Mapping[str, Any], facts: Mapping[str, Any], mesh: Mesh, consume: bool = True) -> dict[str, Any]:
+        """The states after the facts of a step, or after the `score` of an evaluation, which has controllers of its own.
+
+        A controller is unchanged if a fact that it reads is missing. `consume`: old states are lost. Raises ValueError if a
+        step with rollouts lacks a fact that comes with every one of them, or with none.
+        """
+        def given(state):
+            return state if consume else jax.tree.map(jax.numpy.copy, state)
+
+        observing = {name: one for name, one in self.by_name.items() if ("score" in one.facts) == ("score" in facts)}
+        for name, one in observing.items() if "rollouts" in facts else ():
+            for fact in sorted({*one.facts} - facts.keys() - _SOMETIMES):
+                raise _never(name, fact, facts)
+        return {name: _observe(one, mesh, given(states[name]), {fact: facts[fact] for fact in one.facts})
+                if name in observing and facts.keys() >= set(one.facts) else states[name] for name, one in self.by_name.items()}
+
+
+def _never(name: str, fact: str, facts: Mapping[str, Any]) -> ValueError:
+    """The error for a fact that steps with these facts do not have."""
+    near = registry.nearest(fact, {*facts, *FACTS}, 1)
+    hint = f" It is {FACTS[fact]}." if fact in FACTS else f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(f"controller {name!r} observes {fact!r}, which no step of this run has.{hint} A step has "
+                      f"{', '.join(sorted({*facts, *_SOMETIMES}))}; an evaluation has score")
+
+
+def _asked(controller: Controller) -> list[str]:
+    """The names of the values that the state of a controller depends on."""
+    return list(inspect.signature(controller.init).parameters)
+
+
+def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """The `control.FACTS` of a step: of `rollouts` on the host without replayed ones, and of the trained `batch`."""
+    tokens = np.asarray(rollouts.token_mask & rollouts.fresh[..., None])
+    facts = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.fresh,
+             "solved": np.asarray(rollouts.correct), "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch,
+             "params": params}
+    if rollouts.entropies is not None and tokens.any():
+        facts["entropy"] = np.mean(rollouts.entropies, where=tokens, dtype=np.float32)
+    if metrics:
+        facts["metrics"] = {name: np.float32(value) for name, value in metrics.items()}
+    return facts
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _observe(controller: Controller, mesh: Mesh, state, facts):
+    """The state after these facts, with the sharding of the old state."""
+    new = controller.observe(state, facts)
+    return jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh))

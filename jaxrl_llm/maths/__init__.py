@@ -1,0 +1,1 @@
+"""Functions of arrays that every other room shares: masked means, segments, trees, random draws, one step of descent."""

@@ -1,0 +1,416 @@
+"""A run from its first step to its last: steps by schedule, with evaluations, pages and checkpoints at intervals."""
+import contextlib
+import errno
+import functools
+import io
+import shutil
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxrl_llm import parallel
+from jaxrl_llm.data.finished import Finished
+from jaxrl_llm.environments.runner import TooManyInvalid
+from jaxrl_llm.learning import offload, optimizers
+from jaxrl_llm.learning.schedules import Step
+from jaxrl_llm.learning.state import TrainState
+from jaxrl_llm.recorders import Recorder
+from jaxrl_llm.runs import warm_starts as warm_starts_lib
+from jaxrl_llm.runs.lost import LostWriter
+from jaxrl_llm.runs.metrics import MetricWriter, host_memory
+from jaxrl_llm.runs.pages import lessons, write_page
+from jaxrl_llm.runs.plots import draw_or_warn, plot_curves
+from jaxrl_llm.runs.progress import Progress
+from jaxrl_llm.runs.rates import rate_rows
+from jaxrl_llm.runs.tracking import tracked
+from jaxrl_llm.runs.value_plots import plot_history
+from jaxrl_llm.runs.warmup import imitate, minimise, oracle_demonstrations
+from jaxrl_llm.sampling.heldout import Evaluation, evaluate, evaluate_set
+from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.config import arithmetic_table, paper_table, replaced_table
+from jaxrl_llm.setup.forecast import forecast
+from jaxrl_llm.setup.start import check_other
+from jaxrl_llm.store import given as given_lib
+from jaxrl_llm.store import pending, preemption
+from jaxrl_llm.store import workdir as folders
+from jaxrl_llm.store.best import Best
+from jaxrl_llm.store.checkpoints import Checkpoints
+from jaxrl_llm.store.lock import locked
+from jaxrl_llm.store.workdir import Workdir, check_agreement, open_workdir, records
+from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.tools.files import expanded
+from jaxrl_llm.tools.timer import PhaseTimer
+
+_EVAL_STREAM = 2**31 - 1  # folded into the run's key, like the upper halves of uids of trajectories
+_SETS_STREAM = 2**31 - 5  # likewise, for evaluation sets
+
+
+class Reached(NamedTuple):
+    """The progress of a run; one object, so that no interrupt separates its parts.
+
+    `state`, the `position` of its source, and the batches that are `pending`; whether controllers have `observed` the
+    evaluation after its last step, and requested a `reset` there; `line`, the metrics of that step until they are written.
+    """
+
+    state: TrainState
+    position: dict[str, Any]
+    pending: tuple[Finished, ...] = ()
+    observed: bool = False
+    reset: bool = False
+    line: dict[str, Any] = {}
+
+    @property
+    def host(self) -> dict[str, Any]:
+        """What a checkpoint stores beside the state, as JSON."""
+        line = {name: float(value) for name, value in self.line.items() if np.ndim(value) == 0}  # `write` refuses others
+        waiting = {"pending": [pending.encode(one) for one in self.pending]} if self.pending else {}
+        return jsonable(self.position) | waiting | {"observed": self.observed, "reset": self.reset, "line": line}
+
+
+def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, warm_starts: str | Path | None = None
+          ) -> dict[str, Evaluation]:
+    """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
+
+    "before" is missing when the run was resumed. The folder then holds config.json, metrics.jsonl, TensorBoard events,
+    samples/, curves.png and checkpoints/, and invalid.jsonl if its environment lost trajectories. `warm_starts`: a folder in
+    which runs of one process share the weights after equal supervised warm-ups; None: nothing is shared.
+
+    Raises:
+      ValueError, FileExistsError: for configurations that cannot work and folders that belong to another run.
+      RuntimeError: when another live run has the folder.
+      TooManyInvalid: when an environment loses more trajectories of a batch than `environment_invalid` allows.
+      TrainingDiverged: after `learner.max_skipped` non-finite updates in a row.
+      RecompilationError: when a step compiles again after its shapes are settled.
+      Preempted (SystemExit 75): after SIGTERM or SIGUSR1.
+    """
+    folder = folders.folder_of(workdir)
+    with preemption.watch(), locked(folder):
+        try:
+            return _train(config, folder, resume, None if warm_starts is None else expanded(warm_starts))
+        except preemption.Preempted as stopped:
+            if parallel.is_primary():
+                saved = folders.checkpoint_steps(folder / "checkpoints")
+                how = "continue with --resume" if saved else "nothing was trained yet: start it again, without --resume"
+                preemption.say("\n".join([*getattr(stopped, "__notes__", ()), how]))
+            raise
+
+
+def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: Path | None) -> dict[str, Evaluation]:
+    with preemption.at_once():
+        run, params = setup.build(config)
+    preemption.check()
+    replaced = replaced_table(config, run.method.defaults)
+    config, primary = run.config, parallel.is_primary()
+    check_other(config.model.path, workdir)
+    work = open_workdir(workdir, config, resume)  # compares the resolved numbers of the run
+    check_agreement(work)  # nothing is written before every process has checked
+    if not work.resume and primary:
+        work.record()
+    reached = folders.checkpoint_steps(work.checkpoints)[-1] if work.resume else 0
+    _print_head(run, params, replaced, rate_rows(run, work.earlier if work.resume else None, reached))
+    with (Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
+          records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
+          Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
+        with preemption.at_once():
+            given = given_lib.sums_of(run.learner.recorders)
+            first: Reached | None = _first(run, params, work, checkpoints, progress, warm_starts, given)
+            params = None  # the state has its own, and there may be no room for both
+        preemption.check()
+        assert first is not None
+        start = int(first.state.step)
+        frozen = {name: offload.away(run.learner.offload, name, own)
+                  for name, own in frozen_weights(run, first.state, work).items()}
+        if work.resume and primary:  # only now it is certain that the folder can continue with this configuration
+            work.record()
+        with (MetricWriter(folder, restored_step=start or None, also=log) as writer,  # step 0 is evaluated and written again
+              Best(work.path, config.checkpoint.best, start) as best):
+            if work.resume and primary and start and writer.last_step is None:
+                warnings.warn(f"{writer.path} is gone or empty: curves and reports lack the history of steps 0 to {start}. The "
+                              "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
+            try:
+                reached, first = first, None  # the session consumes it
+                return _Session(run, folder, checkpoints, best, writer, progress, reached, frozen, given).steps()
+            finally:
+                if writer.last_step is not None:
+                    draw_or_warn(plot_curves, writer.path, folder / "curves.png")
+
+
+def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What the settings of its method's paper `replaced`, and the differences between the run and that paper."""
+    rows, first, steps = paper_table(run.config, run.method.defaults), run.learner.estimator.bootstrap, run.config.steps
+    if rows:
+        rows.append(("to have the paper's", "--config.setting=paper"))
+    if first:
+        rows.append(("bootstrap", f"{run.method.slug} begins after {first} of {steps} steps"
+                     + (": never in this run" if first >= steps else "")))
+    if run.source.prior is not None:
+        source = run.config.prior.source
+        rows.append(("expected rewards", f"prior.source={source}" + (", not the value model V0" if source != "v0" else "")))
+    return [("method", run.method.slug), *replaced, *rows]
+
+
+def _of_schedule(run: setup.Run) -> list[tuple[str, str]]:
+    """How old the weights that sample are, and what corrects for it."""
+    if not run.schedule.lag:
+        return []
+    how = "by the objective itself" if run.learner.objective.corrects else "old log-probs are those of sampling"
+    return [("schedule", f"{run.config.schedule}: batches are up to {run.schedule.lag} old, corrected: {how}")]
+
+
+def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = (), rates: Sequence[tuple[str, str]] = ()
+                ) -> None:
+    """Prints the run, its devices and its needs, with the rows of `rates.rate_rows`."""
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    device, stream = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.stream
+    rows = [("model", f"{weights:,} weights on {device}"), *stream.kind.rows,
+            *stream.prepare(run.config.sampling.micro_batches), *_of_method(run, replaced), *rates,
+            *_of_schedule(run), *arithmetic_table(run.config, stream.prompt_tokens, run.source.topology.max_groups),
+            *forecast(run)]
+    for name, value in rows if parallel.is_primary() else ():
+        print(f"{name:32}{value}")
+
+
+def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress, warm_starts: Path | None,
+           given: given_lib.Sums) -> Reached:
+    """The beginning of a run, or its last checkpoint, whose position is then set in the source."""
+    away = run.learner.offload
+    if not work.resume:
+        state = offload.moments_away(away, setup.initial_state(run, warm_up(run, params, progress, warm_starts)))
+        return Reached(state, run.source.position())
+    progress.phase("restoring")
+    restored = checkpoints.restore(offload.moments_away(away, setup.initial_state(run, params)))
+    given_lib.check_same(given, restored.host.get("given", {}))
+    run.source.set_position(restored.host)
+    progress.step(restored.step, {})
+    host = {"observed": True, "reset": False, "line": {}} | restored.host  # earlier versions saved none of them
+    waiting = pending.restored(host.get("pending", ()), run.source, run.schedule.lag)
+    return Reached(offload.moments_away(away, restored.state), run.source.position(), waiting, host["observed"], host["reset"],
+                   host["line"])
+
+
+def warm_up(run: setup.Run, params, progress, folder: Path | None = None):
+    """The weights after the supervised warm-up, if one is configured; `folder`: where runs share them, see `warm_starts`."""
+    if not run.config.warmup.steps:
+        return params
+    make = functools.partial(_warmed_up, run, params, progress)
+    return make() if folder is None or parallel.several() else warm_starts_lib.shared(folder, run, params, progress, make)
+
+
+def _warmed_up(run: setup.Run, params, progress):
+    w, source = run.config.warmup, run.source
+    data = batches(source.task.train, w.batch, seed=run.config.seed + 1)
+    if source.stream.partner.goes_on:
+        shown = (oracle_demonstrations(source, problems, w.strays) for problems in data)
+        return minimise(run.learner.policy, params, shown, steps=w.steps, loss=w.loss, learning_rate=w.learning_rate,
+                        progress=progress)[0]
+    params, _ = imitate(run.learner.policy, params, data, source.stream.tokenizer, steps=w.steps,
+                        loss=w.loss, learning_rate=w.learning_rate,
+                        prompt_tokens=source.stream.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
+                        overlong=run.config.prompts.overlong, progress=progress)
+    return params
+
+
+def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
+    """Weights that recorders keep from step 0, by name, in folders beside the checkpoints, read by a resumed run."""
+    frozen = {}
+    for one in run.learner.keeping:
+        folder = work.path / one.name
+        if work.resume and not folder.is_dir():
+            raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
+                             f"a {one.name} method); start a new run, or resume without it")
+        if not work.resume:
+            if parallel.is_primary():
+                shutil.rmtree(folder, ignore_errors=True)  # of a start that saved no checkpoint
+            parallel.barrier(f"cleared_{one.name}")
+            frozen |= keep_weights(folder, 0, one, state)
+            continue
+        with Checkpoints(folder, keep=2) as store:
+            shapes = jax.eval_shape(one.init, state.params)
+            target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, run.learner.mesh))
+            earlier = [step for step in store.steps() if step <= int(state.step)]
+            if not earlier:
+                raise ValueError(f"{folder} has the {one.name} weights of steps {store.steps()}, and the run continues before "
+                                 f"them, from step {int(state.step)}; continue from a later checkpoint, or start a new run")
+            frozen[one.name] = store.restore(target, max(earlier)).state
+            store.abandon(int(state.step) + 1)  # weights of a branch that the run left
+    return frozen
+
+
+def keep_weights(folder: Path, step: int, recorder: Recorder, state: TrainState) -> dict[str, Any]:
+    """A recorder's weights from the policy, by its name, kept in `folder` for runs that continue from this step or later."""
+    assert recorder.init is not None
+    own = recorder.init(state.params)
+    with Checkpoints(folder, keep=2) as store:  # a kill may come before the next checkpoint of the run
+        store.save(step, own)
+    return {recorder.name: own}
+
+
+class _Session:
+    """The steps of a run from `reached` on, with everything that happens between two of them."""
+
+    def __init__(self, run: setup.Run, folder: Path, checkpoints: Checkpoints, best: Best, writer: MetricWriter,
+                 progress: Progress, reached: Reached, frozen: dict[str, Any], given: given_lib.Sums):
+        self.run, self.folder, self.checkpoints, self.writer, self.progress = run, folder, checkpoints, writer, progress
+        self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
+        self.best, self.frozen, self.given, self.changed = best, frozen, given, False
+        self.evaluations: dict[str, Evaluation] = {}
+        self.note = " (compiles on the first step)"
+        runner = run.source.stream.partner.runner
+        self.lost = None if runner is None else LostWriter(folder, self.saved, runner, progress.note)
+
+    def steps(self) -> dict[str, Evaluation]:
+        """Runs all remaining steps; returns the evaluations before and after them."""
+        start = self.saved
+        try:
+            with preemption.at_once():  # nothing is trained yet
+                self.begin(start)
+            self.schedule = self.run.schedule.steps(
+                self.run.source, self.run.learner, self.reached.state, self.frozen, self.timer,
+                lambda phase: self.progress.phase(phase + self.note), self.reached.pending)
+            self.changed = False
+            if start == 0:
+                self.save()
+                self.checkpoints.wait()  # a folder that cannot hold checkpoints ends the run before anything is trained
+            preemption.check()
+            for step in range(start + 1, self.run.config.steps + 1):
+                self.step(step)
+                preemption.check()  # leaves through the handler below, which saves
+        except BaseException as error:
+            self.rescue(error)
+            raise
+        return self.evaluations
+
+    def begin(self, start: int) -> None:
+        """The evaluation before the first step, or the one during which the run was interrupted after saving its step.
+
+        If its line was written, but no state that has observed it was saved, controllers observe it again.
+        """
+        written = bool(start) and parallel.agree(self.writer.last_step or 0) >= start
+        lost = self.run.learner.controls.by_name and self.due(start, self.run.config.eval.every) and not self.reached.observed
+        if written and not lost:
+            return
+        metrics = self.reached.line | self.measured(start)
+        if metrics and not written:
+            self.write(start, metrics | self.timer.collect())
+
+    def step(self, step: int) -> None:
+        """One step, and the evaluations, pages and checkpoints due after it."""
+        config, began = self.run.config, time.perf_counter()
+        if self.lost is not None:
+            self.lost.step = step
+        with preemption.at_once(bool(self.note)):  # the state before the first step has been saved
+            done = self.schedule.send(self.reached.state) if self.changed else next(self.schedule)
+            metrics = done.finished.metrics | done.learned.metrics
+            self.reached = Reached(done.learned.state, done.position, done.pending, line=metrics)
+            self.note, self.changed = "", False
+        metrics |= self.pace(done, time.perf_counter() - began)
+        if self.due(step, config.eval.every):
+            history = self.run.learner.estimator.history
+            if history is not None:
+                draw_or_warn(plot_history, *history(self.reached.state.estimator_state), self.folder / "values.png")
+        metrics |= self.measured(step)
+        if not self.due(step, config.eval.every) and self.due(step, config.samples_every):
+            numbers = lessons(self.run.source, self.run.learner, done.learned)
+            write_page(self.folder, step, self.run.source, done.finished.forest, numbers)
+        del done  # makes room for the next one
+        self.write(step, metrics | self.timer.collect() | host_memory())
+        self.progress.step(step, metrics)
+        if self.due(step, config.checkpoint.every) or self.reached.reset:  # after the line, which a resume drops without it
+            self.save()
+
+    def due(self, step: int, every: int) -> bool:
+        """Whether something is due that happens every `every` steps, before the first and after the last step."""
+        return bool(every and step % every == 0) or step in (0, self.run.config.steps)
+
+    def measured(self, step: int) -> dict[str, float]:
+        """Metrics by name of the evaluations that are due after this step."""
+        state, every, metrics = self.reached.state, self.run.config.eval.every, dict[str, float]()
+        if self.due(step, every):
+            self.evaluations["after" if step else "before"] = evaluation = self.evaluate(step)
+            metrics |= evaluation.metrics()
+            if step and "reset" in self.run.learner.controls.knobs:
+                metrics["control/reset"] = float(self.reached.reset)
+        key = jax.random.fold_in(state.key, _SETS_STREAM)
+        for number, one in enumerate(self.run.source.sets):
+            if self.due(step, one.every or every):
+                self.progress.phase(f"evaluating {one.label}")
+                result = evaluate_set(self.run.source, *self.seen(), one, key=jax.random.fold_in(key, number),
+                                      timer=self.timer)
+                write_page(self.folder / "eval" / one.label, step, self.run.source, result.forest, {})
+                metrics |= result.metrics(f"eval/{one.label}")
+        if metrics:
+            self.best.see(step, metrics, state.params, state.lora)
+        return metrics
+
+    def seen(self) -> tuple[Any, Any]:
+        """The weights and adapters as batches are sampled with them: for others the sampler would compile again."""
+        snapshot = self.run.learner.publish(self.reached.state, apart=self.run.schedule.lag > 0)
+        return snapshot.params, snapshot.lora
+
+    def evaluate(self, step: int) -> Evaluation:
+        """The held-out evaluation, with its page."""
+        self.progress.phase("evaluating" if step else "compiling the sampler, first evaluation")
+        key = jax.random.fold_in(self.reached.state.key, _EVAL_STREAM)
+        evaluation = evaluate(self.run.source, *self.seen(), problems=self.run.config.eval.problems, key=key, timer=self.timer)
+        write_page(self.folder, step, self.run.source, evaluation.forest, {})
+        if step and self.run.learner.controls.by_name:
+            self.control(step, evaluation.score.mean)
+        return evaluation
+
+    def control(self, step: int, score: float) -> None:
+        """Lets the controllers observe an evaluation once, and does a reset if they request one."""
+        if self.reached.observed:  # before an error that came between the evaluation and its line of metrics
+            return
+        learner = self.run.learner
+        state, reset = learner.evaluated(self.reached.state, score)
+        for one in learner.keeping if reset else ():  # if this fails, the state from before is saved
+            own = keep_weights(self.checkpoints.directory.parent / one.name, step, one, state)[one.name]
+            self.frozen[one.name] = offload.away(learner.offload, one.name, own)
+        self.reached, self.changed = self.reached._replace(state=state, observed=True, reset=reset), True
+
+    def write(self, step: int, metrics: dict[str, float]) -> None:
+        """Writes the line of a step; until then checkpoints keep what was measured, as no step is trained twice for it."""
+        self.writer.write(step, metrics)
+        self.reached = self.reached._replace(line={})
+
+    def save(self) -> None:
+        """Saves a checkpoint of the run's progress."""
+        self.progress.phase("saving")
+        state = self.reached.state
+        with self.timer("checkpoint"):
+            self.checkpoints.save(int(state.step), state, self.reached.host | {"given": self.given})
+        self.saved = int(state.step)
+
+    def pace(self, done: Step, seconds: float) -> dict[str, float]:
+        """The learning rate of a step's last update if it has a schedule, the step's duration, sampled tokens per second."""
+        updates = optimizers.updates_planned(done.learned.state.opt_state)
+        rates = {} if updates is None else {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0)))
+                                            * done.learned.metrics.get("control/learning_rate", 1.0)}
+        return rates | {"time/step": seconds, "speed/tokens_per_second": done.finished.metrics["completion/tokens"] / seconds}
+
+    def rescue(self, error: BaseException) -> None:
+        """Saves the progress since the last checkpoint if that is still possible; `error` gets a note of it."""
+        # An update consumes its state: after an error inside one only the last checkpoint is left. An error in one of several
+        # processes did not occur in the others, which would not take part in saving.
+        state, saved = self.reached.state, self.saved
+        alone = not parallel.several() or isinstance(error, preemption.Preempted)
+        if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
+            try:
+                self.save()
+                self.checkpoints.wait()
+                error.add_note(f"step {self.saved} was saved; continue with --resume")
+            except Exception as problem:  # the error that ended the run is the one to show
+                error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, "
+                               "from which --resume continues")
+        if self.lost is not None and isinstance(error, TooManyInvalid):
+            error.add_note(self.lost.note())
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with contextlib.suppress(OSError):
+                error.add_note(folders.what_to_free(self.folder))

@@ -1,0 +1,1 @@
+"""From problems to finished rollouts: groups of completions, trajectories in environments, texts and rewards."""

@@ -1,0 +1,250 @@
+"""A task as the partner of a policy: one turn of each trajectory, scored after sampling, many at a time."""
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.data.columns import Column
+from jaxrl_llm.data.forest import Forest, grow, plant
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.engines.prompts import encode_problems, solution_ids
+from jaxrl_llm.engines.requests import Node
+from jaxrl_llm.rewards import ByTask, Combined
+from jaxrl_llm.sampling.scoring import cut_and_spelled, shared_scores, total_failures
+from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools.timer import PhaseTimer
+
+
+class _Scored(NamedTuple):
+    """A trajectory that has ended: its node, the tokens that are kept of it, its text and its scores."""
+
+    node: Node
+    kept: int
+    stopped: bool
+    text: str
+    total: float
+    components: np.ndarray
+
+
+class _Batch:
+    """Trajectories that are scored as one batch, the completions of a prompt one after another.
+
+    uids, problems: [P G].  scored: how many have a score.  spent: seconds of each of their rewards so far.
+    """
+
+    def __init__(self, uids: list[int], problems: list[Problem]):
+        self.uids, self.problems, self.scored = uids, problems, 0
+        self.spent: Any = 0.0
+
+
+@dataclasses.dataclass(eq=False)
+class OneTurn:
+    """Scores one turn of each trajectory by a reward: a prompt is a task's, and the answer to the policy is the end.
+
+    Batches of `prompts` x `group` trajectories are scored in the order in which they begin; completions of prompts that have
+    all ended are scored while the others are sampled, unless the reward sees the whole batch at once.
+
+    Attributes:
+      reward: turns texts into scores.
+      tokenizer, stop_strings: these turn tokens into texts.
+      prompts, group: P and G of a batch.  max_tokens: T.
+      columns: the further token columns that nodes have.
+    """
+
+    reward: Combined | ByTask
+    tokenizer: Any
+    prompts: int
+    group: int
+    max_tokens: int
+    stop_strings: Sequence[str] = ()
+    columns: tuple[Column, ...] = ()
+    turns: ClassVar[int] = 1
+    contexts: ClassVar[int] = 1
+    facts: ClassVar[Mapping[str, str]] = {}
+    goes_on: ClassVar[bool] = False
+    limited: ClassVar[bool] = False
+    by_uid: ClassVar[bool] = False
+    busy: ClassVar[bool] = False
+    runner: ClassVar[None] = None
+
+    def __post_init__(self):
+        self._batches: list[_Batch] = []
+        self._nodes: dict[int, Node] = {}
+        self._going: dict[int, Trajectory] = {}
+        self._scored: dict[int, _Scored] = {}
+        self._failures: Counter = Counter()
+
+    @property
+    def extract(self) -> Callable[[str, Problem], Any] | None:
+        """The answer that the first reward reads in a text, or None if it reads no answers."""
+        return self.reward.extract if self.reward.extracts else None
+
+    def prepare(self, waits: bool) -> list[tuple[str, str]]:
+        """The rewards that score completions and how, and whether they wait for the last row."""
+        rows = [(f"reward {name}", how) for name, how in self.reward.prepare()]
+        if self.reward.timed and self.reward.by_row and waits:
+            rows.append(("rewards begin", "after the last completion; with sampling.micro_batches=2 after the first half"))
+        return rows
+
+    def encode(self, problems: Sequence[Problem], tokenizer, timer: PhaseTimer | None = None) -> list[list[int] | None]:
+        """Token ids of prompts."""
+        return list(encode_problems(problems, tokenizer))
+
+    def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
+        """The forest of these prompts, to grow completions on."""
+        return plant(problems, ids, self.reward.names, answers=self.reward.extracts, draw=draw,
+                     solved_above=self.reward.solved_above, columns=self.columns)
+
+    def limits(self, max_tokens: int | None, max_turns: int | None, announced: int | None) -> TurnLimits:
+        """The limit of a completion. Raises ValueError for numbers of turns, which only environments have."""
+        for name, value in (("max_turns", max_turns), ("announced_turns", announced)):
+            if value is not None:
+                raise ValueError(f"a controller sets {name}={value}, and completions have one turn; set config.environment")
+        return TurnLimits(1, self.max_tokens if max_tokens is None else min(max_tokens, self.max_tokens))
+
+    def limit(self, one: Trajectory) -> int:
+        """Maximum tokens of a completion."""
+        return one.tokens
+
+    def begin(self, going: Mapping[int, Trajectory], problems: Sequence[Problem], timer: PhaseTimer) -> dict[int, Trajectory]:
+        """All trajectories: a prompt is known before it is sampled."""
+        uids, size = list(going), self.prompts * self.group
+        for first in range(0, len(uids), size):
+            part = uids[first:first + size]
+            self._batches.append(_Batch(part, [problems[going[uid].prompt] for uid in part]))
+        self._going |= going
+        return dict(going)
+
+    def hear(self, nodes: Mapping[int, Node], wait: bool, timer: PhaseTimer) -> dict[int, list[int] | None]:
+        """Ends these trajectories, and scores the batches in which prompts have all of their completions."""
+        self._nodes |= nodes
+        while self._batches and (ended := self._ended(self._batches[0])):
+            batch = self._batches[0]
+            with timer("reward"):
+                self._score(batch, ended)
+            if batch.scored == len(batch.uids):
+                self._batches.pop(0)
+        return dict.fromkeys(nodes)
+
+    def _ended(self, batch: _Batch) -> int:
+        """How many trajectories of a batch, whole groups of them, can be scored next."""
+        left = batch.uids[batch.scored:]
+        ended = next((n for n, uid in enumerate(left) if uid not in self._nodes), len(left))
+        ended = ended // self.group * self.group if ended < len(left) else ended
+        return ended if self.reward.by_row or ended == len(left) else 0
+
+    def _score(self, batch: _Batch, count: int) -> None:
+        """Scores the next `count` trajectories of a batch."""
+        left = len(batch.uids) - batch.scored
+        part = slice(batch.scored, batch.scored + count)
+        uids, problems = batch.uids[part], batch.problems[part]
+        nodes = [self._nodes.pop(uid) for uid in uids]
+        kept, stopped, texts = cut_and_spelled([node.tokens for node in nodes], self.tokenizer, self.stop_strings)
+        scores = shared_scores(self.reward.part(count / left), texts, problems, kept, batch.spent)
+        batch.scored, batch.spent = batch.scored + count, batch.spent + scores.seconds
+        self._failures.update(scores.failures)
+        for i, (uid, node) in enumerate(zip(uids, nodes)):
+            self._scored[uid] = _Scored(node, int(kept[i]), bool(stopped[i]) or node.finish == "stop", texts[i],
+                                        scores.total[i], scores.components[i])
+
+    def answers(self, uid: int) -> bool:
+        """Whether the trajectory has ended."""
+        return uid in self._nodes or uid in self._scored
+
+    def memory(self, uid: int) -> tuple[Node | None]:
+        """The node of the trajectory, if it has ended."""
+        return (self._scored[uid].node if uid in self._scored else self._nodes.get(uid),)
+
+    def resume(self, going: Mapping[int, Trajectory], memories: Mapping[int, tuple[Node | None]], problems: Sequence[Problem]
+               ) -> set[int]:
+        """Scores those that have ended again, in the same batches; none is lost."""
+        self.begin(going, problems, PhaseTimer())
+        self.hear({uid: node for uid, (node,) in memories.items() if node is not None}, False, PhaseTimer())
+        return set()
+
+    def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
+        """The forest with these completions; what an expert wrote of one is a node before the policy's."""
+        scored = [self._scored.pop(uid) for uid in begun]
+        uids, owners = np.array([*begun], np.int64), np.array([*begun.values()], np.int64)
+        lengths = np.array([one.kept for one in scored], np.int64)
+        forced = np.array([len(self._going.pop(uid).forced) for uid in begun], np.int64)
+        node = halves(np.minimum(forced, lengths), lengths)
+        row, last = node.row, node.last
+        roots = np.flatnonzero(forest.role == Role.PROMPT)
+        above = np.where(node.first, roots[owners[row]], len(forest.uid) + np.arange(len(row)) - 1)
+        components = np.array([one.components for one in scored], np.float32).reshape(len(scored), len(forest.names))
+        ends = [(scored[i], end) for i, end in zip(row, last)]
+        columns = {
+            "prompt": owners[row], "role": node.role, "length": node.length,
+            "stopped": np.array([one.stopped and end for one, end in ends], bool),
+            "rewards": np.array([one.total if end else 0 for one, end in ends], np.float32),
+            "components": np.where(last[:, None], components[row], 0),
+            "texts": [one.text if end else "" for one, end in ends],
+            "answers": [self.reward.extract(one.text, forest.problems[owners[i]]) if end else None
+                        for i, (one, end) in zip(row, ends)]}
+        for name, of_node in (("tokens", "tokens"), ("logprobs", "logprobs"), ("entropies", "entropies"),
+                              ("version", "policy_version")):
+            columns[name] = np.concatenate([getattr(one.node, of_node)[:one.kept] for one in scored] or [np.zeros(0)])
+        for more in self.columns:
+            columns[more.name] = np.concatenate([more.filled(0), *(one.node.columns[more.name][:one.kept] for one in scored)])
+        failures, self._failures = self._failures, Counter()
+        return grow(forest, above, uids[row], columns, computed=computed, failures=total_failures([failures]))
+
+    def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
+        """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""
+        raise NotImplementedError("a task has solutions to imitate, and no oracle")
+
+    def rest(self) -> None:
+        """Does nothing: no completion is lost."""
+
+    def scoring(self, reward: Combined | ByTask) -> "OneTurn":
+        """A partner apart whose completions this reward scores."""
+        return dataclasses.replace(self, reward=reward)
+
+    def apart(self) -> "OneTurn":
+        """The same task, with batches of its own."""
+        return dataclasses.replace(self)
+
+
+def beginnings(problem: Problem, shares: np.ndarray, tokenizer, most: int) -> list[list[int]]:
+    """The first `floor(share * tokens)` tokens of a problem's solution for each of the `shares` f32[G].
+
+    A share of 1 is all of them with the end token, or none if the solution exceeds `most` tokens.
+    """
+    if not shares.any():
+        return [[] for _ in shares]
+    solution = solution_ids(problem, tokenizer)
+    whole = shares >= 1
+    given = np.where(whole, len(solution), np.floor(shares * (len(solution) - 1) + 1e-4)).astype(np.int32)
+    count = np.where(whole & (len(solution) > most), 0, np.minimum(given, np.where(whole, most, most - 1)))
+    return [solution[:n] for n in count.tolist()]
+
+
+class Halves(NamedTuple):
+    """The nodes of completions whose first tokens an expert wrote, one row after another.
+
+    row: i64[N], the completion.  role: i8[N].  length: i32[N].  first, last: bool[N], the first and the last node of the row.
+    """
+
+    row: np.ndarray
+    role: np.ndarray
+    length: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+def halves(begun: np.ndarray, lengths: np.ndarray) -> Halves:
+    """The nodes of completions of `lengths i64[R]` whose first `begun i64[R]` tokens an expert wrote.
+
+    A completion without tokens of the policy is one node of the expert; one without tokens of an expert is one of the policy.
+    """
+    rest = lengths - begun
+    expert, own = begun > 0, (rest > 0) | (begun == 0)
+    row = np.repeat(np.arange(len(lengths)), expert.astype(int) + own)
+    new = np.append(True, row[1:] != row[:-1])[:len(row)]
+    policy = ~(new & expert[row])
+    role = np.where(policy, Role.POLICY, Role.EXPERT).astype(np.int8)
+    return Halves(row, role, np.where(policy, rest[row], begun[row]), new, np.append(row[1:] != row[:-1], True)[:len(row)])

@@ -1,0 +1,471 @@
+"""The stream of a run: one engine, the trajectories that grow in it, and the partner that answers and rewards them."""
+import copy
+import dataclasses
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm import parallel
+from jaxrl_llm.data.columns import Column
+from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.engines import sampling as sampling_lib
+from jaxrl_llm.engines.base import Engine, EngineKind
+from jaxrl_llm.engines.requests import Node, Request
+from jaxrl_llm.engines.sampler import row_keys
+from jaxrl_llm.learning.snapshot import Snapshot
+from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools.timer import PhaseTimer
+
+REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * REQUEST`: each has its own random numbers
+
+
+class Begin(NamedTuple):
+    """Begins trajectories at a prompt.
+
+    at: the prompt, a row of the forest.  uid: of the first of them.  size: how many, with consecutive uids.
+    limit: maximum tokens after the prompt, at most that of the stream; None: that of the stream.
+    forced: the tokens that each begins with, which an expert wrote; (): none.
+    """
+
+    at: int
+    uid: int
+    size: int
+    limit: int | None = None
+    forced: Sequence[Sequence[int]] = ()
+
+
+class Growing(NamedTuple):
+    """A trajectory that `take` has not returned yet, as plain data.
+
+    memory: what the partner keeps of it, see `Partner.memory`; None: it has not begun.
+    written: what the policy has written of the turn that is sampled; None: nothing, or no turn is sampled.
+    sampled: whether a turn is sampled.
+    """
+
+    uid: int
+    trajectory: Trajectory
+    memory: Any = None
+    written: Node | None = None
+    sampled: bool = False
+
+
+class Partner(Protocol):
+    """What answers the policy and rewards trajectories: a task scores one turn of each, an environment answers every turn.
+    """
+
+    columns: tuple[Column, ...]  # the further token columns that nodes of the engine have
+
+    @property
+    def turns(self) -> int:
+        """Maximum turns of a trajectory."""
+
+    @property
+    def contexts(self) -> int:
+        """Maximum contexts of a trajectory."""
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """Facts about turns, with their joins, see `turn_info.JOINS`."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the engine keeps a trajectory whose turn has ended."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether a batch of trajectories at most may be open at a time."""
+
+    @property
+    def by_uid(self) -> bool:
+        """Whether chance beside the policy's depends on uids alone, and not on the key of sampling."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether trajectories wait for it."""
+
+    def answers(self, uid: int) -> bool:
+        """Whether a trajectory waits for it."""
+
+    @property
+    def reward(self) -> Any:
+        """The reward that scores completions; None: rewards come with turns."""
+
+    @property
+    def runner(self) -> Any:
+        """The runner of an environment, which reports what it loses; None: nothing is lost."""
+
+    @property
+    def extract(self) -> Callable[[str, Problem], Any] | None:
+        """The reader of answers, of forests that keep them; None for others."""
+
+    def prepare(self, waits: bool) -> list[tuple[str, str]]:
+        """Rows for the head of a run; `waits`: whether it hears of a batch only when all of it is sampled."""
+
+    def encode(self, problems: Sequence[Problem], tokenizer: Any, timer: PhaseTimer | None = None) -> list[list[int] | None]:
+        """Token ids of prompts; None for a problem that cannot be opened."""
+
+    def plant(self, problems: Sequence[Problem], ids: Sequence[Sequence[int]], draw: int) -> Forest:
+        """The forest of these prompts, to grow trajectories on."""
+
+    def limits(self, max_tokens: int | None, max_turns: int | None, announced: int | None) -> TurnLimits:
+        """The limits of a trajectory, shorter ones if given; ValueError for what it cannot heed."""
+
+    def limit(self, one: Trajectory) -> int:
+        """Maximum of `Trajectory.drawn` at the end of the next turn."""
+
+    def begin(self, going: Mapping[int, Trajectory], problems: Sequence[Problem], timer: PhaseTimer) -> dict[int, Trajectory]:
+        """Opens trajectories, by uid; without those that it loses."""
+
+    def hear(self, nodes: Mapping[int, Node], wait: bool, timer: PhaseTimer) -> dict[int, list[int] | None]:
+        """What the policy reads next, by uid; None for a trajectory that has ended. `wait`: for one at least."""
+
+    def memory(self, uid: int) -> Any:
+        """What `resume` needs of a trajectory, as plain data."""
+
+    def resume(self, going: Mapping[int, Trajectory], memories: Mapping[int, Any], problems: Sequence[Problem]) -> set[int]:
+        """Takes up trajectories where `memory` left them; returns those that it lost.
+
+        Raises ValueError if it cannot make their state again.
+        """
+
+    def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
+        """The forest with all trajectories that have ended; `begun`: the prompt of each, by uid, in order."""
+
+    def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
+        """A trajectory of an oracle for each problem, of whose turns a share are random; see `Dialogue.demonstrated`."""
+
+    def scoring(self, reward: Any) -> "Partner":
+        """A partner apart whose completions this reward scores."""
+
+    def rest(self) -> None:
+        """Begins a batch anew: the share of lost trajectories is one of those from here on."""
+
+    def apart(self) -> "Partner":
+        """A partner of the same problems that shares no mutable state with this one, for held-out measurements."""
+
+
+class _Under(NamedTuple):
+    """What trajectories are sampled under: the distribution, the limits and the key."""
+
+    sampling: sampling_lib.Sampling
+    limits: TurnLimits
+    key: jax.Array
+
+
+@dataclasses.dataclass(eq=False)
+class Stream:
+    """Grows trajectories: `apply` begins them, `advance` samples a part of them, `take` returns those that have ended.
+
+    A trajectory is a prompt, then turns of the policy and answers of the partner in their order. It depends on its uid, the key
+    and the weights alone, not on when and beside which other trajectories it is sampled.
+
+    Attributes:
+      kind: the engine, which is made at the first `publish` and lives as long as the stream.
+      partner: what answers and rewards.
+      sampling: the distribution of a token, and the maximum number of tokens.
+      prompts, group: P and G of a batch.  prompt_tokens: length of the longest prompt.  max_tokens: T.
+      tokenizer: of prompts and messages.  stop_ids, stop_strings: what ends a message of the policy.
+      mesh, dtype: the mesh of the weights and the dtype of the model's computation.
+    """
+
+    kind: EngineKind
+    partner: Partner
+    sampling: sampling_lib.Sampling
+    prompts: int
+    group: int
+    prompt_tokens: int
+    max_tokens: int
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+    mesh: Mesh
+    dtype: Any
+    stop_strings: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        self._engine: Engine | None = None
+        self._under: _Under | None = None
+        self._queue: deque[tuple[int, Trajectory]] = deque()
+        self._problems: Sequence[Problem] = ()
+        self._going: dict[int, Trajectory] = {}
+        self._held: dict[int, set[int]] = {}  # numbers of the requests that the engine holds
+        self._begun: dict[int, int] = {}  # prompts of the trajectories that `take` is to return
+        self._nodes: _Beside | None = None
+        self._computed = 0
+
+    @property
+    def turns(self) -> int:
+        """Maximum turns of a trajectory."""
+        return self.partner.turns
+
+    @property
+    def contexts(self) -> int:
+        """Maximum number of contexts of a trajectory."""
+        return self.partner.contexts
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """The partner's facts about turns, with their joins, see `turn_info.JOINS`."""
+        return self.partner.facts
+
+    def prepare(self, parts: int = 1) -> list[tuple[str, str]]:
+        """Rows for the head of a run whose batches are sampled in `parts`."""
+        return self.partner.prepare(parts == 1 and "beside" not in self.kind.can)
+
+    def apart(self, **changes: Any) -> "Stream":
+        """A stream that shares no mutable state with this one, with other attributes if given."""
+        return dataclasses.replace(self, **{"partner": self.partner.apart(), **changes})
+
+    # --- a run's calls ------------------------------------------------------------------------------------------------------
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Samples with the weights, the key and the settings of a snapshot from now on.
+
+        Raises ValueError for weights of another policy, and for settings that are out of range or that the partner cannot heed.
+        """
+        known, chosen = snapshot.settings, self.sampling
+        changes: dict[str, Any] = {name: dtype(value) for name, dtype, value in (
+            ("temperature", np.float32, known.temperature), ("max_tokens", np.int32, known.max_tokens),
+            ("spread", np.float32, known.spread)) if value is not None}
+        chosen = dataclasses.replace(chosen, **changes)
+        sampling_lib.check(chosen)
+        limits = self.partner.limits(*(None if value is None else int(value) for value in (
+            known.max_tokens, known.max_turns, known.announced_turns)))
+        params = parallel.reshard(snapshot.params, self.mesh, self.dtype)
+        if self._engine is None:
+            self._engine = self.kind.make(params, snapshot.lora, snapshot.version)
+        else:
+            self._engine.publish(snapshot.version, params, snapshot.lora)
+        self._under = _Under(chosen, limits, snapshot.key)
+
+    def apply(self, forest: Forest, acts: Sequence[Begin]) -> None:
+        """Queues trajectories at prompts of the forest; ValueError before the first `publish`, and for uids that grow."""
+        if self._under is None or self._engine is None:
+            raise ValueError("there are no weights to sample with; publish weights first")
+        if twice := {act.uid + n for act in acts for n in range(act.size)} & self._begun.keys():
+            raise ValueError(f"trajectory {min(twice)} grows already; give each its own uid")
+        self._problems = forest.problems
+        prompts = {act.at: forest.prompt_ids(act.at).tolist() for act in acts}
+        for act in acts:
+            ids = prompts[act.at]
+            for number in range(act.size):
+                forced = list(act.forced[number]) if act.forced else []
+                self._queue.append((act.uid + number, Trajectory(
+                    list(ids), act.at, ids, most=act.limit, limits=self._under.limits, forced=forced,
+                    version=self._engine.version)))
+                self._begun[act.uid + number] = act.at
+
+    def advance(self, timer: PhaseTimer | None = None) -> bool:
+        """Samples a part of the trajectories, and hears what the partner answers; returns whether some still grow.
+
+        Raises the errors of the engine, of the partner and of rewards.
+        """
+        timer = timer or PhaseTimer()
+        if not (self._held or self.partner.busy):
+            if not self._queue:
+                return False
+            self._start(timer)
+        with timer("rollout"):
+            ran, nodes = self._sampled()
+        self._heard(nodes, not ran and not nodes, timer)
+        if not self._held:
+            self._stop()
+        return bool(self._held or self.partner.busy or self._queue)
+
+    def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> None:
+        """Lets the partner hear these turns, and the policy read what it answers."""
+        ended = {node.uid % REQUEST if self.partner.goes_on else node.uid: node for node in nodes}
+        replies = self.partner.hear(ended, wait, timer)
+        with timer("rollout"):
+            for uid, ids in replies.items():
+                self._go_on(uid, ids)
+
+    def pending(self) -> tuple[Growing, ...]:
+        """All trajectories that `take` has not returned, in their order, as they are now; they go on growing here.
+
+        `restore` continues them in this or another process: the same tokens, under the same weights.
+        """
+        assert self._engine is not None
+        nodes = [*self._stop(), *self._engine.finished()]
+        while nodes:  # an answer may let the engine look at what has ended
+            self._heard(nodes, False, PhaseTimer())
+            nodes = self._engine.finished()
+        waiting, found = dict(self._queue), list[Growing]()
+        for uid in self._begun:
+            if uid in waiting:
+                found.append(Growing(uid, copy.deepcopy(waiting[uid])))
+                continue
+            one, number = self._going.get(uid), self._held.get(uid, set())
+            sampled = one is not None and one.request in number and not self.partner.answers(uid)
+            written = self._engine.written(uid + REQUEST * one.request) if sampled and one is not None else None
+            found.append(Growing(uid, copy.deepcopy(one), self.partner.memory(uid), written, sampled))
+        return tuple(found)
+
+    def restore(self, forest: Forest, pending: Sequence[Growing]) -> None:
+        """Continues trajectories at prompts of a forest with the same rows; call it on a stream in which nothing grows.
+
+        Raises ValueError before the first `publish`, if something grows, for a prompt that the forest lacks, and for an
+        environment whose state cannot be made again.
+        """
+        if self._begun or self._engine is None:
+            raise ValueError(f"{len(self._begun)} trajectories grow in this stream; publish weights, and restore before apply"
+                             if self._begun else "there are no weights to sample with; publish weights first")
+        for one in pending:
+            if one.trajectory.prompt >= len(forest.problems) or one.trajectory.prompt_ids != forest.prompt_ids(
+                    one.trajectory.prompt).tolist():
+                raise ValueError(f"trajectory {one.uid} begins with another prompt than row {one.trajectory.prompt} of this "
+                                 "forest; restore it with the forest, the task and the tokenizer that it grew with")
+        self._problems = forest.problems
+        self._begun = {one.uid: one.trajectory.prompt for one in pending}
+        self._queue.extend((one.uid, one.trajectory) for one in pending if one.memory is None)
+        begun = [one for one in pending if one.memory is not None]
+        self._going = {one.uid: one.trajectory for one in begun}
+        lost = self.partner.resume(self._going, {one.uid: one.memory for one in begun}, forest.problems)
+        again = [one for one in begun if one.sampled and one.uid not in lost]
+        self._submit({one.uid: one.trajectory for one in again}, {one.uid: one.written for one in again})
+
+    def take(self, forest: Forest) -> Forest:
+        """The forest with all trajectories that have ended since the last call; ValueError while some still grow.
+
+        Raises AllInvalid if an environment has lost all of them, and the forest has no others.
+        """
+        if self._held or self._queue:
+            raise ValueError(f"{len(self._held) + len(self._queue)} trajectories still grow; advance until none does")
+        begun, self._begun, self._going = self._begun, {}, {}
+        total = 0 if self._engine is None else self._engine.computed
+        computed, self._computed = total - self._computed, total
+        return self.partner.grown(forest, begun, computed)
+
+    def groups(self, forest: Forest, rows: np.ndarray, first_uid: int, timer: PhaseTimer | None = None,
+               limits: np.ndarray | None = None, forced: Sequence[Sequence[Sequence[int]]] = ()) -> Forest:
+        """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
+
+        `limits` i32[R] and `forced`: those of `Begin` for each of the rows.
+        """
+        self.apply(forest, [Begin(row, first_uid + n * self.group, self.group, None if limits is None else int(limits[n]),
+                                  forced[n] if len(forced) else ()) for n, row in enumerate(np.asarray(rows).tolist())])
+        while self.advance(timer):
+            pass
+        return self.take(forest)
+
+    def rest(self) -> None:
+        """Frees the engine's weights, and caches that no trajectory needs, until the next `publish`."""
+        if self._engine is not None:
+            self._engine.rest()
+
+    # --- the engine ---------------------------------------------------------------------------------------------------------
+
+    def _start(self, timer: PhaseTimer) -> None:
+        """Begins the trajectories that wait: all of them, or a batch where the partner has places for no more."""
+        count = self.prompts * self.group if self.partner.limited else len(self._queue)
+        waiting = dict(itertools.islice(self._queue, count))
+        for _ in waiting:
+            self._queue.popleft()
+        going = self.partner.begin(waiting, self._problems, timer)
+        self._going |= going
+        assert self._engine is not None
+        with timer("rollout"):
+            self._submit(going)
+
+    def _submit(self, going: Mapping[int, Trajectory], written: Mapping[int, Node | None] | None = None) -> None:
+        """Requests the next turn of trajectories from the engine, with all ids of their contexts, behind what is `written`."""
+        assert self._engine is not None and self._under is not None
+        numbers = [uid + REQUEST * one.request for uid, one in going.items()]
+        keys = words_of(self._under.key, np.array(numbers, np.int64))
+        stops = self.stop_strings if "stop_texts" in self.kind.can else ()
+        self._engine.submit(*(Request(
+            number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=self._under.sampling,
+            forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
+            written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
+        for uid, one in going.items():
+            self._held.setdefault(uid, set()).add(one.request)
+
+    def _sampled(self) -> tuple[bool, list[Node]]:
+        """Whether the engine sampled, and the nodes that ended."""
+        assert self._engine is not None
+        if self.partner.goes_on or "beside" not in self.kind.can:
+            ran = self._engine.step()
+            return ran, self._engine.finished()
+        if self._nodes is None:
+            self._nodes = _Beside(self._engine.collect)
+        nodes = self._nodes.get()
+        return bool(nodes), nodes
+
+    def _stop(self) -> list[Node]:
+        """Waits for the end of a part that a thread samples; the nodes that nobody has heard yet."""
+        nodes, self._nodes = [] if self._nodes is None else self._nodes.stop(), None
+        return nodes
+
+    def _go_on(self, uid: int, ids: list[int] | None) -> None:
+        """Lets a trajectory go on with `ids` that the policy reads next; None: it has ended."""
+        one, held = self._going[uid], self._held.pop(uid, set())
+        if not self.partner.goes_on:
+            return
+        assert self._engine is not None
+        kept = set[int]() if ids is None else one.open_requests
+        for number in held - kept:
+            self._engine.release(uid + REQUEST * number)
+        if ids is None:
+            return
+        self._held[uid] = kept - {one.request} | (held & {one.request})
+        if one.request in held:
+            self._engine.extend(uid + REQUEST * one.request, ids, self.partner.limit(one))
+        else:
+            self._submit({uid: one})
+
+
+def words_of(key: jax.Array, uids: np.ndarray) -> list[tuple[int, int]]:
+    """The two words of the key of each trajectory, see `sampler.row_keys`; a few lengths serve all numbers of them."""
+    padded = np.pad(uids, (0, (1 << (len(uids) - 1).bit_length()) - len(uids)))
+    words = parallel.fetch(jax.random.key_data(row_keys(key, padded)))[:len(uids)]
+    return [tuple(pair) for pair in words.tolist()]
+
+
+class _Beside:
+    """Samples in a thread beside the caller's work: `get` returns nodes that have ended, all that are ready.
+
+    A thread that nobody waits for: an interrupt or an error ends a run at once, also while a server is silent.
+    """
+
+    def __init__(self, collect: Callable[[], list[Node]]):
+        self._made: queue.SimpleQueue[list[Node] | BaseException] = queue.SimpleQueue()
+        self._collect, self._stopped, self._ended = collect, False, False
+        self._thread = threading.Thread(target=self._make, name="sampling", daemon=True)
+        self._thread.start()
+
+    def _make(self) -> None:
+        try:
+            nodes: list[Node] = [] if self._stopped else self._collect()
+            while nodes:
+                self._made.put(nodes)
+                nodes = [] if self._stopped else self._collect()
+            self._made.put([])
+        except BaseException as error:  # raised where the nodes are used
+            self._made.put(error)
+
+    def get(self) -> list[Node]:
+        """Waits for nodes; an empty list if there will be no more."""
+        ready = [] if self._ended else [self._made.get()]
+        while not self._made.empty():
+            ready.append(self._made.get())
+        for part in ready:
+            if isinstance(part, BaseException):
+                self._ended = True
+                raise part
+            self._ended |= not part
+        return [node for part in ready if isinstance(part, list) for node in part]
+
+    def stop(self) -> list[Node]:
+        """Ends the thread after what it samples now; the nodes that `get` has not returned."""
+        self._stopped, nodes = True, []
+        while not self._ended:
+            nodes += self.get()
+        self._thread.join()
+        return nodes

@@ -1,0 +1,129 @@
+"""One trajectory while it is played: its contexts, and the nodes that it adds to a forest."""
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.engines.requests import as_ints
+from jaxrl_llm.environments import base
+
+
+class TurnLimits(NamedTuple):
+    """Maximum turns of the policy in a trajectory, and maximum tokens after its prompt.
+
+    `announced`: the first limit of turns announced to the policy, see `control.Settings`; 0: none.
+    """
+
+    turns: int
+    tokens: int
+    announced: int = 0
+
+    def left(self, turns: int) -> int:
+        """The number of turns left that is announced to the policy after `turns` turns."""
+        return (self.announced if turns < self.announced < self.turns else self.turns) - turns
+
+
+class Waiting(NamedTuple):
+    """The context of an agent while others speak, see `Trajectory`."""
+
+    ids: list[int]
+    last: int
+    drawn: int
+    request: int
+
+
+@dataclasses.dataclass
+class Trajectory:
+    """A trajectory so far.
+
+    `ids` are all tokens of the context, `prompt_ids` its first ones, `pieces` the nodes of all contexts (see `grow`), `parents`
+    the index of the piece before each in its context (-1: it begins the context), `last` that of the context's last piece,
+    `drawn` the policy's tokens in the context; `done`: the environment ended it. `contexts`: how many were begun.
+    `limits`: those that held when it began; `most`: the problem's own limit of tokens after the prompt; None: it has none.
+    `forced`: the tokens that its first turn begins with, which an expert wrote. `version`: that of the weights in use.
+    `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again, and
+    `request` the number of the context's own request. If contexts are those of agents, `reader` is the agent of this one, and
+    `waiting` has those of the others.
+    """
+
+    ids: list[int]
+    prompt: int
+    prompt_ids: list[int] = dataclasses.field(default_factory=list)
+    pieces: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    drawn: int = 0
+    turns: int = 0
+    total: float = 0.0
+    done: bool = False
+    parents: list[int] = dataclasses.field(default_factory=list)
+    last: int = -1
+    contexts: int = 1
+    opening: Sequence[base.Message] = ()
+    requests: int = 0
+    request: int = 0
+    reader: int | None = None
+    waiting: dict[int, "Waiting"] = dataclasses.field(default_factory=dict)
+    most: int | None = None
+    limits: TurnLimits = TurnLimits(1, 0)
+    forced: list[int] = dataclasses.field(default_factory=list)
+    version: int = -1
+
+    @property
+    def tokens(self) -> int:
+        """Maximum tokens after its prompt."""
+        return self.limits.tokens if self.most is None else min(self.limits.tokens, self.most)
+
+    @property
+    def behind(self) -> int:
+        """Number of tokens of the context after the prompt."""
+        return len(self.ids) - len(self.prompt_ids)
+
+    @property
+    def open_requests(self) -> set[int]:
+        """Numbers of the requests of its contexts, which the engine holds."""
+        return {self.request, *(context.request for context in self.waiting.values())}
+
+    def begin(self) -> None:
+        """Begins a new context with the prompt."""
+        self.ids, self.last, self.contexts = list(self.prompt_ids), -1, self.contexts + 1
+        self.ask_anew()
+
+    def ask_anew(self) -> None:
+        """Begins a new request: the engine reads all ids again, and counts its samples from 0."""
+        self.drawn, self.requests = 0, self.requests + 1
+        self.request = self.requests
+
+    def hand_to(self, reader: int) -> bool:
+        """Goes to the context of an agent; returns whether it is a new one."""
+        if reader == self.reader:
+            return False
+        assert self.reader is not None
+        self.waiting[self.reader] = Waiting(self.ids, self.last, self.drawn, self.request)
+        self.reader, known = reader, self.waiting.pop(reader, None)
+        if known is None:
+            self.begin()
+        else:
+            self.ids, self.last, self.drawn, self.request = known
+        return known is None
+
+    def append(self, role: Role, ids: Sequence[int], text: str, **columns) -> None:
+        """Appends a node."""
+        self.ids += as_ints(ids)
+        self.parents.append(self.last)
+        self.last = len(self.pieces)
+        self.pieces.append({
+            "role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
+            "entropies": np.zeros(len(ids)), "version": np.full(len(ids), self.version), "turn_rewards": 0.0, "turn_info": {},
+            **columns})
+
+    def add(self, reward: float) -> None:
+        """Adds a reward to the policy's last turn, for a trajectory that has ended."""
+        last = next(piece for piece in reversed(self.pieces) if piece["role"] in (Role.POLICY, Role.HINT))
+        last["turn_rewards"], self.total = last["turn_rewards"] + reward, self.total + reward
+
+    def pop(self) -> None:
+        """Removes the last node, which is one of this context."""
+        piece, self.last = self.pieces.pop(), self.parents.pop()
+        self.total -= piece["turn_rewards"]
+        del self.ids[len(self.ids) - len(piece["tokens"]):]

@@ -1,0 +1,51 @@
+"""The weights of the best evaluation, kept beside the checkpoints of a run."""
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.store.checkpoints import Checkpoints
+from jaxrl_llm.store.lines import read_metrics
+from jaxrl_llm.tools.registry import unknown
+
+FOLDER = "best"
+
+
+class Best:
+    """Keeps in `best/` the weights at the largest value of `metric`, the first of equal values; with "" nothing.
+
+    A run that continues from `start` takes the value of the weights that it kept. If these are of a later step, on a branch
+    that the run left, or had no such value, the next evaluation is kept unconditionally.
+    """
+
+    def __init__(self, folder: Path, metric: str, start: int):
+        self.metric, self.largest, self.store = metric, -math.inf, None
+        if not metric:
+            return
+        self.store = Checkpoints(folder / FOLDER, keep=1)
+        kept, seen = self.store.steps(), read_metrics(folder) if start and (folder / "metrics.jsonl").is_file() else {}
+        if kept and kept[-1] <= start and metric in seen:
+            own = seen[metric][seen["step"] == kept[-1]]  # of the weights that are there: a larger one may not have been saved
+            self.largest = float(max(own[own == own], default=-math.inf))
+
+    def __enter__(self) -> "Best":
+        return self
+
+    def __exit__(self, kind, value, traceback) -> None:
+        if self.store is not None:
+            self.store.__exit__(kind, value, traceback)
+
+    def see(self, step: int, metrics: Mapping[str, float], params: Any, lora: Any) -> None:
+        """Keeps the weights if `metrics`, those of the evaluations of a step, have a larger value than all before.
+
+        Raises ValueError if the first step, after which all evaluations are made, has no such metric.
+        """
+        if self.store is None:
+            return
+        if self.metric not in metrics:
+            if step == 0:
+                raise unknown("metric for config.checkpoint.best", self.metric, metrics)
+            return
+        if metrics[self.metric] > self.largest:
+            self.largest = metrics[self.metric]
+            self.store.save(step, {"params": params} | ({} if lora is None else {"lora": lora}), {"value": self.largest})

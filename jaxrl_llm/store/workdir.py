@@ -1,0 +1,255 @@
+"""The folder of one run: its configuration, and whether a new process may start or continue it."""
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_collections
+
+from jaxrl_llm import parallel
+from jaxrl_llm.store import own_code
+from jaxrl_llm.store.lock import writing
+from jaxrl_llm.tools import files
+from jaxrl_llm.tools.files import expanded
+
+SCHEMA_VERSION = 2
+_PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
+
+
+class Workdir(NamedTuple):
+    """A checked run folder; `resume` says that a checkpoint exists and the run must continue from it.
+
+    `config` is the resolved configuration, `earlier` that of the folder, if there is one.
+
+    Nothing is written before `record()`: a resume that fails earlier leaves the folder unchanged.
+    """
+
+    path: Path
+    resume: bool
+    config: dict[str, Any]
+    changes: list[str]
+    earlier: dict[str, Any] | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def record(self) -> None:
+        """Writes the configuration (config.json; an older one is kept) and the software versions (environment.json)."""
+        path = self.path
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+            if self.changes:
+                warnings.warn(
+                    f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2)
+                earlier = files.read_object(path, "config.json")
+                _write_json(path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json", earlier)
+            if self.changes or not (path / "config.json").exists():  # replaced in one piece: a full disk leaves the old one
+                _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
+            starts = starts_of(path) + [describe_environment()]
+            _write_json(path / "environment.json", {"starts": starts})
+
+
+def folder_of(path: str | Path) -> Path:
+    """A workdir as an absolute path; ValueError for a URL, and for characters with which checkpoints could not be read."""
+    if "://" in str(path):
+        raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
+    folder = expanded(path).absolute()
+    if special := [part for part in folder.parts if set("*?[\\") & {*part} or part in ("gs:", "s3:")]:
+        raise ValueError(f"workdir {str(folder)!r}: orbax, which writes the checkpoints, reads {special[0]!r} as a pattern or "
+                         "an address; take a folder without *, ?, [ and backslash, and none named gs: or s3:")
+    return folder
+
+
+def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
+    """Checks the folder of a run, new or old, against `config`; `record()` then writes the run's records.
+
+    resume: False starts a run and refuses a folder that already has checkpoints; True continues one, also with a
+    changed configuration (the change is reported, the old file kept); "auto" continues if there is something to
+    continue and starts otherwise, for launchers that restart a preempted job.
+
+    Raises FileExistsError (checkpoints, but no resume), FileNotFoundError (resume=True and nothing to resume),
+    ValueError (folder of another configuration), TypeError (a configuration value JSON cannot hold); `record()` OSError
+    (cannot be written).
+    """
+    if resume not in (True, False, "auto"):
+        raise ValueError(f"resume={resume!r}; allowed: True, False, 'auto'")
+    path = folder_of(path)
+    resolved = resolve_config(config)
+    has_checkpoints = bool(checkpoint_steps(path / "checkpoints"))
+    if resume is True and not has_checkpoints:
+        raise FileNotFoundError(f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir")
+    stored = read_config(path / "config.json")
+    if stored is not None and has_checkpoints and resume:
+        _check_scale(path, stored, resolved)
+    changes = [] if stored is None else config_changes(stored, resolved)
+    if changes and resume is not True:
+        raise ValueError(f"{path} belongs to a run of another configuration ({_list(changes)}). Choose another --workdir"
+                         + (", or continue that run with the new values: --resume" if has_checkpoints else " or delete it"))
+    if has_checkpoints and resume is False:
+        raise FileExistsError(f"{path} holds checkpoints of this configuration; continue with --resume, "
+                              "start afresh in another --workdir, or delete the folder")
+    return Workdir(path, has_checkpoints, resolved, changes, stored)
+
+
+def check_agreement(work: Workdir) -> None:
+    """Waits for all processes. Raises ValueError if their configurations differ or they see different folders."""
+    steps = checkpoint_steps(work.checkpoints) if work.resume else []
+    seen = parallel.gather_objects({"configuration": work.config, "checkpoints": steps})
+    different = [name for name in seen[0] if any(one[name] != seen[0][name] for one in seen)]
+    if different:
+        raise ValueError(f"the processes of this job differ in {' and '.join(different)}: start them with the same options, in "
+                         f"a workdir that all of them see ({work.path} is not, or is shown late)")
+
+
+@contextlib.contextmanager
+def records(work: Workdir) -> Iterator[Path]:
+    """The folder for this process's metrics, curves and samples: the run folder, or for other processes a temporary one."""
+    if parallel.is_primary():
+        yield work.path
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+
+
+def resolve_config(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The configuration as sorted JSON values with references resolved; TypeError names a value that JSON cannot hold."""
+    plain = config.copy_and_resolve_references().to_dict()
+    for key, value in _flatten(plain).items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise TypeError(f"config.{key} is a {type(value).__name__} ({value!r}); configurations hold numbers, strings, "
+                            "booleans, None, lists and dicts: name the thing by a string") from None
+    return json.loads(json.dumps(plain, sort_keys=True))
+
+
+def config_changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """The differing keys of two resolved configurations as "a.b: old -> new", sorted."""
+    old, new = _flatten(old), _flatten(new)
+
+    def show(values: dict[str, Any], key: str) -> str:
+        return json.dumps(values[key]) if key in values else "(absent)"
+
+    return [f"{key}: {show(old, key)} -> {show(new, key)}"
+            for key in sorted(old.keys() | new.keys())
+            if show(old, key) != show(new, key)]
+
+
+def load_code(folder: Path) -> None:
+    """Imports the code that the run in `folder` was last started with, see `own_code`."""
+    for start in starts_of(folder)[-1:]:
+        own_code.load(start.get("code", ()), folder)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Time, place and package versions of this process."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None  # running from a source tree
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "arguments": sys.argv,
+        "code": own_code.origins(),
+    }
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def checkpoint_steps(directory: Path) -> list[int]:
+    """Steps of the published checkpoints in a folder that need not exist, ascending."""
+    return sorted(int(child.name) for child in directory.iterdir() if child.name.isdecimal()) if directory.is_dir() else []
+
+
+def what_to_free(path: Path) -> str:
+    """For a full disk: the free space, the contents of the run folder `path`, and parts that the run does not need."""
+    def size(folder):
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6
+    left = [str(folder.relative_to(path)) for folder in sorted(path.glob("*/abandoned"))]
+    parts = ", ".join(f"{name} {size(path / name):,.1f} MB" for name in ("samples", "tensorboard", *left, "checkpoints")
+                      if (path / name).is_dir())
+    return (f"{shutil.disk_usage(path).free / 1e6:,.1f} MB are free in {path}, which holds {parts}. Free some space "
+            "(a continued run does not need samples, tensorboard and what is abandoned), then continue with --resume")
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """The configuration in the `config.json` of a run; None if there is no such file. Raises ValueError for other contents."""
+    if not path.exists():
+        return None
+    try:
+        content = files.read_object(path.parent, path.name) or {}
+        version, config = content["schema_version"], content["config"]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path} is no run configuration ({error}); restore it or choose another --workdir") from error
+    if version not in (1, SCHEMA_VERSION):
+        raise ValueError(
+            f"{path} has schema version {version}, this release reads 1 and {SCHEMA_VERSION}; use the release that "
+            "wrote it (environment.json beside it) or choose another --workdir")
+    return current(version, config)
+
+
+def current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration as it is now. Runs of version 1 have alpha / rank in A: their adapters have alpha = rank."""
+    lora = config.get("lora", {})
+    return config | {"lora": lora | {"alpha": float(lora["rank"])}} if version == 1 and lora.get("rank") else config
+
+
+def _check_scale(path: Path, stored: dict[str, Any], new: dict[str, Any]) -> None:
+    """Raises ValueError where the adapters of a run would be scaled by another alpha than that of their training."""
+    was, now = stored.get("lora", {}), new.get("lora", {})
+    if was.get("rank") and was["rank"] == now.get("rank") and was["alpha"] != now["alpha"]:
+        raise ValueError(
+            f"the adapters of {path} were trained with lora.alpha={was['alpha']}, and lora.alpha={now['alpha']} would make "
+            f"another policy of them; continue with --config.lora.alpha={was['alpha']}. (Runs of earlier versions keep "
+            "alpha / rank in A: the alpha that belongs to their adapters is the rank.)")
+
+
+def starts_of(folder: Path) -> list[dict[str, Any]]:
+    """The records of `describe_environment` at each start of the run in `folder`."""
+    try:
+        return (files.read_object(folder, "environment.json") or {})["starts"]
+    except (OSError, ValueError, KeyError, TypeError):  # only a record: a damaged one must not stop the run
+        return []
+
+
+def _write_json(path: Path, content: Any) -> None:
+    """Writes beside the target and renames, so that a full disk never leaves a partial file."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        with open(temporary, "w") as file:
+            json.dump(content, file, indent=2, sort_keys=True)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _list(changes: list[str]) -> str:
+    return "; ".join(changes[:12]) + (f"; and {len(changes) - 12} more" if len(changes) > 12 else "")

@@ -1,0 +1,222 @@
+"""Losses, gradients and steps of Tinker's API equal plain JAX on one example at a time."""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from server import MODEL, params
+
+from jaxrl_llm.contrib.tinker.learner import Adam, AdapterLearner, LoraShape
+from jaxrl_llm.contrib.tinker.losses import LOSSES, per_token, settings_of
+from jaxrl_llm.contrib.tinker.rows import Datum, pack, unpack
+from jaxrl_llm.models import lora
+
+LENGTHS = (5, 31, 12, 1, 20)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return AdapterLearner(MODEL, params(), longest=64, budget=64)
+
+
+def data(loss, seed=0):
+    rng = np.random.default_rng(seed)
+    made = []
+    for n in LENGTHS:
+        fields = {"weights": rng.choice([0, 0.5, -1.5], n).astype(np.float32)}
+        if LOSSES[loss].fields:
+            fields |= {"logprobs": rng.normal(-5, 2, n).astype(np.float32),
+                       "advantages": rng.normal(size=n).astype(np.float32)}
+        made.append(Datum(*rng.integers(0, 259, (2, n)).astype(np.int32), fields))
+    return made
+
+
+def adapter_of(learner, shape=LoraShape(3), seed=1):
+    """An adapter that changes something."""
+    adapter = learner.create(shape, seed)
+    for i, one in enumerate(adapter.tree.values()):
+        one["b"] = 0.05 * jax.random.normal(jax.random.key(100 + i), one["b"].shape)
+    return adapter
+
+
+@functools.cache
+def plain_logprobs():
+    """`(tree, examples) -> f32[sum n]` by the whole matrix of logits, one example after the other, without any packing."""
+    @jax.jit
+    def of_one(tree, tokens, mask, targets):
+        states, _, _ = MODEL.hidden_states(params(), tokens[None], mask[None], lora=tree)
+        logits = jax.nn.log_softmax(MODEL.finished(states[0] @ MODEL.unembedding(params()).T), axis=-1)
+        return jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
+
+    def of_all(tree, examples):
+        def padded(x):
+            return jnp.pad(jnp.asarray(x), (0, 32 - len(x)))
+        return jnp.concatenate([
+            of_one(tree, padded(one.tokens), jnp.arange(32) < len(one.tokens), padded(one.targets))[:len(one.tokens)]
+            for one in examples])
+    return of_all
+
+
+def plain_loss(name, p, q, advantages):
+    if name == "cross_entropy":
+        return -p
+    ratio = jnp.exp(p - q)
+    bound = jnp.clip(ratio, 0.8, 1.2)
+    return {"importance_sampling": -ratio * advantages, "ppo": jnp.maximum(-ratio * advantages, -bound * advantages),
+            "cispo": -jax.lax.stop_gradient(bound) * p * advantages,
+            "dro": -p * advantages + 0.025 * (p - q) ** 2}[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_gradients_are_those_of_plain_jax(learner, name):
+    adapter, examples = adapter_of(learner), data(name)
+    weights, *given = (np.concatenate([one.fields.get(key, one.fields["weights"]) for one in examples])
+                       for key in ("weights", "logprobs", "advantages"))
+    logprobs, pull = jax.vjp(lambda tree: plain_logprobs()(tree, examples), adapter.tree)
+    losses, cotangent = jax.vjp(lambda p: weights * plain_loss(name, p, *given), logprobs)
+    grads, = pull(cotangent(jnp.ones_like(losses))[0])
+    result = learner.forward_backward(adapter, examples, name, {})
+    assert [len(x) for x in result.logprobs] == list(LENGTHS)
+    assert result.loss == pytest.approx(float(losses.sum()), rel=1e-5)
+    np.testing.assert_allclose(np.concatenate(result.logprobs), logprobs, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(result.losses), losses, rtol=1e-5, atol=1e-5)
+    scale = max(float(jnp.abs(g).max()) for g in jax.tree.leaves(grads))
+    assert scale > 0.01
+    jax.tree.map(lambda own, g: np.testing.assert_allclose(own / scale, g / scale, atol=1e-5), adapter.grads, grads)
+    once = learner.forward(adapter.tree, examples, name, {})
+    assert once.loss == pytest.approx(result.loss, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_gradients_add_up_and_a_step_is_that_of_optax(learner):
+    adapter, examples = adapter_of(learner), data("cross_entropy")
+    learner.forward_backward(adapter, examples[:2], "cross_entropy", {})
+    learner.forward_backward(adapter, examples[2:], "cross_entropy", {})
+    parts = adapter.grads
+    whole = adapter_of(learner)
+    learner.forward_backward(whole, examples, "cross_entropy", {})
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), parts, whole.grads)
+    optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(0.01, 0.8, 0.97, 1e-6, weight_decay=0.1))
+    expected, state = whole.tree, optimizer.init(whole.tree)
+    for _ in range(3):
+        updates, state = optimizer.update(whole.grads, state, expected)
+        expected = optax.apply_updates(expected, updates)
+        grads = whole.grads
+        norm = learner.step(whole, Adam(0.01, 0.8, 0.97, 1e-6, 0.1, 0.5))
+        assert norm == pytest.approx(float(optax.tree.norm(grads)), rel=1e-6) and whole.grads is None
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), whole.tree, expected)
+        learner.forward_backward(whole, examples, "cross_entropy", {})
+
+
+def test_a_step_without_a_finite_gradient_is_refused(learner):
+    adapter = adapter_of(learner)
+    with pytest.raises(ValueError, match="call forward_backward first"):
+        learner.step(adapter, Adam())
+    before, adapter.grads = adapter.tree, jax.tree.map(lambda x: x * jnp.nan, adapter.tree)
+    with pytest.raises(ValueError, match="norm nan; it was dropped"):
+        learner.step(adapter, Adam())
+    assert adapter.tree is before and adapter.grads is None
+
+
+@pytest.mark.parametrize("settings", [
+    {"beta1": 1.0}, {"beta2": 1.0}, {"beta2": 1 - 1e-12}, {"beta1": -0.1}, {"beta1": float("nan")}, {"eps": 0.0},
+    {"eps": 1e-60}, {"eps": float("inf")}, {"weight_decay": 1e30}, {"weight_decay": -1.0},
+    {"learning_rate": float("inf")}, {"learning_rate": 1e39}, {"learning_rate": -1e-4}, {"clip_norm": float("nan")},
+    {"clip_norm": -1.0}])
+def test_settings_with_which_adam_is_not_defined_are_refused_and_lose_no_gradient(learner, settings):
+    """beta = 1 divides by 1 - beta^t = 0, eps = 0 by the root of 0. Rounded to float32, 1e-60 is 0 and 1e39 infinite."""
+    adapter = adapter_of(learner)
+    grads = adapter.grads = jax.tree.map(jnp.zeros_like, adapter.tree)
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        learner.step(adapter, Adam(**settings))
+    assert adapter.grads is grads
+
+
+def test_a_step_that_is_not_finite_changes_nothing(learner):
+    """With beta2 = 0 the second direction is about 1e10 / 1e-10, times a rate of 1e30."""
+    adapter = adapter_of(learner)
+    adapter.grads = jax.tree.map(lambda x: jnp.full_like(x, 1e10), adapter.tree)
+    learner.step(adapter, Adam(0.0))
+    before, moments = adapter.tree, adapter.moments
+    adapter.grads = jax.tree.map(lambda x: jnp.full_like(x, 1e-10), adapter.tree)
+    with pytest.raises(ValueError, match="weights or moments that are not finite"):
+        learner.step(adapter, Adam(1e30, beta2=0.0))
+    assert adapter.tree is before and adapter.moments is moments and adapter.grads is None
+
+
+def test_what_an_adapter_trains_follows_from_its_shape(learner):
+    assert set(learner.create(LoraShape(2, mlp=False), 0).tree) == {"q", "k", "v", "o"}
+    assert set(learner.create(LoraShape(2, attention=False), 0).tree) == {"gate", "up", "down"}
+    with pytest.raises(ValueError, match="set train_attn or train_mlp"):
+        learner.create(LoraShape(2, False, False), 0)
+    one, same, other = (learner.create(LoraShape(2), seed).tree["q"]["a"] for seed in (1, 1, 2))
+    assert (one == same).all() and not (one == other).all()
+
+
+def test_an_adapter_filled_up_with_zeros_has_the_same_product(learner):
+    adapter = adapter_of(learner, LoraShape(3, mlp=False))
+    padded = learner.padded(adapter.tree, 5)
+    assert {x["a"].shape[-1] for x in padded.values()} == {5} and set(padded) > set(adapter.tree)
+    expected, result = lora.merge(params(), adapter.tree), lora.merge(params(), padded)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), result, expected)
+
+
+def test_rows_are_few_and_hold_every_example_once():
+    examples = data("ppo")
+    batches, places = pack(examples, 64)
+    assert {rows.tokens.shape for rows in batches} == {(2, 32)}
+    assert sum(int((rows.end > 0).sum()) for rows in batches) == sum(LENGTHS)
+    for name in ("tokens", "targets"):
+        for one, result in zip(examples, unpack([getattr(x, name) for x in batches], examples, places), strict=True):
+            assert (result == getattr(one, name)).all()
+    for one, result in zip(examples, unpack([x.fields["advantages"] for x in batches], examples, places), strict=True):
+        assert (result == one.fields["advantages"]).all()
+    positions = unpack([x.positions for x in batches], examples, places)
+    assert all((x == np.arange(len(x))).all() for x in positions)
+
+
+def test_fields_are_not_read_where_the_weight_is_zero():
+    p, nan = jnp.array([-1.0, -2.0]), np.array([0.5, np.nan], np.float32)
+    for name in LOSSES:
+        settings = settings_of(name, {})
+        def loss(p, name=name, settings=settings):
+            return per_token(name, p, {"weights": jnp.array([1.0, 0.0]), "logprobs": nan, "advantages": nan}, settings).sum()
+        value, grad = jax.value_and_grad(loss)(p)
+        assert np.isfinite(value) and np.isfinite(grad).all() and grad[1] == 0 and grad[0] != 0
+
+
+def test_settings_move_the_clip():
+    fields = {"weights": np.ones(1), "logprobs": np.full(1, -3.0), "advantages": np.ones(1)}
+    def ppo(**given):
+        return float(per_token("ppo", jnp.array([-1.0]), fields, settings_of("ppo", given))[0])
+    assert ppo() == pytest.approx(-1.2) and ppo(clip_high_threshold=5.0) == pytest.approx(-5.0)
+    assert ppo(clip_high_threshold=9.0) == pytest.approx(-np.exp(2))
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda one: one._replace(tokens=one.tokens[:-1]), "target_tokens must have 4 tokens"),
+    (lambda one: one._replace(tokens=one.tokens * 0 + 259), "each from 0 to 258"),
+    (lambda one: one._replace(fields={**one.fields, "mask": one.fields["weights"]}), "beside target_tokens; ppo reads"),
+    (lambda one: one._replace(fields={"weights": one.fields["weights"]}), "ppo reads weights, logprobs, advantages"),
+    (lambda one: one._replace(fields=one.fields | {"weights": np.ones(3, np.float32)}), "weights has the shape"),
+    (lambda one: one._replace(fields=one.fields | {"weights": np.full(5, np.inf, np.float32)}), "give 5 finite numbers"),
+    (lambda one: Datum(*np.zeros((2, 65), np.int32), {}), "has 65 tokens; give 1 to 64"),
+    (lambda one: Datum(*np.zeros((2, 0), np.int32), {}), "has 0 tokens"),
+])
+def test_wrong_examples_are_refused_and_leave_no_gradient(learner, change, message):
+    adapter, examples = adapter_of(learner), data("ppo")
+    with pytest.raises(ValueError, match=message):
+        learner.forward_backward(adapter, [examples[1], change(examples[0])], "ppo", {})
+    assert adapter.grads is None
+
+
+def test_wrong_losses_and_settings_are_refused(learner):
+    for name, given, message in (("pp0", {}, "Did you mean 'ppo'"), ("ppo", {"clip": 0.1}, "ppo knows clip_low_threshold"),
+                                 ("dro", {"beta": "x"}, "give a number"), ("cross_entropy", {"beta": 1}, "no settings")):
+        with pytest.raises(ValueError, match=message):
+            learner.forward(None, data("cross_entropy"), name, given)
+    with pytest.raises(ValueError, match="no examples"):
+        learner.forward(None, [], "ppo", {})
