@@ -33,9 +33,6 @@ TEST = [
     "textarena>=0.7",
 ]
 
-ADAPTERS = ("gymnasium_text", "gymnax_game", "jumanji_game", "mcp_tools", "openenv_server",
-            "pgx_game", "textarena_game", "tinker_cookbook_env", "verifiers_env")  # of contrib/: environments of other packages
-
 
 def packages() -> tuple[list[str], dict[str, str]]:
     """The packages, and the folders of those that lie elsewhere.
@@ -77,7 +74,6 @@ setup(
     package_data={"jaxrl_llm.show": ["page.html", "page.css", "page.js"]},
     entry_points={
         "console_scripts": ["jaxrl_llm = jaxrl_llm.commands.cli:main"],
-        "jaxrl_llm.environments": [f"{name} = jaxrl_llm.contrib.{name}:{name}" for name in ADAPTERS],
     },
     install_requires=[
         "jax>=0.8",

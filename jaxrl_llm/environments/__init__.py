@@ -1,5 +1,6 @@
 """Environments: conversations that answer and reward. `make` one by name; `runner.Runner` plays many at once."""
 import functools
+import importlib
 import importlib.metadata
 
 from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of
@@ -20,6 +21,9 @@ from jaxrl_llm.tools import registry
 
 __all__ = ["FACTORIES", "Environment", "Message", "Rubbish", "Turn", "factories", "key_of", "make", "of_methods"]
 
+# Environments of other packages, each a file of `contrib`, which is above this room: it is read when a name is looked up.
+ADAPTERS = ("gymnasium_text", "gymnax_game", "jumanji_game", "mcp_tools", "openenv_server", "pgx_game", "textarena_game",
+            "tinker_cookbook_env", "verifiers_env")
 FACTORIES: dict[str, registry.Factory] = {}
 for _factory in (single, sequence, tool_use, memory_use, recent, purified, solver_verifier, skill_chain, ranked_list,
                  guess_number, treasure, tic_tac_toe, methods_of):
@@ -28,11 +32,12 @@ for _factory in (single, sequence, tool_use, memory_use, recent, purified, solve
 
 @functools.cache
 def factories() -> dict[str, registry.Factory]:
-    """All environments by name: those of this room, and those that installed packages have as entry points.
+    """All environments by name: those of this room and of `contrib`, and those that installed packages have as entry points.
 
-    An entry point of the group `jaxrl_llm.environments` names a function whose parameters are keyword-only. `contrib/` has
-    those of this package.
+    An entry point of the group `jaxrl_llm.environments` names a function whose parameters are keyword-only.
     """
+    for name in ADAPTERS:
+        registry.register(FACTORIES, "environment", getattr(importlib.import_module(f"jaxrl_llm.contrib.{name}"), name))
     for point in importlib.metadata.entry_points(group="jaxrl_llm.environments"):
         registry.register(FACTORIES, "environment", point.load())
     return FACTORIES

@@ -196,6 +196,7 @@ class Stream:
         self._problems: Sequence[Problem] = ()
         self._going: dict[int, Trajectory] = {}
         self._held: dict[int, set[int]] = {}  # numbers of the requests that the engine holds
+        self._owner: dict[int, int] = {}  # the trajectory of each uid that the engine has heard of
         self._begun: dict[int, int] = {}  # prompts of the trajectories that `take` is to return
         self._nodes: _Beside | None = None
         self._computed = 0
@@ -281,8 +282,7 @@ class Stream:
 
     def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> None:
         """Lets the partner hear these turns, and the policy read what it answers."""
-        ended = {node.uid % REQUEST if self.partner.goes_on else node.uid: node for node in nodes}
-        replies = self.partner.hear(ended, wait, timer)
+        replies = self.partner.hear({self._owner[node.uid]: node for node in nodes}, wait, timer)
         with timer("rollout"):
             for uid, ids in replies.items():
                 self._go_on(uid, ids)
@@ -338,7 +338,7 @@ class Stream:
         """
         if self._held or self._queue:
             raise ValueError(f"{len(self._held) + len(self._queue)} trajectories still grow; advance until none does")
-        begun, self._begun, self._going = self._begun, {}, {}
+        begun, self._begun, self._going, self._owner = self._begun, {}, {}, {}
         total = 0 if self._engine is None else self._engine.computed
         computed, self._computed = total - self._computed, total
         return self.partner.grown(forest, begun, computed)
@@ -384,8 +384,9 @@ class Stream:
             number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=self._under.sampling,
             forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
             written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
-        for uid, one in going.items():
+        for number, (uid, one) in zip(numbers, going.items()):
             self._held.setdefault(uid, set()).add(one.request)
+            self._owner[number] = uid
 
     def _sampled(self) -> tuple[bool, list[Node]]:
         """Whether the engine sampled, and the nodes that ended."""

@@ -158,3 +158,23 @@ def test_single_rewards_by_the_verifier_of_the_task():
         assert base.advance(environment, state, say(text)) == Turn([], reward, True, {})
     with pytest.raises(ValueError, match="Unknown reward 'boxes'"):
         environments.make("single", reward="boxes")
+
+
+def test_another_package_names_its_environments_as_entry_points(tmp_path, monkeypatch):
+    monkeypatch.setattr(environments, "FACTORIES", dict(environments.FACTORIES))
+    (tmp_path / "another_package.py").write_text(
+        "from jaxrl_llm import environments\n\n\ndef hidden_number(*, highest=20):\n"
+        "    return environments.make('guess_number', highest=highest)\n")
+    told = tmp_path / "another_package-1.0.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: another_package\nVersion: 1.0\n")
+    (told / "entry_points.txt").write_text("[jaxrl_llm.environments]\nhidden_number = another_package:hidden_number\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    environments.factories.cache_clear()
+    try:
+        assert environments.make("hidden_number").name == "guess_number"
+        with pytest.raises(ValueError, match="Unknown environment 'hiden_number'. Did you mean 'hidden_number'"):
+            environments.make("hiden_number")
+        assert {"treasure", "gymnasium_text", "verifiers_env"} <= environments.factories().keys()
+    finally:
+        environments.factories.cache_clear()
