@@ -154,7 +154,7 @@ def test_a_server_that_holds_too_few_tokens_is_refused_before_the_first_step(tmp
     ({"server.url": "http://[::1"}, "give an address such as"),
     ({"server.deadline": 0.0}, "server.deadline is 0.0"),
     ({"server.max_mismatch": -1.0}, "server.max_mismatch"),
-    ({"method": "aepo_advantage"}, "reads the sampler's entropies")))
+    ({"method": "aepo_advantage"}, "needs an engine that measures the entropy of each draw, and 'server' does not")))
 def test_impossible_settings_are_refused_before_any_request(changes, reason, tmp_path):
     with pytest.raises(ValueError, match=reason):
         setup.build(config_of("http://127.0.0.1:1", tmp_path, **changes))
