@@ -194,9 +194,19 @@ class Runner:
             self._sent.pop(uid, None)
             self._end(uid)
 
+    def drop(self) -> None:
+        """Ends all trajectories after an error of their batch; threads give up the steps that they make or that wait."""
+        if isinstance(self._pool, Threads):
+            self._pool.close()
+        self.end([*self._running])
+
     def apart(self) -> "Runner":
-        """A runner of the same environment without any of these trajectories; worker processes, which keep none, are shared."""
+        """A runner of the same environment without any of these trajectories, which reports as this one.
+
+        Worker processes, which keep no trajectories, are shared.
+        """
         other = copy.copy(self)
+        other.report = lambda lost: self.report(lost)
         other._begin(self._pool if self._kind == "processes" else None)
         return other
 

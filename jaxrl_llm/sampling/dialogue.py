@@ -129,6 +129,11 @@ class Dialogue:
         """Begins a batch anew: the share of lost trajectories is one of those from here on."""
         self.runner.forget()
 
+    def drop(self) -> None:
+        """Forgets all trajectories, and ends those of the environment."""
+        self.runner.drop()
+        self.__post_init__()
+
     def scoring(self, reward: Any) -> Partner:
         """Raises NotImplementedError: an environment rewards its trajectories."""
         raise NotImplementedError("an environment rewards its trajectories; give an evaluation set a stream of its own")

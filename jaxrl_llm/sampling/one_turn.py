@@ -200,6 +200,10 @@ class OneTurn:
     def rest(self) -> None:
         """Does nothing: no completion is lost."""
 
+    def drop(self) -> None:
+        """Forgets all completions."""
+        self.__post_init__()
+
     def scoring(self, reward: Combined | ByTask) -> "OneTurn":
         """A partner apart whose completions this reward scores."""
         return dataclasses.replace(self, reward=reward)

@@ -148,6 +148,9 @@ class Partner(Protocol):
     def rest(self) -> None:
         """Begins a batch anew: the share of lost trajectories is one of those from here on."""
 
+    def drop(self) -> None:
+        """Forgets the trajectories that it has begun, in whatever state an error left them."""
+
     def apart(self) -> "Partner":
         """A partner of the same problems that shares no mutable state with this one, for held-out measurements."""
 
@@ -266,7 +269,8 @@ class Stream:
     def advance(self, timer: PhaseTimer | None = None) -> bool:
         """Samples a part of the trajectories, and hears what the partner answers; returns whether some still grow.
 
-        Raises the errors of the engine, of the partner and of rewards.
+        Raises the errors of the engine, of the partner and of rewards, after which only `drop` is safe, and RuntimeError if the
+        engine has returned no node for a request and has nothing more to sample.
         """
         timer = timer or PhaseTimer()
         if not (self._held or self.partner.busy):
@@ -275,17 +279,21 @@ class Stream:
             self._start(timer)
         with timer("rollout"):
             ran, nodes = self._sampled()
-        self._heard(nodes, not ran and not nodes, timer)
+        heard = self._heard(nodes, not ran and not nodes, timer)
         if not self._held:
             self._stop()
+        elif not (ran or nodes or heard or self.partner.busy):
+            raise RuntimeError(f"engine {self.kind.name!r} has nothing more to sample, and {len(self._held)} trajectories have "
+                               f"not ended, the first is {min(self._held)}; an engine returns a node for each request")
         return bool(self._held or self.partner.busy or self._queue)
 
-    def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> None:
-        """Lets the partner hear these turns, and the policy read what it answers."""
+    def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> bool:
+        """Lets the partner hear these turns, and the policy read what it answers; returns whether it answers."""
         replies = self.partner.hear({self._owner[node.uid]: node for node in nodes}, wait, timer)
         with timer("rollout"):
             for uid, ids in replies.items():
                 self._go_on(uid, ids)
+        return bool(replies)
 
     def pending(self) -> tuple[Growing, ...]:
         """All trajectories that `take` has not returned, in their order, as they are now; they go on growing here.
@@ -347,13 +355,25 @@ class Stream:
                limits: np.ndarray | None = None, forced: Sequence[Sequence[Sequence[int]]] = ()) -> Forest:
         """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
 
-        `limits` i32[R] and `forced`: those of `Begin` for each of the rows.
+        `limits` i32[R] and `forced`: those of `Begin` for each of the rows. After an error of sampling nothing grows, and the
+        next `publish` makes a new engine.
         """
         self.apply(forest, [Begin(row, first_uid + n * self.group, self.group, None if limits is None else int(limits[n]),
                                   forced[n] if len(forced) else ()) for n, row in enumerate(np.asarray(rows).tolist())])
-        while self.advance(timer):
-            pass
+        try:
+            while self.advance(timer):
+                pass
+        except BaseException:
+            self.drop()
+            raise
         return self.take(forest)
+
+    def drop(self) -> None:
+        """Forgets the engine and all trajectories, in whatever state an error left them; a thread that samples ends later."""
+        if self._nodes is not None:
+            self._nodes.leave()
+        self.__post_init__()
+        self.partner.drop()
 
     def rest(self) -> None:
         """Frees the engine's weights, and caches that no trajectory needs, until the next `publish`."""
@@ -452,16 +472,22 @@ class _Beside:
             self._made.put(error)
 
     def get(self) -> list[Node]:
-        """Waits for nodes; an empty list if there will be no more."""
-        ready = [] if self._ended else [self._made.get()]
-        while not self._made.empty():
-            ready.append(self._made.get())
-        for part in ready:
+        """Waits for nodes; an empty list if there will be no more. An error is raised behind the nodes before it."""
+        nodes: list[Node] = []
+        while not self._ended and (not nodes or not self._made.empty()):
+            part = self._made.get()
+            if isinstance(part, BaseException) and nodes:
+                self._made.put(part)  # for the next call
+                return nodes
+            self._ended = isinstance(part, BaseException) or not part
             if isinstance(part, BaseException):
-                self._ended = True
                 raise part
-            self._ended |= not part
-        return [node for part in ready if isinstance(part, list) for node in part]
+            nodes += part
+        return nodes
+
+    def leave(self) -> None:
+        """Ends the thread after what it samples now, without waiting for it."""
+        self._stopped = True
 
     def stop(self) -> list[Node]:
         """Ends the thread after what it samples now; the nodes that `get` has not returned."""

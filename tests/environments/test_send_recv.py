@@ -66,6 +66,22 @@ def test_what_is_ended_is_not_waited_for(doors):
     assert list(runner.recv(2)) == [1]
 
 
+def test_a_batch_that_is_dropped_answers_no_later_one(doors):
+    """Also a step that waits for a thread, and the step of another trajectory with the same uid."""
+    runner = make(3)
+    runner._pool._workers = 1
+    runner.send({0: say("a"), 1: say("b"), 2: say("c")})
+    runner.drop()
+    runner.forget()
+    doors["b"].set()
+    assert not runner._running and runner.recv(1) == {} and not runner._states._kept
+    runner.reset({uid: runner.environment.task.train[uid] for uid in (0, 1)})
+    doors["a"].set()
+    runner.send({0: say("last"), 1: say("d")})
+    assert [turn.messages[0]["content"] for turn in runner.recv(1).values()] == ["last"]
+    assert runner.counts == {} and runner._opened == 2
+
+
 def finish(earlier):
     """Waits for all threads of environments but `earlier` ones, of other tests."""
     for thread in set(threading.enumerate()) - earlier:

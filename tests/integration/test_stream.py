@@ -234,3 +234,53 @@ def test_what_cannot_be_restored_is_said():
         other.restore(run.source.planted([(run.source.task.train[0], [1, 2])], 0), pending)
     with pytest.raises(ValueError, match="trajectory 100 grows already"):
         stream.apply(forest, [Begin(0, 100, 1)])
+
+
+def fails_once(monkeypatch, of, name, at, error):
+    """Lets a method of an object raise at its call number `at`."""
+    calls, whole = itertools.count(1), getattr(of, name)
+
+    def called(*given, **more):
+        if next(calls) == at:
+            raise error
+        return whole(*given, **more)
+
+    monkeypatch.setattr(of, name, called)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ("reward", "engine", "environment", "environment that waits"))
+def test_a_batch_after_an_error_is_as_if_the_error_had_not_been(monkeypatch, what):
+    """Nothing of the broken batch grows on, and its uids are free again."""
+    config = (chatter.get_config(environment=f"chatter:letters(waits={'waits' in what})") if "environment" in what else
+              tiny(**{"sampling.engine": "scan" if what == "reward" else "slots", "sampling.micro_batches": 2}))
+    run, params = setup.build(config)
+    source, stream, snapshot = run.source, run.source.stream, Snapshot(0, params, None, jax.random.key(0))
+    begin, wanted = source.position(), source.next(snapshot).forest
+    held_out = source.held_out  # before a method of the runner is replaced
+    if what == "reward":
+        fails_once(monkeypatch, type(stream.partner.reward), "part", 1, KeyboardInterrupt("now"))
+    elif what == "engine":
+        fails_once(monkeypatch, stream._engine, "collect", 2, KeyboardInterrupt("now"))
+    else:
+        fails_once(monkeypatch, stream.partner.runner, "recv" if "waits" in what else "step", 2, KeyboardInterrupt("now"))
+    source.set_position(begin)
+    with pytest.raises(KeyboardInterrupt, match="now"):
+        source.next(snapshot)
+    source.set_position(begin)
+    forest = source.next(snapshot).forest
+    for name in ("uid", "parent", "tokens", "rewards", "version"):
+        np.testing.assert_array_equal(forest.columns[name], wanted.columns[name], err_msg=name)
+    assert len(heldout.evaluate(source, params, None, problems=2, key=jax.random.key(9)).forest.ends) == 2 * held_out.group
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", (0, 4))
+def test_sets_have_a_distribution_of_their_own_at_any_length(more):
+    """Longer completions than those of training have a stream of their own, which cuts the distribution as well."""
+    most = tiny().sampling.max_tokens + more
+    sets = f"arithmetic(level='add2', label='sure', problems=2, top_p=0.000001, max_tokens={most})"
+    run, params = setup.build(tiny(**{"eval.sets": sets}))
+    forest = heldout.evaluate_set(run.source, params, None, run.source.sets[0], key=jax.random.key(9)).forest
+    texts = forest.texts[forest.ends].reshape(2, -1)
+    assert texts.shape[1] > 1 and (texts == texts[:, :1]).all()

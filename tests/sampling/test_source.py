@@ -18,7 +18,7 @@ from jaxrl_llm.parallel import make_mesh
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.sampling import source
 from jaxrl_llm.sampling.one_turn import OneTurn
-from jaxrl_llm.sampling.stream import Stream
+from jaxrl_llm.sampling.stream import Stream, _Beside
 from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import parts, setup, start
 from jaxrl_llm.setup.config import default_config
@@ -213,6 +213,28 @@ def test_an_error_of_the_sampling_thread_is_raised_and_one_of_a_reward_waits_for
         streaming(made, never_answers, broken)
     assert not silent.is_set()
     silent.set()
+
+
+def test_an_engine_that_forgets_a_request_is_named():
+    made, _, _ = sampled([["1$", "2$"]])
+    with pytest.raises(RuntimeError, match="engine 'beside' has nothing more to sample, and 6 trajectories have not ended"):
+        streaming(made, lambda requests, version: iter([told(requests, version, slice(2))]), made.stream.partner.reward)
+
+
+def test_an_error_of_the_sampling_thread_comes_behind_the_nodes_before_it():
+    left = iter([["a"], ["b"]])
+
+    def collect():
+        if not (nodes := next(left, [])):
+            raise OSError("died")
+        return nodes
+
+    made = _Beside(collect)
+    made._thread.join()
+    assert made.get() == ["a", "b"]
+    with pytest.raises(OSError, match="died"):
+        made.get()
+    assert made.get() == [] and made.stop() == []
 
 
 def test_a_reward_of_the_whole_batch_waits_for_the_last_part():
