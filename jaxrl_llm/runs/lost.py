@@ -19,9 +19,10 @@ _SHOWN = 300  # characters of a message on the terminal
 class LostWriter:
     """Appends each trajectory that a runner reports as lost to `folder`/invalid.jsonl, a JSON line with the `step` and `Lost`.
 
-    It also says the first message of each kind. The file keeps the newest lines of each kind. After a resume from
-    `restored_step` (0: a new run) it loses the lines of later steps, which are done again. The evaluation after the restored
-    step may be repeated too, so trajectories that already have a line of this step get no second one.
+    Runners `apart` from it report the same way. The first message of each kind is said as well. The file keeps the newest lines
+    of each kind. After a resume from `restored_step` (0: a new run) it loses the lines of later steps, which are done again. The
+    evaluation after the restored step may be repeated too, so trajectories that already have a line of this step get no second
+    one.
     """
 
     def __init__(self, folder: Path, restored_step: int, runner: Runner, say: Callable[[str], None]):
@@ -35,12 +36,13 @@ class LostWriter:
         records = [json.loads(line) for line in lines]
         self._count, self._said = Counter(record["kind"] for record in records), set[str]()
         self._before = {(record["step"], record["uid"]) for record in records if record["step"] == restored_step}
+        self._last: Lost | None = None
         self._runner, runner.report = runner, self._write
 
     def note(self) -> str:
         """For the error that too many are lost: where the last one can be read, and the command that plays it again."""
-        uid = list(self._runner.invalid)[-1]
-        return f"the last of them is trajectory {uid}: {self._where(uid)}"
+        assert self._last is not None
+        return f"the last of them is trajectory {self._last.uid}: {self._where(self._last.uid)}"
 
     def _where(self, uid: int) -> str:
         if not self._runner.environment.replayable:
@@ -49,6 +51,7 @@ class LostWriter:
         return f"{self.path} has it, and `{command}` plays it again alone"
 
     def _write(self, lost: Lost) -> None:
+        self._last = lost
         if (self.step, lost.uid) in self._before:
             return
         with naming(f"append trajectory {lost.uid} to {self.path}"):

@@ -77,6 +77,18 @@ def test_a_resume_drops_what_is_done_again(tmp_path):
     assert not (tmp_path / FILE_NAME).exists()
 
 
+def test_a_runner_apart_reports_to_the_same_file(tmp_path):
+    """Whenever it was made; the note of an error names what was lost last, wherever."""
+    runner = Runner(TARGET, seed=3, kind="threads", retries=0, limit=1.0)
+    apart, shown = runner.apart(), []
+    writer = LostWriter(tmp_path, 0, runner, shown.append)
+    fail(apart, {7: ["raise"]})
+    assert uids(tmp_path) == [(0, 7)] and len(shown) == 1 and "trajectory 7: " in writer.note()
+    fail(runner, {8: ["raise"]})
+    fail(apart.apart(), {9: ["raise"]})
+    assert [uid for _, uid in uids(tmp_path)] == [7, 8, 9] and "trajectory 9: " in writer.note()
+
+
 def replayed(folder, uid):
     path = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     return subprocess.run([sys.executable, "-m", "jaxrl_llm.commands.cli", "replay", folder, str(uid)], capture_output=True,
