@@ -58,13 +58,11 @@ def evaluate(source: Source, params, lora, *, problems: int, key: jax.Array, tim
 def evaluate_set(source: Source, params, lora, which: EvalSpec, *, key: jax.Array, timer: PhaseTimer | None = None
                  ) -> Evaluation:
     """Samples the problems of an evaluation set by its settings; ValueError if no prompt fits."""
-    stream = which.stream
-    if stream is None:
-        stream = source.held_out
-        sampling = stream.sampling
-        if which.top_p is not None:
-            sampling = dataclasses.replace(sampling, top_p=np.float32(which.top_p) if which.top_p < 1 else None)
-        stream = stream.apart(partner=stream.partner.scoring(which.reward), sampling=sampling)
+    whole = which.stream or source.held_out
+    sampling = whole.sampling
+    if which.top_p is not None:
+        sampling = dataclasses.replace(sampling, top_p=np.float32(which.top_p) if which.top_p < 1 else None)
+    stream = whole.apart(partner=whole.partner.scoring(which.reward), sampling=sampling)
     other = dataclasses.replace(source, task=which.task)
     return measure(sample_held_out(other, params, lora, which.problems, key, timer, which.temperature, which.max_tokens,
                                    which.samples, stream))
