@@ -20,9 +20,9 @@ class LostWriter:
     """Appends each trajectory that a runner reports as lost to `folder`/invalid.jsonl, a JSON line with the `step` and `Lost`.
 
     Runners `apart` from it report the same way. The first message of each kind is said as well. The file keeps the newest lines
-    of each kind. After a resume from `restored_step` (0: a new run) it loses the lines of later steps, which are done again. The
-    evaluation after the restored step may be repeated too, so trajectories that already have a line of this step get no second
-    one.
+    of each kind. After a resume from `restored_step` (0: a new run) it loses the lines of later steps, which are done again.
+    The evaluation after the restored step may be repeated too, so trajectories that already have a line of this step get no
+    second one.
     """
 
     def __init__(self, folder: Path, restored_step: int, runner: Runner, say: Callable[[str], None]):
