@@ -180,6 +180,10 @@ class Runner:
                                 if count < len(one.said) and uid in self._running})
         return {uid: turn for uid, turn in turns.items() if uid not in self.invalid}
 
+    def runs(self, uid: int) -> bool:
+        """Whether a trajectory is open: neither ended nor lost."""
+        return uid in self._running
+
     def recording(self, uid: int) -> Recording:
         """The data of a trajectory so far, for checkpoints and replay."""
         return self._running[uid][0] if uid in self._running else self._recordings[uid]

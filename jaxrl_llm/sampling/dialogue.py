@@ -32,11 +32,13 @@ _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; noth
 class Memory(NamedTuple):
     """A trajectory in an environment, as plain data.
 
-    lost: whether the environment lost it.  cut: whether its last reward is awaited.  waits: the turn that the environment is to
-    answer, and what it says; None: none.  said: the policy's messages that the environment has answered.
+    lost: whether the environment lost it.  over: whether it has ended otherwise.  cut: whether its last reward is awaited.
+    waits: the turn that the environment is to answer, and what it says; None: none.  said: the policy's messages that the
+    environment has answered, unless the trajectory has ended.
     """
 
     lost: bool
+    over: bool
     cut: bool
     waits: tuple[Node, base.Message] | None
     said: list[base.Message]
@@ -250,17 +252,19 @@ class Dialogue:
     def memory(self, uid: int) -> Memory:
         """Where the trajectory is, and the messages that its environment has answered."""
         lost = uid in self._lost or uid not in self._going
+        over = not lost and not self.runner.runs(self.offset + uid)
         waits, cut = self._waiting.get(uid), uid in self._cut
-        said = [] if lost else list(self.runner.recording(self.offset + uid).said)
-        return Memory(lost, cut, waits, said[:-1] if cut or waits else said)
+        said = [] if lost or over else list(self.runner.recording(self.offset + uid).said)
+        return Memory(lost, over, cut, waits, said[:-1] if cut or waits else said)
 
     def resume(self, going: Mapping[int, Trajectory], memories: Mapping[int, Memory], problems: Sequence[Problem]) -> set[int]:
-        """Makes the states of the environment again from what the policy said."""
+        """Makes the states of the environment again from what the policy said, where a trajectory goes on."""
         self._lost = {uid for uid, known in memories.items() if known.lost}
         self._going |= {uid: one for uid, one in going.items() if uid not in self._lost}
         keys = {uid: base.key_of(self.runner.seed, self.offset + uid) for uid in self._going}
-        self.runner.resume({self.offset + uid: Recording(problems[one.prompt], keys[uid], memories[uid].said)
-                            for uid, one in self._going.items()})
+        if goes_on := {uid: one for uid, one in self._going.items() if not memories[uid].over}:
+            self.runner.resume({self.offset + uid: Recording(problems[one.prompt], keys[uid], memories[uid].said)
+                                for uid, one in goes_on.items()})
         self._lost |= {uid for uid in self._going if self.offset + uid in self.runner.invalid}
         self._waiting |= {uid: known.waits for uid, known in memories.items() if known.waits and uid not in self._lost}
         self._cut |= {uid for uid, known in memories.items() if known.cut and uid not in self._lost}
@@ -276,9 +280,10 @@ class Dialogue:
                       for whose in ([*begun.values()], [one.prompt for one in ended.values()]))
         lost = forest.lost + asked - got
         if lost.any() and not ended and not len(forest.ends):
-            first = next(iter(self.runner.invalid.values()))
-            raise AllInvalid(f"the environment lost all {lost.sum()} trajectories of a batch ({dict(self.runner.counts)}); "
-                             f"the first: {first.kind}, {first.message}")
+            first = next(iter(self.runner.invalid.values()), None)
+            why = "before they were restored" if first is None else f"the first: {first.kind}, {first.message}"
+            counts = dict(self.runner.counts)
+            raise AllInvalid(f"the environment lost all {lost.sum()} trajectories of a batch ({counts}); {why}")
         invalid, seconds = self.runner.taken()
         whole = grown(forest, ended, self.runner.environment.returns, invalid, computed, seconds)
         return whole.with_columns(lost=lost.astype(np.int32))

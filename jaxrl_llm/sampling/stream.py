@@ -340,12 +340,14 @@ class Stream:
         self._submit({one.uid: one.trajectory for one in again}, {one.uid: one.written for one in again})
 
     def take(self, forest: Forest) -> Forest:
-        """The forest with all trajectories that have ended since the last call; ValueError while some still grow.
+        """The forest with all trajectories that have ended since the last call; ValueError while some grow or wait.
 
         Raises AllInvalid if an environment has lost all of them, and the forest has no others.
         """
         if self._held or self._queue:
             raise ValueError(f"{len(self._held) + len(self._queue)} trajectories still grow; advance until none does")
+        if self.partner.busy:
+            raise ValueError("trajectories wait for their last reward; advance until none does")
         begun, self._begun, self._going, self._owner = self._begun, {}, {}, {}
         total = 0 if self._engine is None else self._engine.computed
         computed, self._computed = total - self._computed, total
@@ -389,7 +391,7 @@ class Stream:
         for _ in waiting:
             self._queue.popleft()
         going = self.partner.begin(waiting, self._problems, timer)
-        self._going |= going
+        self._going |= waiting  # also what the partner has lost, for `pending`
         assert self._engine is not None
         with timer("rollout"):
             self._submit(going)

@@ -284,3 +284,35 @@ def test_sets_have_a_distribution_of_their_own_at_any_length(more):
     forest = heldout.evaluate_set(run.source, params, None, run.source.sets[0], key=jax.random.key(9)).forest
     texts = forest.texts[forest.ends].reshape(2, -1)
     assert texts.shape[1] > 1 and (texts == texts[:, :1]).all()
+
+
+@pytest.mark.slow
+def test_what_is_lost_or_over_is_restored_without_the_environment():
+    """One trajectory is lost at its opening; the others end at a limit of the run, and the environment hears nothing again."""
+    config = chatter.get_config(environment="chatter:letters(replayable=True)", environment_invalid=1.0,
+                                **{"sampling.max_turns": 2})
+    _, first, forest, params = begun(config, 0)
+    runner = first.partner.runner
+
+    def reset(problems, reset=runner.reset):
+        turns = reset(problems)
+        runner._lose(102, "error", "closed")
+        return {uid: turn for uid, turn in turns.items() if uid != 102}
+
+    runner.reset = reset
+    assert first.advance()
+    early = first.pending()  # 7 go on
+    while first.advance():
+        pass
+    for pending, resumed in ((early, 7), (first.pending(), 0)):
+        run, params = setup.build(config)
+        stream = run.source.stream
+        stream.publish(Snapshot(3, params, None, jax.random.key(0)))
+        stream.restore(forest, pickle.loads(pickle.dumps(pending)))
+        assert len(stream.partner.runner._running) == resumed
+        while stream.advance():
+            pass
+        again = stream.take(forest)
+        assert again.uid[again.ends].tolist() == [100, 101, *range(103, 108)] and again.lost.tolist() == [1, 0]
+        assert not stream.partner.runner._running
+    np.testing.assert_array_equal(first.take(forest).tokens, again.tokens)

@@ -7,6 +7,7 @@ import pytest
 from faulty_environments import TASK, Drawers
 
 from jaxrl_llm.environments import Environment, base, of_methods
+from jaxrl_llm.sampling.stream import Begin
 from jaxrl_llm.setup import setup
 
 HIDDEN = dataclasses.replace(TASK, train=[dataclasses.replace(TASK.train[i], extra={"hidden": 1 + i % 2}) for i in range(20)])
@@ -46,6 +47,24 @@ def test_a_trajectory_that_is_cut_gets_the_reward_of_its_object(changes):
     np.testing.assert_array_equal(forest.rewards[forest.ends], expected)
     assert forest.turn_rewards is not None and forest.turn_rewards.sum() == expected.sum()
     assert not run.source.stream.partner.runner._running and not run.source.stream.partner.runner._sent
+
+
+@pytest.mark.slow
+def test_trajectories_that_wait_for_their_last_reward_are_not_taken():
+    run, params = setup.build(chatter.get_config(**{
+        "environment": "test_cut_trajectories:opened(replayable=False, waits=True)", "prompts.max_tokens": 96,
+        "sampling.max_tokens": 128, "sampling.turn_tokens": 8}))
+    stream, problem = run.source.stream, run.source.task.train[0]
+    forest = run.source.planted([(problem, stream.partner.encode([problem], stream.tokenizer)[0])], 0)
+    stream.publish(run.learner.publish(setup.initial_state(run, params)))
+    stream.apply(forest, [Begin(0, 0, stream.group)])
+    while stream._held or stream._queue:
+        stream.advance()
+    with pytest.raises(ValueError, match="wait for their last reward"):
+        stream.take(forest)
+    while stream.advance():
+        pass
+    assert len(stream.take(forest).ends) == stream.group
 
 
 @pytest.mark.slow
