@@ -98,13 +98,16 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
             "environment does not open them")
     repetitions = 1 if temperature == 0 else -(-samples // stream.group)
     began = last = time.monotonic()
+    published = -1  # a measurement that is complete asks no server
     for number in range(repetitions):
-        stream.publish(Snapshot(-1, params, lora, jax.random.fold_in(key, number), host_settings(temperature)))
         for start in range(0, len(chosen), stream.prompts):
             part = chosen[start:start + stream.prompts]
             finished = until and all(solved[problem.id] >= until for problem, _ in part)
             if (number, start) in known or finished:
                 continue
+            if published != number:
+                stream.publish(Snapshot(-1, params, lora, jax.random.fold_in(key, number), host_settings(temperature)))
+                published = number
             new = rows_of(_grown(stream, part, number, start, problems), number, start)
             if temperature == 0:
                 new = [first_only(row) for row in new]
@@ -116,6 +119,7 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
             last = now
             left = (now - began) / (number + 1) * (repetitions - number - 1)
             say(f"{(number + 1) * stream.group} completions of each of {len(chosen)} problems, {format_seconds(left)} left")
+    stream.rest()
     return [row for row in without_repeats(rows) if row["repetition"] < repetitions]
 
 

@@ -98,6 +98,15 @@ def test_what_two_measurements_differ_in_is_named_beside_their_difference(policy
     assert "not the policies alone: temperature" in text and "1.0 here, 0.3 there" in text
 
 
+def test_a_measurement_that_is_complete_reads_no_weights(policy, monkeypatch):
+    """A server that is no longer there is not asked; nothing is kept of the weights after a draw."""
+    whole, (run, params) = draw(policy), policy
+    assert run.source.held_out._engine._weights == (None, None)
+    monkeypatch.setattr(run.source.held_out, "publish", None)
+    assert held_out.draw(run.source, params, None, problems=6, samples=5, temperature=1.0, key=jax.random.key(0),
+                         done=whole) == whole
+
+
 def test_a_draw_that_is_stored_twice_counts_once(policy):
     whole = draw(policy)
     run, params = policy
