@@ -2,6 +2,7 @@
 import dataclasses
 import functools
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -98,6 +99,7 @@ class Source:
 
     def __post_init__(self):
         self._apart: Stream | None = None
+        self._one = threading.Lock()
         if self.replay is not None and self.buffer is None:
             self.buffer = buffers.empty(self.replay, self.planted([], draw=0))
 
@@ -116,13 +118,18 @@ class Source:
                 stored, buffers.empty(self.replay, self.planted([], draw=0)), self.task.train, self.stream.partner.extract)
 
     def next(self, snapshot: Snapshot, timer: PhaseTimer | None = None) -> Finished:
-        """One batch, as planned by its topology.
+        """One batch, as planned by its topology. It waits for the batch of another thread, which an interrupt left behind.
 
         Raises:
           ValueError: no prompt of many batches fits, a setting is outside its range, or the snapshot is of another model.
         """
         if self.model is not None:
             check(snapshot, self.model)
+        with self._one:
+            return self._next(snapshot, timer)
+
+    def _next(self, snapshot: Snapshot, timer: PhaseTimer | None) -> Finished:
+        """The same, with nothing beside it."""
         timer, version = timer or PhaseTimer(), snapshot.version
         known = read_settings(snapshot.settings)
         self.stream.partner.rest()

@@ -2,6 +2,7 @@
 import itertools
 import os
 import pickle
+import threading
 
 import chatter
 import jax
@@ -234,6 +235,21 @@ def test_what_cannot_be_restored_is_said():
         other.restore(run.source.planted([(run.source.task.train[0], [1, 2])], 0), pending)
     with pytest.raises(ValueError, match="trajectory 100 grows already"):
         stream.apply(forest, [Begin(0, 100, 1)])
+
+
+@pytest.mark.slow
+def test_a_batch_waits_for_the_one_that_another_thread_samples(monkeypatch):
+    """An interrupt of `pipelined` leaves its thread behind; a run that goes on in this process samples one after the other."""
+    run, params = setup.build(tiny(**{"sampling.engine": "slots"}))
+    source, snapshot, begun, forests = run.source, Snapshot(0, params, None, jax.random.key(0)), threading.Event(), []
+    monkeypatch.setattr(source.stream.partner, "begin", lambda *given, begin=source.stream.partner.begin: (
+        begun.set(), begin(*given))[1])
+    thread = threading.Thread(target=lambda: forests.append(source.next(snapshot).forest))
+    thread.start()
+    assert begun.wait(60)
+    forests.append(source.next(snapshot).forest)
+    thread.join()
+    assert [sorted(forest.uid[forest.ends].tolist()) for forest in forests] == [[*range(16)], [*range(16, 32)]]
 
 
 def fails_once(monkeypatch, of, name, at, error):
