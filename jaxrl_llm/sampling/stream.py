@@ -221,7 +221,12 @@ class Stream:
 
     def prepare(self, parts: int = 1) -> list[tuple[str, str]]:
         """Rows for the head of a run whose batches are sampled in `parts`."""
-        return self.partner.prepare(parts == 1 and "beside" not in self.kind.can)
+        return self.partner.prepare(parts == 1 and not self._beside)
+
+    @property
+    def _beside(self) -> bool:
+        """Whether a thread samples beside rewards; several processes, which share out rewards, must hear equal nodes."""
+        return not self.partner.goes_on and "beside" in self.kind.can and not parallel.several()
 
     def apart(self, **changes: Any) -> "Stream":
         """A stream that shares no mutable state with this one, with other attributes if given."""
@@ -413,7 +418,7 @@ class Stream:
     def _sampled(self) -> tuple[bool, list[Node]]:
         """Whether the engine sampled, and the nodes that ended."""
         assert self._engine is not None
-        if self.partner.goes_on or "beside" not in self.kind.can:
+        if not self._beside:
             ran = self._engine.step()
             return ran, self._engine.finished()
         if self._nodes is None:

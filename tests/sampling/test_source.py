@@ -1,6 +1,7 @@
 """Sources: texts, rewards, filling and uids. The completions are given, or sampled by a real tiny model."""
 import dataclasses
 import threading
+import types
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import run_files
 import streams
 from streams import BYTES, EOS, completions
 
-from jaxrl_llm import rewards
+from jaxrl_llm import parallel, rewards
 from jaxrl_llm.data import rollouts, shapes
 from jaxrl_llm.data.forest import metrics
 from jaxrl_llm.engines import Sampling
@@ -17,6 +18,7 @@ from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.parallel import make_mesh
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.sampling import source
+from jaxrl_llm.sampling import stream as stream_module
 from jaxrl_llm.sampling.one_turn import OneTurn
 from jaxrl_llm.sampling.stream import Stream, _Beside
 from jaxrl_llm.setup import config as config_lib
@@ -213,6 +215,16 @@ def test_an_error_of_the_sampling_thread_is_raised_and_one_of_a_reward_waits_for
         streaming(made, never_answers, broken)
     assert not silent.is_set()
     silent.set()
+
+
+def test_several_processes_hear_equal_nodes(monkeypatch):
+    """What a thread has ready depends on time, and all processes must score the same rows together."""
+    monkeypatch.setattr(stream_module, "_Beside", None)
+    monkeypatch.setattr(stream_module, "parallel", types.SimpleNamespace(**vars(parallel) | {"several": lambda: True}))
+    made, _, _ = sampled([["1$", "2$"]])
+    forest = streaming(made, lambda requests, version: iter([told(requests, version, slice(3)), told(
+        requests, version, slice(3, 5))]), made.stream.partner.reward)
+    assert len(forest.ends) == 10
 
 
 def test_an_engine_that_forgets_a_request_is_named():
