@@ -1,6 +1,6 @@
-"""The contract of an engine, which turns requests into nodes, and the table of those that runs name in `sampling.engine`.
+"""The contract of an engine, which turns requests into nodes; `kinds` has the table of those that runs name.
 
-An engine from outside is a function `kind(run: Wanted) -> EngineKind` in a file of its own, named "module:kind".
+An engine from outside is a function `kind(run: Wanted) -> EngineKind` in any file; `sampling.engine` names it "module:kind".
 """
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol

@@ -2,6 +2,7 @@
 import functools
 import importlib
 import importlib.metadata
+import warnings
 
 from jaxrl_llm.environments.base import Environment, Message, Rubbish, Turn, key_of
 from jaxrl_llm.environments.guess_number import guess_number
@@ -34,12 +35,17 @@ for _factory in (single, sequence, tool_use, memory_use, recent, purified, solve
 def factories() -> dict[str, registry.Factory]:
     """All environments by name: those of this room and of `contrib`, and those that installed packages have as entry points.
 
-    An entry point of the group `jaxrl_llm.environments` names a function whose parameters are keyword-only.
+    An entry point of the group `jaxrl_llm.environments` names a function whose parameters are keyword-only. A warning names
+    those that are left out, because they cannot be loaded or another environment has their name.
     """
     for name in ADAPTERS:
         registry.register(FACTORIES, "environment", getattr(importlib.import_module(f"jaxrl_llm.contrib.{name}"), name))
     for point in importlib.metadata.entry_points(group="jaxrl_llm.environments"):
-        registry.register(FACTORIES, "environment", point.load())
+        try:
+            registry.register(FACTORIES, "environment", point.load(), name=point.name)
+        except Exception as error:  # a faulty package takes no other environment with it
+            warnings.warn(f"the environment {point.name!r} of {point.value} is left out: {type(error).__name__}: {error}",
+                          RuntimeWarning, stacklevel=2)
     return FACTORIES
 
 

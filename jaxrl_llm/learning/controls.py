@@ -2,7 +2,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -13,8 +13,10 @@ from jax.sharding import Mesh
 from jaxrl_llm import parallel
 from jaxrl_llm.control import FACTS, KNOWN, Controller, Settings
 from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.tools import registry
 
+FORMER = {"moving_reference": "t1", "reference_reset": "prorl", "recent_median": "spear"}  # names in earlier checkpoints
 _SOMETIMES = {"entropy", "metrics"}  # they are missing in a step that sampled no token, or learned from none
 
 
@@ -97,6 +99,16 @@ def _never(name: str, fact: str, facts: Mapping[str, Any]) -> ValueError:
 def _asked(controller: Controller) -> list[str]:
     """The names of the values that the state of a controller depends on."""
     return list(inspect.signature(controller.init).parameters)
+
+
+def with_former_names(state: TrainState) -> TrainState:
+    """The state with its controllers by the names that earlier versions saved."""
+    return state.replace(control={FORMER.get(name, name): inner for name, inner in state.control.items()})
+
+
+def with_present_names(state: TrainState, names: Iterable[str]) -> TrainState:
+    """The state with the controllers of these names, some of which it may have by their former ones."""
+    return state.replace(control={name: state.control[name if name in state.control else FORMER[name]] for name in names})
 
 
 def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[str, float]) -> dict[str, Any]:

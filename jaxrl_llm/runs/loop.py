@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import parallel
 from jaxrl_llm.data.finished import Finished
 from jaxrl_llm.environments.runner import TooManyInvalid
-from jaxrl_llm.learning import offload, optimizers
+from jaxrl_llm.learning import controls, offload, optimizers
 from jaxrl_llm.learning.schedules import Step
 from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.recorders import Recorder
@@ -41,7 +41,7 @@ from jaxrl_llm.store import given as given_lib
 from jaxrl_llm.store import pending, preemption
 from jaxrl_llm.store import workdir as folders
 from jaxrl_llm.store.best import Best
-from jaxrl_llm.store.checkpoints import Checkpoints
+from jaxrl_llm.store.checkpoints import Checkpoints, Restored
 from jaxrl_llm.store.lock import locked
 from jaxrl_llm.store.workdir import Workdir, check_agreement, open_workdir, records
 from jaxrl_llm.tasks.loader import batches
@@ -185,7 +185,7 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
         state = offload.moments_away(away, setup.initial_state(run, warm_up(run, params, progress, warm_starts)))
         return Reached(state, run.source.position())
     progress.phase("restoring")
-    restored = checkpoints.restore(offload.moments_away(away, setup.initial_state(run, params)))
+    restored = _restored(run, params, checkpoints)
     given_lib.check_same(given, restored.host.get("given", {}))
     run.source.set_position(restored.host)
     progress.step(restored.step, {})
@@ -193,6 +193,13 @@ def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, prog
     waiting = pending.restored(host.get("pending", ()), run.source, run.schedule.lag)
     return Reached(offload.moments_away(away, restored.state), run.source.position(), waiting, host["observed"], host["reset"],
                    host["line"])
+
+
+def _restored(run: setup.Run, params, checkpoints: Checkpoints) -> Restored:
+    """The last checkpoint of a run, also one in which an earlier version gave controllers other names."""
+    target = offload.moments_away(run.learner.offload, setup.initial_state(run, params))
+    restored = checkpoints.restore(target, former=controls.with_former_names(target))
+    return restored._replace(state=controls.with_present_names(restored.state, target.control))
 
 
 def warm_up(run: setup.Run, params, progress, folder: Path | None = None):

@@ -62,7 +62,7 @@ def _run(c: ConfigDict) -> None:
     c.guidance = ""                    # overrides of the guide, for methods that show solutions, e.g. "high=0.5"
     c.replay = ""                      # overrides of the replay buffer, for methods that have one, e.g. "capacity=512"
 
-    c.schedule = "sync"                # "sync", or "pipelined(lag=1)": batches are sampled with weights this many batches old
+    c.schedule = "sync"                # "sync", "pipelined(lag=1)": sampled with weights this many batches old; module:function
 
     c.task = "arithmetic"              # name(option=value, ...) of jaxrl_llm.tasks or module:function; see docs/guides/data.md
     c.rewards = ""                     # e.g. "boxed, format(pattern='...', weight=0.2)"; empty: the default reward of the task
@@ -121,7 +121,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.min_p = 0.0             # drops tokens below this share of the most probable token's probability; 0: none
     c.sampling.stop_strings = ()       # texts that end a completion, and belong to what rewards read; what follows them is cut
     c.sampling.micro_batches = 1       # parts of a batch that are sampled one after another; more parts need less memory
-    c.sampling.engine = "auto"         # sampler of single turns: "scan", "slots", or the faster one, see docs/guides/engine.md
+    c.sampling.engine = "auto"         # "scan", "slots", module:kind; "auto": the faster engine, see docs/guides/engine.md
     c.sampling.paged_cache = False     # the engine's keys and values lie in pages of one pool, see docs/guides/engine.md
     c.sampling.max_draws = 4           # largest number of draws of problems by which a filter fills a batch
 

@@ -136,10 +136,11 @@ class Checkpoints:
         finally:
             self._manager.close()
 
-    def restore(self, target: PyTree, step: int | None = None, *, part: bool = False) -> Restored:
+    def restore(self, target: PyTree, step: int | None = None, *, part: bool = False, former: PyTree = None) -> Restored:
         """Reads `step`, or the newest intact checkpoint, into the structure and shardings of `target`.
 
-        With `part` the target may omit branches of the stored tree, which are not read.
+        With `part` the target may omit branches of the stored tree, which are not read. `former`: the target by the names of
+        an earlier version, whose structure the state of a checkpoint with these names has.
 
         `target` has arrays or `jax.ShapeDtypeStruct`s (with `sharding`; without one the leaf goes to the first local device) as
         leaves. Damaged checkpoints are skipped with a warning unless `step` names one. Raises FileNotFoundError if there is
@@ -150,7 +151,7 @@ class Checkpoints:
         if not available or (step is not None and step not in available):
             wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
             raise FileNotFoundError(f"no complete {wanted} in {self.directory}; available steps: {available or 'none'}")
-        abstract = jax.tree.map(_abstract, target)
+        targets = [target] if former is None else [former, target]
         skipped, candidates = [], [step]
         if step is None:
             skipped = [(s, "its save was cut short") for s in self._unfinished if s > available[-1]]
@@ -158,6 +159,8 @@ class Checkpoints:
         for candidate in candidates:
             stored, problem = _in_all(self._stored_tensors, candidate)
             if problem is None:
+                target = next((tree for tree in targets if _named_leaves(tree).keys() <= stored.keys()), targets[-1])
+                abstract = jax.tree.map(_abstract, target)
                 _check_tensors(abstract, stored, f"{self.directory}/{candidate}", part)
                 stored, problem = _in_all(self._read, candidate, abstract, part)
             if problem is None:  # every process has its pieces now, and the checksums need all of them

@@ -35,15 +35,15 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     return given
 
 
-def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False) -> Factory:
-    """Enters `factory` into `table` under its own name and checks the keywords of every later call.
+def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False, name: str = "") -> Factory:
+    """Enters `factory` into `table` under `name`, or the name of the function, and checks the keywords of every later call.
 
     All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. With `pure`, so do
     numbers outside the `ranges` of their names, and factories of this package depend on their keywords alone: equal ones give
     the same object again, so that runs of a process share what is compiled with it. Your own factories may read what they like,
     and are called each time.
     """
-    slug = factory.__name__
+    slug = name or factory.__name__
     made = memo.remembered(64)(factory) if pure and factory.__module__.startswith("jaxrl_llm.") else factory
     parameters = inspect.signature(factory).parameters
     if any(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
@@ -51,14 +51,14 @@ def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bo
 
     @functools.wraps(factory)
     def checked(**hyper):
-        for name in hyper:
-            if name not in parameters:
-                raise unknown(f"keyword of {kind} {slug!r}", name, parameters)
+        for key in hyper:
+            if key not in parameters:
+                raise unknown(f"keyword of {kind} {slug!r}", key, parameters)
             if pure:
-                ranges.check(kind, slug, name, hyper[name], parameters[name].default)
-        for name, parameter in parameters.items():
-            if parameter.default is inspect.Parameter.empty and name not in hyper:
-                raise ValueError(f"{kind} {slug!r} needs the keyword {name!r}, which has no default")
+                ranges.check(kind, slug, key, hyper[key], parameters[key].default)
+        for key, parameter in parameters.items():
+            if parameter.default is inspect.Parameter.empty and key not in hyper:
+                raise ValueError(f"{kind} {slug!r} needs the keyword {key!r}, which has no default")
         return made(**hyper)
 
     enter(table, kind, slug, checked)

@@ -1,6 +1,8 @@
 """Valid returns of environments, keys and replays, for every kind without a download."""
+import contextlib
 import dataclasses
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -160,21 +162,57 @@ def test_single_rewards_by_the_verifier_of_the_task():
         environments.make("single", reward="boxes")
 
 
-def test_another_package_names_its_environments_as_entry_points(tmp_path, monkeypatch):
+@contextlib.contextmanager
+def another_package(folder, monkeypatch, code, **names):
+    """An installed package with this code and these entry points, name -> function."""
     monkeypatch.setattr(environments, "FACTORIES", dict(environments.FACTORIES))
-    (tmp_path / "another_package.py").write_text(
-        "from jaxrl_llm import environments\n\n\ndef hidden_number(*, highest=20):\n"
-        "    return environments.make('guess_number', highest=highest)\n")
-    told = tmp_path / "another_package-1.0.dist-info"
+    (folder / "another_package.py").write_text(code)
+    told = folder / "another_package-1.0.dist-info"
     told.mkdir()
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: another_package\nVersion: 1.0\n")
-    (told / "entry_points.txt").write_text("[jaxrl_llm.environments]\nhidden_number = another_package:hidden_number\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    points = "\n".join(f"{name} = {function}" for name, function in names.items())
+    (told / "entry_points.txt").write_text(f"[jaxrl_llm.environments]\n{points}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "another_package", raising=False)
     environments.factories.cache_clear()
     try:
-        assert environments.make("hidden_number").name == "guess_number"
-        with pytest.raises(ValueError, match="Unknown environment 'hiden_number'. Did you mean 'hidden_number'"):
-            environments.make("hiden_number")
-        assert {"treasure", "gymnasium_text", "verifiers_env"} <= environments.factories().keys()
+        yield
     finally:
         environments.factories.cache_clear()
+        sys.modules.pop("another_package", None)
+
+
+HIDDEN = """from jaxrl_llm import environments
+
+
+def hidden_number(*, highest=20):
+    return environments.make("guess_number", highest=highest)
+
+
+def by_position(highest):
+    return hidden_number(highest=highest)
+"""
+
+
+def test_another_package_names_its_environments_as_entry_points(tmp_path, monkeypatch):
+    with another_package(tmp_path, monkeypatch, HIDDEN, concealed="another_package:hidden_number"):
+        assert environments.make("concealed", highest=30).name == "guess_number"
+        with pytest.raises(ValueError, match="Unknown environment 'conceled'. Did you mean 'concealed'"):
+            environments.make("conceled")
+        with pytest.raises(ValueError, match="Unknown keyword of environment 'concealed' 'hihgest'. Did you mean 'highest'"):
+            environments.make("concealed", hihgest=3)
+        assert {"treasure", "gymnasium_text", "verifiers_env"} <= environments.factories().keys()
+        assert "hidden_number" not in environments.factories()
+
+
+def test_a_faulty_entry_point_leaves_the_other_environments(tmp_path, monkeypatch):
+    with another_package(tmp_path, monkeypatch, HIDDEN, gone="another_package:nothing", mine="another_package:hidden_number",
+                         by_position="another_package:by_position", treasure="another_package:hidden_number"):
+        with pytest.warns(RuntimeWarning) as caught:
+            assert environments.make("treasure", size=2).name == "treasure"
+        texts = sorted(str(warning.message) for warning in caught)
+        assert len(texts) == 3
+        assert "'by_position' of another_package:by_position is left out" in texts[0] and "must be keyword-only" in texts[0]
+        assert "'gone' of another_package:nothing is left out: AttributeError" in texts[1]
+        assert "'treasure' of another_package:hidden_number is left out" in texts[2] and "is defined twice" in texts[2]
+        assert environments.make("mine").name == "guess_number"

@@ -86,6 +86,33 @@ def test_an_anchor_over_a_resume(tmp_path):
     resumed_is_straight(tmp_path, method="t1")
 
 
+@pytest.mark.parametrize("method, former, name", (("t1", "t1", "moving_reference"), ("prorl", "prorl", "reference_reset"),
+                                                  ("spear", "spear", "recent_median")))
+def test_controllers_by_the_names_of_an_earlier_version(tmp_path, method, former, name):
+    """A checkpoint in which the controller has its former name, and one with the present name, give the same state."""
+    run, params = setup.build(tiny(method=method))
+    state = setup.initial_state(run, params)
+    state = state.replace(control=jax.tree.map(lambda x: x + 1, state.control))
+    renamed = state.replace(control={former if key == name else key: inner for key, inner in state.control.items()})
+    assert former in renamed.control and name not in renamed.control
+
+    def read():
+        restored = loop._restored(run, params, checkpoints).state
+        assert jax.tree.structure(restored) == jax.tree.structure(state)
+        jax.tree.map(np.testing.assert_array_equal, restored.control, state.control)
+        return restored
+
+    for folder, saved in (("former", renamed), ("present", state)):
+        with Checkpoints(tmp_path / folder) as checkpoints:
+            checkpoints.save(3, saved)
+            checkpoints.save(6, read())
+            read()
+    with Checkpoints(tmp_path / "other") as checkpoints:
+        checkpoints.save(3, state.replace(control={}))
+        with pytest.raises(ValueError, match=rf"control\.{name}.*: not in the checkpoint"):
+            loop._restored(run, params, checkpoints)
+
+
 @pytest.mark.slow
 def test_resets_over_a_resume(tmp_path, monkeypatch):
     """A controller that is shown the errors of a policy that learns sees validation fall, and resets soon."""
