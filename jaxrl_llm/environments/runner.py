@@ -188,9 +188,9 @@ class Runner:
         """Replays a trajectory in this process, alone and without a deadline; raises the environment's errors."""
         return base.replay(self.environment, *self.recording(uid))[1]
 
-    def end(self, uids: Sequence[int]) -> None:
-        """Ends trajectories that the policy does not continue, for instance because they are too long."""
-        for uid in uids:
+    def end(self, uids: Sequence[int] | None = None) -> None:
+        """Ends trajectories that the policy does not continue, for instance because they are too long; None: all of them."""
+        for uid in [*self._running] if uids is None else uids:
             self._sent.pop(uid, None)
             self._end(uid)
 

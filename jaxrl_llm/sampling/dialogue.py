@@ -126,8 +126,10 @@ class Dialogue:
         return plant(problems, ids, ["success"], answers=False, turns=True, draw=draw, columns=self.columns)
 
     def rest(self) -> None:
-        """Begins a batch anew: the share of lost trajectories is one of those from here on."""
+        """Begins a batch anew, without the trajectories that grow: the share of lost ones is one of those from here on."""
+        self.runner.end()
         self.runner.forget()
+        self.__post_init__()
 
     def scoring(self, reward: Any) -> Partner:
         """Raises NotImplementedError: an environment rewards its trajectories."""

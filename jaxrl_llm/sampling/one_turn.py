@@ -198,7 +198,8 @@ class OneTurn:
         raise NotImplementedError("a task has solutions to imitate, and no oracle")
 
     def rest(self) -> None:
-        """Does nothing: no completion is lost."""
+        """Begins a batch anew, without completions that nobody took."""
+        self.__post_init__()
 
     def scoring(self, reward: Combined | ByTask) -> "OneTurn":
         """A partner apart whose completions this reward scores."""

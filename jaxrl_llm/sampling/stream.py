@@ -1,4 +1,5 @@
 """The stream of a run: one engine, the trajectories that grow in it, and the partner that answers and rewards them."""
+import contextlib
 import copy
 import dataclasses
 import itertools
@@ -146,7 +147,7 @@ class Partner(Protocol):
         """A partner apart whose completions this reward scores."""
 
     def rest(self) -> None:
-        """Begins a batch anew: the share of lost trajectories is one of those from here on."""
+        """Begins a batch anew, without the trajectories that grow: the share of lost ones is one of those from here on."""
 
     def apart(self) -> "Partner":
         """A partner of the same problems that shares no mutable state with this one, for held-out measurements."""
@@ -199,6 +200,7 @@ class Stream:
         self._owner: dict[int, int] = {}  # the trajectory of each uid that the engine has heard of
         self._begun: dict[int, int] = {}  # prompts of the trajectories that `take` is to return
         self._nodes: _Beside | None = None
+        self._ready: list[Node] = []  # nodes that nobody has heard yet
         self._computed = 0
 
     @property
@@ -240,6 +242,7 @@ class Stream:
         limits = self.partner.limits(*(None if value is None else int(value) for value in (
             known.max_tokens, known.max_turns, known.announced_turns)))
         params = parallel.reshard(snapshot.params, self.mesh, self.dtype)
+        self._ready += self._stop()  # a thread would sample while the weights change
         if self._engine is None:
             self._engine = self.kind.make(params, snapshot.lora, snapshot.version)
         else:
@@ -266,26 +269,30 @@ class Stream:
     def advance(self, timer: PhaseTimer | None = None) -> bool:
         """Samples a part of the trajectories, and hears what the partner answers; returns whether some still grow.
 
-        Raises the errors of the engine, of the partner and of rewards.
+        Raises the errors of the engine, of the partner and of rewards, and RuntimeError where such an error has lost nodes.
         """
-        timer = timer or PhaseTimer()
-        if not (self._held or self.partner.busy):
+        timer, busy = timer or PhaseTimer(), self.partner.busy
+        if not (self._held or busy):
             if not self._queue:
                 return False
             self._start(timer)
         with timer("rollout"):
             ran, nodes = self._sampled()
-        self._heard(nodes, not ran and not nodes, timer)
+        heard = self._heard(nodes, not ran and not nodes, timer)
+        if self._held and not (heard or ran or nodes or busy):
+            raise RuntimeError(f"the engine samples none of the {len(self._held)} trajectories that grow: an error before has "
+                               "lost their nodes; call forget, and begin the batch again")
         if not self._held:
             self._stop()
         return bool(self._held or self.partner.busy or self._queue)
 
-    def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> None:
-        """Lets the partner hear these turns, and the policy read what it answers."""
+    def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> bool:
+        """Lets the partner hear these turns, and the policy read what it answers; returns whether it answered."""
         replies = self.partner.hear({self._owner[node.uid]: node for node in nodes}, wait, timer)
         with timer("rollout"):
             for uid, ids in replies.items():
                 self._go_on(uid, ids)
+        return bool(replies)
 
     def pending(self) -> tuple[Growing, ...]:
         """All trajectories that `take` has not returned, in their order, as they are now; they go on growing here.
@@ -293,7 +300,7 @@ class Stream:
         `restore` continues them in this or another process: the same tokens, under the same weights.
         """
         assert self._engine is not None
-        nodes = [*self._stop(), *self._engine.finished()]
+        nodes, self._ready = [*self._ready, *self._stop(), *self._engine.finished()], []
         while nodes:  # an answer may let the engine look at what has ended
             self._heard(nodes, False, PhaseTimer())
             nodes = self._engine.finished()
@@ -358,7 +365,16 @@ class Stream:
     def rest(self) -> None:
         """Frees the engine's weights, and caches that no trajectory needs, until the next `publish`."""
         if self._engine is not None:
+            self._ready += self._stop()
             self._engine.rest()
+
+    def forget(self) -> None:
+        """Begins a batch anew, without the trajectories that an error or an interrupt has left; call it before `publish`."""
+        if self._begun:
+            with contextlib.suppress(Exception):  # that of the batch, once more
+                self._stop()
+            self.__post_init__()  # also without the engine, which may hold a part of the batch
+        self.partner.rest()
 
     # --- the engine ---------------------------------------------------------------------------------------------------------
 
@@ -380,8 +396,10 @@ class Stream:
         numbers = [uid + REQUEST * one.request for uid, one in going.items()]
         keys = words_of(self._under.key, np.array(numbers, np.int64))
         stops = self.stop_strings if "stop_texts" in self.kind.can else ()
+        most = max((one.tokens for one in going.values()), default=1)  # under the limits that held when they began
+        sampling = dataclasses.replace(self._under.sampling, max_tokens=np.int32(most))
         self._engine.submit(*(Request(
-            number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=self._under.sampling,
+            number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=sampling,
             forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
             written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
         for number, (uid, one) in zip(numbers, going.items()):
@@ -391,18 +409,25 @@ class Stream:
     def _sampled(self) -> tuple[bool, list[Node]]:
         """Whether the engine sampled, and the nodes that ended."""
         assert self._engine is not None
+        if self._ready:
+            nodes, self._ready = self._ready, []
+            return True, nodes
         if self.partner.goes_on or "beside" not in self.kind.can:
             ran = self._engine.step()
             return ran, self._engine.finished()
         if self._nodes is None:
             self._nodes = _Beside(self._engine.collect)
-        nodes = self._nodes.get()
+        try:
+            nodes = self._nodes.get()
+        except BaseException:
+            self._nodes = None  # the next call samples what goes on
+            raise
         return bool(nodes), nodes
 
     def _stop(self) -> list[Node]:
         """Waits for the end of a part that a thread samples; the nodes that nobody has heard yet."""
-        nodes, self._nodes = [] if self._nodes is None else self._nodes.stop(), None
-        return nodes
+        beside, self._nodes = self._nodes, None
+        return [] if beside is None else beside.stop()
 
     def _go_on(self, uid: int, ids: list[int] | None) -> None:
         """Lets a trajectory go on with `ids` that the policy reads next; None: it has ended."""

@@ -105,6 +105,10 @@ def test_what_no_compiled_batch_can_hold_is_refused():
                           (asked(ids=[[V]] * P), "outside the vocabulary")):
         with pytest.raises(ValueError, match=reason):
             engine.submit(*wrong)
+    for wrong, what in ((asked(limits=(T - 1,) * P), "has a limit of tokens for each prompt"),
+                        (asked(forced=[[1]] * (P * G)), "begins completions with tokens that an expert wrote")):
+        with pytest.raises(ValueError, match=f"needs an engine that {what}, and this one is made without"):
+            engine.submit(*wrong)
     with pytest.raises(NotImplementedError, match="one turn"):
         engine.extend(0, [1])
     with pytest.raises(KeyError, match="not queued"):

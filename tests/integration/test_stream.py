@@ -234,3 +234,55 @@ def test_what_cannot_be_restored_is_said():
         other.restore(run.source.planted([(run.source.task.train[0], [1, 2])], 0), pending)
     with pytest.raises(ValueError, match="trajectory 100 grows already"):
         stream.apply(forest, [Begin(0, 100, 1)])
+
+
+@pytest.mark.parametrize("engine, lost", (("scan", "reward"), ("slots", "reward"), ("scan", "engine"), ("slots", "engine")))
+def test_after_an_error_a_batch_begins_anew(engine, lost, monkeypatch):
+    """Nothing of the batch that an error has cut enters the next one; without `forget` the stream says so and ends."""
+    run, params = setup.build(tiny(**{"sampling.engine": engine, "sampling.micro_batches": 2}))
+    stream, snapshot = run.source.stream, Snapshot(0, params, None, jax.random.key(0))
+    first = run.source.next(snapshot).forest
+    broken, name = (stream.partner.reward.__class__, "part") if lost == "reward" else (type(stream._engine), "step")
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, name, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.source.next(snapshot)
+    if lost == "reward":
+        with pytest.raises(RuntimeError, match="call forget, and begin the batch again"):
+            while stream.advance():
+                pass
+    again = run.source.next(snapshot)
+    count = len(first.ends)
+    assert again.forest.uid[again.forest.ends].tolist() == list(range(2 * count, 3 * count))
+    assert again.rollouts.valid.sum() == count and len(stream._engine.finished()) == 0
+
+
+def test_an_interrupted_trajectory_of_an_environment_is_ended(monkeypatch):
+    config = chatter.get_config(environment="chatter:letters")
+    run, params = setup.build(config)
+    stream, snapshot = run.source.stream, Snapshot(0, params, None, jax.random.key(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.source.next(snapshot)
+    assert stream.partner.runner._running and stream._held
+    stream.forget()
+    assert not stream.partner.runner._running and not stream._held and not stream.partner._going
+    again = run.source.next(snapshot).forest
+    assert len(again.ends) == config.prompts.per_step * stream.group
+
+
+def test_weights_change_while_a_thread_samples():
+    """The thread has ended what it samples, and what it has made is heard; limits stay those of the beginning."""
+    config = tiny(**{"sampling.engine": "slots", "sampling.micro_batches": 4, "sampling.max_tokens": 12})
+    run, stream, forest, params = begun(config, 1, rows=4)
+    settings = Settings(max_tokens=np.int32(3), temperature=np.float32(0.5))
+    stream.apply(forest, [Begin(0, 900, 2)])
+    stream.publish(Snapshot(4, params, None, jax.random.key(0), settings))
+    assert stream._nodes is None
+    while stream.advance():
+        pass
+    whole = stream.take(forest)
+    assert len(whole.ends) == 4 * stream.group + 2
+    late = np.flatnonzero(whole.uid >= 900)
+    assert whole.length[late].max() > 3 and set(whole.version[np.repeat(whole.uid, whole.length) >= 900].tolist()) == {4}
