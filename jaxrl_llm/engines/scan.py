@@ -138,7 +138,8 @@ class ScanEngine:
             return None
         requests, (tokens, mask, keys, own) = self._parts.popleft()
         params, lora = self._weights
-        rows, own = parallel.put(((tokens, mask, jax.random.wrap_key_data(keys)), own), parallel.batch_sharding(self._mesh))
+        keys = jax.random.wrap_key_data(keys, impl="threefry2x32")
+        rows, own = parallel.put(((tokens, mask, keys), own), parallel.batch_sharding(self._mesh))
         return _Flight(requests, self.version, self._program(params, *rows, requests[0].sampling, lora=lora, **own))
 
     def _prepare(self) -> None:

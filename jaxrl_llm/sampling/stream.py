@@ -19,7 +19,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.engines.base import Engine, EngineKind
 from jaxrl_llm.engines.requests import Node, Request
-from jaxrl_llm.engines.sampler import row_keys
+from jaxrl_llm.engines.sampler import row_keys, threefry
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
@@ -450,7 +450,7 @@ class Stream:
 def words_of(key: jax.Array, uids: np.ndarray) -> list[tuple[int, int]]:
     """The two words of the key of each trajectory, see `sampler.row_keys`; a few lengths serve all numbers of them."""
     padded = np.pad(uids, (0, (1 << (len(uids) - 1).bit_length()) - len(uids)))
-    words = parallel.fetch(jax.random.key_data(row_keys(key, padded)))[:len(uids)]
+    words = parallel.fetch(jax.random.key_data(row_keys(threefry(key), padded)))[:len(uids)]
     return [tuple(pair) for pair in words.tolist()]
 
 

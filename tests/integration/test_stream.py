@@ -286,3 +286,14 @@ def test_weights_change_while_a_thread_samples():
     assert len(whole.ends) == 4 * stream.group + 2
     late = np.flatnonzero(whole.uid >= 900)
     assert whole.length[late].max() > 3 and set(whole.version[np.repeat(whole.uid, whole.length) >= 900].tolist()) == {4}
+
+
+@pytest.mark.parametrize("engine", ("scan", "slots"))
+def test_keys_of_another_implementation_sample_what_their_first_words_do(engine):
+    _, stream, forest, params = begun(tiny(**{"sampling.engine": engine}), 0)
+    words, sampled = jax.random.key_data(jax.random.key(3)), []
+    for key in (jax.random.key(3), jax.random.wrap_key_data(np.concatenate([words, words]), impl="rbg")):
+        stream.forget()
+        stream.publish(Snapshot(0, params, None, key))
+        sampled.append(stream.groups(forest, np.arange(2), 0))
+    np.testing.assert_array_equal(sampled[0].tokens, sampled[1].tokens)
