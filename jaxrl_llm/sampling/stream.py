@@ -419,8 +419,8 @@ class Stream:
             self._nodes = _Beside(self._engine.collect)
         try:
             nodes = self._nodes.get()
-        except BaseException:
-            self._nodes = None  # the next call samples what goes on
+        except Exception:  # of the thread, which has ended; an interrupt leaves it
+            self._nodes = None
             raise
         return bool(nodes), nodes
 

@@ -15,6 +15,7 @@ from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling import heldout
 from jaxrl_llm.sampling.stream import Begin
+from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import setup
 
 TOOLS = {"environment": "tool_use(tools=('calculator',), options={'level': 'digit', 'chat': True}, turns=3)",
@@ -80,6 +81,7 @@ def test_a_task_is_an_environment_of_one_turn():
     assert [one.label for one in other.source.sets] == ["harder"]
     with pytest.raises(ValueError, match="sets 'tasks'; single has task, options"):
         setup.build(tiny(environment="single(tasks='arithmetic')"))
+    assert config_lib.of_one_turn(tiny(environment="single(options=None, reward=None)")).task == "arithmetic()"
 
 
 @pytest.mark.slow
