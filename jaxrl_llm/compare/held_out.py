@@ -88,7 +88,7 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
     known, solved = {(row["repetition"], row["start"]) for row in rows}, Counter()
     for row in rows:
         solved[row["problem"]] += sum(row["correct"])
-    stream.partner.rest()
+    stream.forget()
     wanted = held_out(source.task.heldout, problems)
     chosen = fitting_problems(wanted, stream.tokenizer, stream.prompt_tokens, source.overlong, encode=stream.partner.encode)
     if not chosen:

@@ -33,7 +33,7 @@ class Column:
     def filled(self, count: int) -> np.ndarray:
         """`count` entries that are `fill`."""
         out = np.empty((count, *self.trailing), self.dtype)
-        out[:] = self.fill
+        out[:] = [self.fill] * count if out.dtype == object else self.fill
         return out
 
     def array(self, values: Any, count: int) -> np.ndarray:
@@ -67,12 +67,14 @@ TURNS = (Column("turn_rewards", "node", np.float32), Column("turn_info", "node",
 
 
 def declared(columns: Iterable[Column]) -> tuple[Column, ...]:
-    """The columns; ValueError if two have one name, in the forest or in what its view shows."""
+    """The columns; ValueError if two have one name, in the forest or in what its view shows, or if a view shows objects."""
     columns = tuple(columns)
     for kind, names in (("", [column.name for column in columns]),
                         (" in rollouts", [column.shown_as or column.name for column in columns if column.to])):
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two columns have the name {min(twice)!r}{kind}; give each a name of its own")
+    if hosts := [column.name for column in columns if column.to and np.dtype(column.dtype) == object]:
+        raise ValueError(f"the column {hosts[0]!r} has objects, which rollouts cannot have; give it numbers, or to=None")
     return columns
 
 

@@ -397,18 +397,19 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
         if kept.of == "token":
             shown[name] = lay.tokens(values, version if kept.name == "version" else kept.fill)
         else:
-            shown[name] = lay.rows(values[results]) if kept.of == "node" else lay.prompts(values)
+            shown[name] = lay.rows(values[results], kept.fill) if kept.of == "node" else lay.prompts(values)
     return Rollouts(**fields, extras=named)
 
 
 class _Lay(NamedTuple):
     """Where the rows `[R]` and tokens `[M]` of a forest are in a view: functions that place them, see `_laid`.
 
-    tokens: `(values [M, ...], fill) -> [P, G, T, ...]`.  rows: `[R, ...] -> [P, G, ...]`.  prompts: the view's `[P, ...]`.
+    tokens: `(values [M, ...], fill) -> [P, G, T, ...]`.  rows: `(values [R, ...], fill) -> [P, G, ...]`.  prompts: the view's
+    `[P, ...]`.
     """
 
     tokens: Callable[..., np.ndarray]
-    rows: Callable[[np.ndarray], np.ndarray]
+    rows: Callable[..., np.ndarray]
     prompts: Callable[[np.ndarray], np.ndarray]
 
 
@@ -435,8 +436,8 @@ def _laid(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, g
         out[owner[line], place[line], column] = values[source]
         return of_prompts(out)
 
-    def of_rows(values):
-        out = np.zeros((P, group, *values.shape[1:]), values.dtype)
+    def of_rows(values, fill=0):
+        out = np.full((P, group, *values.shape[1:]), fill, values.dtype)
         out[owner, place] = values
         return of_prompts(out)
 

@@ -17,6 +17,7 @@ from jaxrl_llm.engines.lanes import Common, Widths, decoding, lane_counts, lanes
 from jaxrl_llm.engines.paged_caches import PagedCaches, check_model
 from jaxrl_llm.engines.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
 from jaxrl_llm.engines.reserve import Entries, Following, Reserve
+from jaxrl_llm.engines.sampler import threefry
 from jaxrl_llm.engines.slots import Drawn, Lanes
 from jaxrl_llm.engines.stopping import StopSearch, context
 from jaxrl_llm.kernels.products import reads_transposed
@@ -92,7 +93,7 @@ class SlotEngine:
         self._model, self._slot_tokens, self._tokenizer, self._chunks = model, slot_tokens, tokenizer, tuple(chunks)
         leaf = jax.tree.leaves(params)[0]
         self._device = min(leaf.devices(), key=lambda d: d.id) if isinstance(leaf, jax.Array) else jax.local_devices()[0]
-        self._key = jax.device_put(key, self._device)
+        self._key = jax.device_put(threefry(key), self._device)
         self._transposed = reads_transposed(slots, slot_tokens)
         self._lane_counts = lane_counts(slots)
         self._rows: dict[int, Row] = {}

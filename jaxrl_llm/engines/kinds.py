@@ -3,7 +3,7 @@ from collections.abc import Callable, Mapping
 
 from jaxrl_llm.engines import engine, scan
 from jaxrl_llm.engines import server as external
-from jaxrl_llm.engines.base import EngineKind, Wanted, check_can, check_provides
+from jaxrl_llm.engines.base import CAN, EngineKind, Wanted, check_can, check_provides
 from jaxrl_llm.tools import registry
 
 ENGINES: dict[str, Callable[[Wanted], EngineKind]] = {"scan": scan.kind, "slots": engine.kind}
@@ -28,7 +28,10 @@ def choose(name: str, run: Wanted, wanted: Mapping[str, str]) -> EngineKind:
         kind = ENGINES[registry.one_of("engine", name, ENGINES)](run)
     else:
         able = [one for one, can in (("scan", scan.CAN), ("slots", engine.CAN)) if can >= run.wants]
-        kind = ENGINES[able[-1] if len(able) > 1 and faster_in_slots(run) else (able or ["slots"])[0]](run)
+        if not able:
+            needs = "; ".join(f"{why} needs an engine that {CAN[what]}" for what, why in wanted.items())
+            raise ValueError(f"{needs}, and no engine of this process does all of that; leave something of it out")
+        kind = ENGINES[able[-1] if len(able) > 1 and faster_in_slots(run) else able[0]](run)
     check_can(kind, wanted)
     check_provides(kind, run.columns)
     return kind

@@ -70,6 +70,16 @@ def row_keys(key: jax.Array, uids: np.ndarray) -> jax.Array:
     return fold_in_halves(key, (flat >> 32).astype(np.uint32), flat.astype(np.uint32)).reshape(np.shape(uids))
 
 
+def threefry(key: jax.Array) -> jax.Array:
+    """The key, or for one of another implementation that of threefry with its first words.
+
+    Keys of rows have two words, and draws of `rbg` keys under `vmap` depend on each other.
+    """
+    if jax.random.key_impl(key) == "threefry2x32":
+        return key
+    return jax.random.wrap_key_data(jax.random.key_data(key)[..., :2], impl="threefry2x32")
+
+
 @jax.jit
 @functools.partial(jax.vmap, in_axes=(None, 0, 0))
 def fold_in_halves(key, high, low):

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxrl_llm import parallel
 from jaxrl_llm.data.ladders import prompt_buckets, smallest
 from jaxrl_llm.engines import measures
+from jaxrl_llm.engines.base import CAN as CAN_TEXTS
 from jaxrl_llm.engines.base import EngineKind, Wanted
 from jaxrl_llm.engines.prompts import pad
 from jaxrl_llm.engines.requests import Node, Request, check_tokens
@@ -81,7 +82,17 @@ class ScanEngine:
             if len(group[0].tokens) > self._prompt_tokens or not 1 <= group[0].limit <= self._max_tokens:
                 raise ValueError(f"uid {group[0].uid} has a prompt of {len(group[0].tokens)} tokens and a limit of "
                                  f"{group[0].limit}; the sampler is made for {self._prompt_tokens} and {self._max_tokens}")
+            self._check_wants(group)
         self._queue.extend(requests)
+
+    def _check_wants(self, group: Sequence[Request]) -> None:
+        """Raises ValueError for what the program was not made for, and would not heed."""
+        most = group[0].sampling.max_tokens
+        needs = {"forced": any(len(one.forced) for one in group),
+                 "limits": group[0].limit < (self._max_tokens if most is None else min(most, self._max_tokens))}
+        if missing := [what for what, needed in needs.items() if needed and what not in self._wants]:
+            raise ValueError(f"uid {group[0].uid} needs an engine that {CAN_TEXTS[missing[0]]}, and this one is made without; "
+                             f"make it with wants={{{missing[0]!r}}}, or take the slot engine")
 
     def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
         """Raises NotImplementedError: completions of a compiled batch have one turn."""
@@ -127,7 +138,8 @@ class ScanEngine:
             return None
         requests, (tokens, mask, keys, own) = self._parts.popleft()
         params, lora = self._weights
-        rows, own = parallel.put(((tokens, mask, jax.random.wrap_key_data(keys)), own), parallel.batch_sharding(self._mesh))
+        keys = jax.random.wrap_key_data(keys, impl="threefry2x32")
+        rows, own = parallel.put(((tokens, mask, keys), own), parallel.batch_sharding(self._mesh))
         return _Flight(requests, self.version, self._program(params, *rows, requests[0].sampling, lora=lora, **own))
 
     def _prepare(self) -> None:

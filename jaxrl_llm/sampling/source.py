@@ -132,7 +132,7 @@ class Source:
         """The same, with nothing beside it."""
         timer, version = timer or PhaseTimer(), snapshot.version
         known = read_settings(snapshot.settings)
-        self.stream.partner.rest()
+        self.stream.forget()
         self.stream.publish(snapshot._replace(settings=known))
         generate = functools.partial(self._sampled, known, timer)
         measured, asked = self._reference_rates(known.reference_ids, generate, timer)
@@ -483,7 +483,7 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
     Whole groups are drawn, of which the first `samples` are kept. `stream`: None: that of the source for held-out problems.
     """
     timer, stream = timer or PhaseTimer(), stream or source.held_out
-    stream.partner.rest()
+    stream.forget()
     rows = fitting_problems(held_out(source.task.heldout, problems), stream.tokenizer, stream.prompt_tokens, source.overlong,
                             encode=functools.partial(stream.partner.encode, timer=timer))
     if not rows:

@@ -18,7 +18,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.engines.base import Engine, EngineKind
 from jaxrl_llm.engines.requests import Node, Request
-from jaxrl_llm.engines.sampler import row_keys
+from jaxrl_llm.engines.sampler import row_keys, threefry
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
@@ -202,6 +202,7 @@ class Stream:
         self._owner: dict[int, int] = {}  # the trajectory of each uid that the engine has heard of
         self._begun: dict[int, int] = {}  # prompts of the trajectories that `take` is to return
         self._nodes: _Beside | None = None
+        self._ready: list[Node] = []  # nodes that nobody has heard yet
         self._computed = 0
 
     @property
@@ -248,6 +249,7 @@ class Stream:
         limits = self.partner.limits(*(None if value is None else int(value) for value in (
             known.max_tokens, known.max_turns, known.announced_turns)))
         params = parallel.reshard(snapshot.params, self.mesh, self.dtype)
+        self._ready += self._stop()  # a thread would sample while the weights change
         if self._engine is None:
             self._engine = self.kind.make(params, snapshot.lora, snapshot.version)
         else:
@@ -277,8 +279,8 @@ class Stream:
         Raises the errors of the engine, of the partner and of rewards, after which only `drop` is safe, and RuntimeError if the
         engine has returned no node for a request and has nothing more to sample.
         """
-        timer = timer or PhaseTimer()
-        if not (self._held or self.partner.busy):
+        timer, busy = timer or PhaseTimer(), self.partner.busy
+        if not (self._held or busy):
             if not self._queue:
                 return False
             self._start(timer)
@@ -306,7 +308,7 @@ class Stream:
         `restore` continues them in this or another process: the same tokens, under the same weights.
         """
         assert self._engine is not None
-        nodes = [*self._stop(), *self._engine.finished()]
+        nodes, self._ready = [*self._ready, *self._stop(), *self._engine.finished()], []
         while nodes:  # an answer may let the engine look at what has ended
             self._heard(nodes, False, PhaseTimer())
             nodes = self._engine.finished()
@@ -385,7 +387,14 @@ class Stream:
     def rest(self) -> None:
         """Frees the engine's weights, and caches that no trajectory needs, until the next `publish`."""
         if self._engine is not None:
+            self._ready += self._stop()
             self._engine.rest()
+
+    def forget(self) -> None:
+        """Begins a batch anew, without the trajectories that an error or an interrupt has left; call it before `publish`."""
+        if self._begun:
+            self.drop()
+        self.partner.rest()
 
     # --- the engine ---------------------------------------------------------------------------------------------------------
 
@@ -407,8 +416,10 @@ class Stream:
         numbers = [uid + REQUEST * one.request for uid, one in going.items()]
         keys = words_of(self._under.key, np.array(numbers, np.int64))
         stops = self.stop_strings if "stop_texts" in self.kind.can else ()
+        most = max((one.tokens for one in going.values()), default=1)  # under the limits that held when they began
+        sampling = dataclasses.replace(self._under.sampling, max_tokens=np.int32(most))
         self._engine.submit(*(Request(
-            number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=self._under.sampling,
+            number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=sampling,
             forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
             written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
         for number, (uid, one) in zip(numbers, going.items()):
@@ -418,18 +429,25 @@ class Stream:
     def _sampled(self) -> tuple[bool, list[Node]]:
         """Whether the engine sampled, and the nodes that ended."""
         assert self._engine is not None
+        if self._ready:
+            nodes, self._ready = self._ready, []
+            return True, nodes
         if not self._beside:
             ran = self._engine.step()
             return ran, self._engine.finished()
         if self._nodes is None:
             self._nodes = _Beside(self._engine.collect)
-        nodes = self._nodes.get()
+        try:
+            nodes = self._nodes.get()
+        except Exception:  # of the thread, which has ended; an interrupt leaves it
+            self._nodes = None
+            raise
         return bool(nodes), nodes
 
     def _stop(self) -> list[Node]:
         """Waits for the end of a part that a thread samples; the nodes that nobody has heard yet."""
-        nodes, self._nodes = [] if self._nodes is None else self._nodes.stop(), None
-        return nodes
+        beside, self._nodes = self._nodes, None
+        return [] if beside is None else beside.stop()
 
     def _go_on(self, uid: int, ids: list[int] | None) -> None:
         """Lets a trajectory go on with `ids` that the policy reads next; None: it has ended."""
@@ -452,7 +470,7 @@ class Stream:
 def words_of(key: jax.Array, uids: np.ndarray) -> list[tuple[int, int]]:
     """The two words of the key of each trajectory, see `sampler.row_keys`; a few lengths serve all numbers of them."""
     padded = np.pad(uids, (0, (1 << (len(uids) - 1).bit_length()) - len(uids)))
-    words = parallel.fetch(jax.random.key_data(row_keys(key, padded)))[:len(uids)]
+    words = parallel.fetch(jax.random.key_data(row_keys(threefry(key), padded)))[:len(uids)]
     return [tuple(pair) for pair in words.tolist()]
 
 

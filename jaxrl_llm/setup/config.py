@@ -305,7 +305,7 @@ def of_one_turn(config: ConfigDict) -> ConfigDict:
         if unknown := options.keys() - {"task", "options", "reward"}:
             raise ValueError(f"config.environment={config.environment!r} sets {min(unknown)!r}; single has task, options "
                              "and reward")
-        told = {**options.get("options", {}), **({"reward": options["reward"]} if options.get("reward") else {})}
+        told = {**(options.get("options") or {}), **({"reward": options["reward"]} if options.get("reward") else {})}
         numbers = ", ".join(f"{name}={value!r}" for name, value in told.items())
         config.task, config.environment = f"{options.get('task', 'arithmetic')}({numbers})", ""
     return config

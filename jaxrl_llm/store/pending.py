@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.finished import Finished
+from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.sampling.source import Source
@@ -22,7 +24,8 @@ def encode(batch: Finished) -> dict[str, Any]:
         fields = {field.name: getattr(rollouts, field.name) for field in dataclasses.fields(rollouts)}
         fields |= {f"{_EXTRA}{name}": x for name, x in fields.pop("extras").items()}
     return {"forest": buffers.encode(forest), **{name: getattr(forest, name) for name in _OF_FOREST},
-            "prompts": _archive({column.name: forest.columns[column.name] for column in forest.of("prompt")}),
+            "prompts": _archive({name: x for name, x in _of_prompts(forest).items() if x.dtype != object}),
+            "objects": {name: x.tolist() for name, x in _of_prompts(forest).items() if x.dtype == object},
             "facts": sorted(forest.facts),
             "rollouts": None if rollouts is None else _archive({name: x for name, x in fields.items() if x is not None}),
             "metrics": {name: float(value) for name, value in batch.metrics.items()}, "counts": _archive(batch.counts)}
@@ -50,7 +53,8 @@ def decode(stored: Mapping[str, Any], source: Source) -> Finished:
     empty = source.planted([], draw=0)
     empty = empty.with_facts(dict.fromkeys(stored["facts"], np.zeros(0)))
     forest = buffers.decode(stored["forest"], empty, source.task.train, source.stream.partner.extract)
-    forest = forest.with_columns(**_arrays(stored["prompts"]))
+    objects = {name: forests.objects(values) for name, values in stored.get("objects", {}).items()}
+    forest = forest.with_columns(**_arrays(stored["prompts"]), **objects)
     counts: dict[str, Any] = {name: stored[name] for name in _OF_FOREST}
     forest = dataclasses.replace(forest, **counts | {"seconds": tuple(counts["seconds"])})
     rollouts = None
@@ -59,6 +63,10 @@ def decode(stored: Mapping[str, Any], source: Source) -> Finished:
         extras: dict[str, Any] = {name.removeprefix(_EXTRA): arrays.pop(name) for name in [*arrays] if name.startswith(_EXTRA)}
         rollouts = Rollouts(**arrays | {"filled": int(arrays["filled"])}, extras=extras)
     return Finished(rollouts, forest, dict(stored["metrics"]), _arrays(stored["counts"]))
+
+
+def _of_prompts(forest: Forest) -> dict[str, np.ndarray]:
+    return {column.name: forest.columns[column.name] for column in forest.of("prompt")}
 
 
 def _archive(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -197,8 +197,8 @@ def test_equal_answers_get_equal_numbers_within_a_prompt():
 
 
 RANKS = Column("ranks", "token", np.int16, (2,), fill=-1, to="extras")
-MORE = (RANKS, Column("judged", "node", np.float32, to="extras", shown_as="verdicts"),
-        Column("level", "prompt", np.int32, fill=3, to="extras"), Column("note", "node", object, fill=""))
+MORE = (RANKS, Column("judged", "node", np.float32, fill=-2, to="extras", shown_as="verdicts"),
+        Column("level", "prompt", np.int32, fill=3, to="extras"), Column("note", "node", object, fill=()))
 
 
 def with_more(forest, parent, ids, uid, **more):
@@ -218,9 +218,9 @@ def test_declared_columns_go_wherever_a_forest_goes():
     none = [-1, -1]
     assert view.extras["ranks"].dtype == np.int16 and view.extras["ranks"].tolist() == [
         [[[7, 14], none], [[5, 10], [6, 12]]], [[[8, 16], none], [none, none]], [[[7, 14], none], [[5, 10], [6, 12]]]]
-    assert view.extras["verdicts"].tolist() == [[0.5, 0.25], [0.75, 0], [0.5, 0.25]]
+    assert view.extras["verdicts"].tolist() == [[0.5, 0.25], [0.75, -2], [0.5, 0.25]]
     assert view.extras["level"].tolist() == [3, 3, 3]
-    assert "note" not in view.extras and kept.columns["note"].tolist() == ["", "n", "", "n", "n"]
+    assert "note" not in view.extras and kept.columns["note"].tolist() == [(), "n", (), "n", "n"]
 
 
 def test_columns_that_do_not_fit():
@@ -228,6 +228,8 @@ def test_columns_that_do_not_fit():
         prompts(1, columns=(RANKS, RANKS))
     with pytest.raises(ValueError, match="two columns have the name 'entropies' in rollouts"):
         prompts(1, columns=(dataclasses.replace(RANKS, to="field", shown_as="entropies"),))
+    with pytest.raises(ValueError, match="column 'note' has objects, which rollouts cannot have"):
+        prompts(1, columns=(dataclasses.replace(MORE[-1], to="extras"),))
     whole = prompts(1, answers=False, columns=MORE)
     with pytest.raises(ValueError, match="forest keeps the token column 'ranks', and it is not among those given: answers"):
         node(whole, 0, [1], uid=0)

@@ -105,6 +105,10 @@ def test_what_no_compiled_batch_can_hold_is_refused():
                           (asked(ids=[[V]] * P), "outside the vocabulary")):
         with pytest.raises(ValueError, match=reason):
             engine.submit(*wrong)
+    for wrong, what in ((asked(limits=(T - 1,) * P), "has a limit of tokens for each prompt"),
+                        (asked(forced=[[1]] * (P * G)), "begins completions with tokens that an expert wrote")):
+        with pytest.raises(ValueError, match=f"needs an engine that {what}, and this one is made without"):
+            engine.submit(*wrong)
     with pytest.raises(NotImplementedError, match="one turn"):
         engine.extend(0, [1])
     with pytest.raises(KeyError, match="not queued"):
@@ -174,7 +178,8 @@ def test_auto_is_the_faster_engine_that_can_what_is_wanted():
                                                     "together, and 'slots' does not; set sampling.engine='auto'"),
             ("slots", {"mesh": "a mesh of 4 devices"}, "a mesh of 4 devices needs an engine that samples on all devices"),
             ("scan", {"paged": "sampling.paged_cache=True"}, "keeps caches in pages, and 'scan' does not"),
-            ("auto", {"spread": "a", "extend": "b"}, "a needs an engine that draws the first tokens")):
+            ("auto", {"spread": "a", "extend": "b"}, "a needs an engine that draws the first tokens of a group "
+             "together; b needs an engine that goes on .* and no engine of this process does all of that")):
         with pytest.raises(ValueError, match=message):
             kinds.choose(name, wanted(), lacks)
     with pytest.raises(ValueError, match="Unknown engine 'slot'. Did you mean 'slots'"):

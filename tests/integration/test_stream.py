@@ -16,6 +16,7 @@ from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling import heldout
 from jaxrl_llm.sampling.stream import Begin
+from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import setup
 
 TOOLS = {"environment": "tool_use(tools=('calculator',), options={'level': 'digit', 'chat': True}, turns=3)",
@@ -81,6 +82,7 @@ def test_a_task_is_an_environment_of_one_turn():
     assert [one.label for one in other.source.sets] == ["harder"]
     with pytest.raises(ValueError, match="sets 'tasks'; single has task, options"):
         setup.build(tiny(environment="single(tasks='arithmetic')"))
+    assert config_lib.of_one_turn(tiny(environment="single(options=None, reward=None)")).task == "arithmetic()"
 
 
 @pytest.mark.slow
@@ -332,3 +334,61 @@ def test_what_is_lost_or_over_is_restored_without_the_environment():
         assert again.uid[again.ends].tolist() == [100, 101, *range(103, 108)] and again.lost.tolist() == [1, 0]
         assert not stream.partner.runner._running
     np.testing.assert_array_equal(first.take(forest).tokens, again.tokens)
+
+
+@pytest.mark.parametrize("engine, lost", (("scan", "reward"), ("slots", "reward"), ("scan", "engine"), ("slots", "engine")))
+def test_after_an_error_a_batch_begins_anew(engine, lost, monkeypatch):
+    """Nothing of the batch that an error has cut enters the next one."""
+    run, params = setup.build(tiny(**{"sampling.engine": engine, "sampling.micro_batches": 2}))
+    stream, snapshot = run.source.stream, Snapshot(0, params, None, jax.random.key(0))
+    first = run.source.next(snapshot).forest
+    broken, name = (stream.partner.reward.__class__, "part") if lost == "reward" else (type(stream._engine), "step")
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, name, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.source.next(snapshot)
+    assert not stream.advance()
+    again = run.source.next(snapshot)
+    count = len(first.ends)
+    assert again.forest.uid[again.forest.ends].tolist() == list(range(2 * count, 3 * count))
+    assert again.rollouts.valid.sum() == count and len(stream._engine.finished()) == 0
+
+
+def test_an_interrupted_trajectory_of_an_environment_is_ended(monkeypatch):
+    config = chatter.get_config(environment="chatter:letters")
+    run, params = setup.build(config)
+    stream, snapshot = run.source.stream, Snapshot(0, params, None, jax.random.key(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.source.next(snapshot)
+    assert not stream.partner.runner._running and not stream._held and not stream.partner._going
+    again = run.source.next(snapshot).forest
+    assert len(again.ends) == config.prompts.per_step * stream.group
+
+
+def test_weights_change_while_a_thread_samples():
+    """The thread has ended what it samples, and what it has made is heard; limits stay those of the beginning."""
+    config = tiny(**{"sampling.engine": "slots", "sampling.micro_batches": 4, "sampling.max_tokens": 12})
+    run, stream, forest, params = begun(config, 1, rows=4)
+    settings = Settings(max_tokens=np.int32(3), temperature=np.float32(0.5))
+    stream.apply(forest, [Begin(0, 900, 2)])
+    stream.publish(Snapshot(4, params, None, jax.random.key(0), settings))
+    assert stream._nodes is None
+    while stream.advance():
+        pass
+    whole = stream.take(forest)
+    assert len(whole.ends) == 4 * stream.group + 2
+    late = np.flatnonzero(whole.uid >= 900)
+    assert whole.length[late].max() > 3 and set(whole.version[np.repeat(whole.uid, whole.length) >= 900].tolist()) == {4}
+
+
+@pytest.mark.parametrize("engine", ("scan", "slots"))
+def test_keys_of_another_implementation_sample_what_their_first_words_do(engine):
+    _, stream, forest, params = begun(tiny(**{"sampling.engine": engine}), 0)
+    words, sampled = jax.random.key_data(jax.random.key(3)), []
+    for key in (jax.random.key(3), jax.random.wrap_key_data(np.concatenate([words, words]), impl="rbg")):
+        stream.forget()
+        stream.publish(Snapshot(0, params, None, key))
+        sampled.append(stream.groups(forest, np.arange(2), 0))
+    np.testing.assert_array_equal(sampled[0].tokens, sampled[1].tokens)

@@ -1,6 +1,7 @@
 """The buffer: additions, drops, replays and saves, on forests written by hand and on random ones."""
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from jaxrl_llm import replay
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.columns import Column
+from jaxrl_llm.data.finished import Finished
 from jaxrl_llm.data.forest import grow, plant
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.replay import buffer as buffers
+from jaxrl_llm.store import pending
 from jaxrl_llm.tasks.base import Problem
 
 PROBLEMS = [Problem(f"q{number}", "12", number) for number in range(20)]
@@ -69,6 +72,17 @@ def test_a_declared_column_is_stored_and_comes_back():
     assert again.columns["note"].tolist() == ["", "x", "y"] and again.columns["level"].tolist() == [5]
     with pytest.raises(ValueError, match="this run keeps the column 'note', which stored rollouts of the checkpoint lack"):
         buffers.decode(buffers.encode(batch([4], [[1, 0]], version=0)), nothing, PROBLEMS, None)
+
+
+def test_a_waiting_batch_keeps_the_columns_of_its_prompts():
+    more = (Column("level", "prompt", np.int32, fill=5), Column("origin", "prompt", object, fill=("web", 1)))
+    whole = plant([PROBLEMS[4]], [[1]], ("exact",), answers=False, columns=more)
+    source = types.SimpleNamespace(
+        planted=lambda rows, draw: plant(rows, [], ("exact",), answers=False, columns=more),
+        task=types.SimpleNamespace(train=PROBLEMS), stream=types.SimpleNamespace(partner=types.SimpleNamespace(extract=None)))
+    stored = json.loads(json.dumps(pending.encode(Finished(None, whole, {}, {}))))
+    again = pending.decode(stored, source).forest
+    assert again.columns["level"].tolist() == [5] and again.columns["origin"].tolist() == [["web", 1]]
 
 
 def test_what_batches_counted_does_not_pile_up():
