@@ -363,7 +363,7 @@ class Stream:
         return self.take(forest)
 
     def rest(self) -> None:
-        """Frees the engine's weights, and caches that no trajectory needs, until the next `publish`."""
+        """Frees the engine's weights and caches until the next `publish`, see `Engine.rest`."""
         if self._engine is not None:
             self._ready += self._stop()
             self._engine.rest()

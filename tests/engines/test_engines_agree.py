@@ -125,8 +125,11 @@ def test_weights_change_between_batches_and_are_freed_when_an_engine_rests():
         first = nodes(engine, asked())
         engine.rest()
         compiled.clear()
+        engine.submit(*asked())
+        with pytest.raises(ValueError, match="the engine rests, without weights; publish weights before it samples"):
+            engine.collect()
         engine.publish(6, params(seed=1))
-        second = nodes(engine, asked())
+        second = nodes(engine, [])
         assert not compiled
         assert {n for node in first.values() for n in node.policy_version.tolist()} == {5}
         assert {n for node in second.values() for n in node.policy_version.tolist()} == {6}

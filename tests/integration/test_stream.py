@@ -268,6 +268,7 @@ def test_an_interrupted_trajectory_of_an_environment_is_ended(monkeypatch):
         with pytest.raises(ZeroDivisionError):
             run.source.next(snapshot)
     assert stream.partner.runner._running and stream._held
+    assert stream.partner.limits(10**6, None, None).tokens == config.sampling.max_tokens
     stream.forget()
     assert not stream.partner.runner._running and not stream._held and not stream.partner._going
     again = run.source.next(snapshot).forest
