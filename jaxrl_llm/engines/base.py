@@ -62,7 +62,7 @@ class Engine(Protocol):
         """What the policy has written of a node that has not ended, for `Request.written`; None: nothing that is kept."""
 
     def rest(self) -> None:
-        """Frees weights, and caches that no row needs, until the next `publish`."""
+        """Frees weights and caches until the next `publish`; an engine may keep both while it holds a trajectory."""
 
 
 class Wanted(NamedTuple):

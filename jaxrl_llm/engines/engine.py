@@ -242,7 +242,7 @@ class SlotEngine:
         self._caches.forget_prefixes()
 
     def rest(self) -> None:
-        """Frees the weights until the next `publish`, and the caches, unless a trajectory is held."""
+        """Frees weights and caches until the next `publish`; keeps both while a trajectory is held."""
         if not self._rows:
             self._caches.clear()
             self._weights, self._given = None, []
@@ -287,6 +287,8 @@ class SlotEngine:
         The next chunk is dispatched before this one is fetched unless a row has to be changed, a row waits that cannot follow
         others within a chunk, or fewer lanes may soon suffice.
         """
+        if self._weights is None and self._queue:
+            raise ValueError("the engine rests, without weights; publish weights before it samples")
         if not self._flights:
             self._admit()
             if not self._decoding():

@@ -114,9 +114,11 @@ class ScanEngine:
             self._flight = self._begun()
         if (flight := self._flight) is None:
             return False
-        made = parallel.fetch(flight.made)
-        self._flight = self._begun()
-        self._done += _nodes(flight, made)
+        made, self._flight = parallel.fetch(flight.made), None
+        try:
+            self._flight = self._begun()
+        finally:
+            self._done += _nodes(flight, made)
         return True
 
     def finished(self) -> list[Node]:
@@ -136,11 +138,15 @@ class ScanEngine:
             self._prepare()
         if not self._parts:
             return None
-        requests, (tokens, mask, keys, own) = self._parts.popleft()
+        requests, (tokens, mask, keys, own) = self._parts[0]
         params, lora = self._weights
+        if params is None:
+            raise ValueError("the engine rests, without weights; publish weights before it samples")
         keys = jax.random.wrap_key_data(keys, impl="threefry2x32")
         rows, own = parallel.put(((tokens, mask, keys), own), parallel.batch_sharding(self._mesh))
-        return _Flight(requests, self.version, self._program(params, *rows, requests[0].sampling, lora=lora, **own))
+        flight = _Flight(requests, self.version, self._program(params, *rows, requests[0].sampling, lora=lora, **own))
+        self._parts.popleft()
+        return flight
 
     def _prepare(self) -> None:
         """Cuts the next batch into parts; its prompts are padded to one of a few lengths."""

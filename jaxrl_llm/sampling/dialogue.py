@@ -182,7 +182,7 @@ class Dialogue:
             raise ValueError(f"environment {self.runner.environment.name!r} speaks in tokens, so it cannot announce how many "
                              "turns are left; take a method without announced turns")
         return TurnLimits(self.turns if max_turns is None else min(self.turns, max_turns),
-                          self.max_tokens if max_tokens is None else max_tokens, announced or 0)
+                          self.max_tokens if max_tokens is None else min(self.max_tokens, max_tokens), announced or 0)
 
     def limit(self, one: Trajectory, more: int = 0) -> int:
         """Maximum of `drawn` at the end of the next turn, after `more` tokens of others."""

@@ -385,7 +385,7 @@ class Stream:
         self.partner.drop()
 
     def rest(self) -> None:
-        """Frees the engine's weights, and caches that no trajectory needs, until the next `publish`."""
+        """Frees the engine's weights and caches until the next `publish`, see `Engine.rest`."""
         if self._engine is not None:
             self._ready += self._stop()
             self._engine.rest()

@@ -125,8 +125,11 @@ def test_weights_change_between_batches_and_are_freed_when_an_engine_rests():
         first = nodes(engine, asked())
         engine.rest()
         compiled.clear()
+        engine.submit(*asked())
+        with pytest.raises(ValueError, match="the engine rests, without weights; publish weights before it samples"):
+            engine.collect()
         engine.publish(6, params(seed=1))
-        second = nodes(engine, asked())
+        second = nodes(engine, [])
         assert not compiled
         assert {n for node in first.values() for n in node.policy_version.tolist()} == {5}
         assert {n for node in second.values() for n in node.policy_version.tolist()} == {6}
@@ -178,8 +181,8 @@ def test_auto_is_the_faster_engine_that_can_what_is_wanted():
                                                     "together, and 'slots' does not; set sampling.engine='auto'"),
             ("slots", {"mesh": "a mesh of 4 devices"}, "a mesh of 4 devices needs an engine that samples on all devices"),
             ("scan", {"paged": "sampling.paged_cache=True"}, "keeps caches in pages, and 'scan' does not"),
-            ("auto", {"spread": "a", "extend": "b"}, "a needs an engine that draws the first tokens of a group "
-             "together; b needs an engine that goes on .* and no engine of this process does all of that")):
+            ("auto", {"spread": "a", "extend": "b"}, "a needs an engine that draws .*; b needs an engine that goes on "
+                                                     ".* and no engine of this process does all of that")):
         with pytest.raises(ValueError, match=message):
             kinds.choose(name, wanted(), lacks)
     with pytest.raises(ValueError, match="Unknown engine 'slot'. Did you mean 'slots'"):

@@ -362,6 +362,7 @@ def test_an_interrupted_trajectory_of_an_environment_is_ended(monkeypatch):
         patch.setattr(Runner, "step", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.source.next(snapshot)
+    assert stream.partner.limits(10**6, None, None).tokens == config.sampling.max_tokens
     assert not stream.partner.runner._running and not stream._held and not stream.partner._going
     again = run.source.next(snapshot).forest
     assert len(again.ends) == config.prompts.per_step * stream.group
