@@ -409,7 +409,7 @@ class Stream:
         stops = self.stop_strings if "stop_texts" in self.kind.can else ()
         self._engine.submit(*(Request(
             number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=self._under.sampling,
-            forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
+            forced=one.forced[:self.partner.limit(one)] if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
             written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
         for number, (uid, one) in zip(numbers, going.items()):
             self._held.setdefault(uid, set()).add(one.request)
