@@ -183,6 +183,7 @@ def test_what_a_stream_cannot_do_is_said_before_it_samples():
         stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=np.float32(-1))))
     with pytest.raises(ValueError, match="publish weights first"):
         stream.groups(forest, np.array([0]), 0)
+    assert stream.pending() == ()
     stream.publish(Snapshot(0, params, None, jax.random.key(0)))
     stream.apply(forest, [])
     assert not stream.advance() and not len(stream.take(forest).ends)
