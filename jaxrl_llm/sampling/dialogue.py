@@ -27,6 +27,7 @@ from jaxrl_llm.tools.timer import PhaseTimer
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
 _DEMONSTRATED = 1  # the seed of demonstrations before the first step
 _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; nothing is drawn with them
+_HELD_OUT_OPENINGS = 2**31  # the first of them for held-out problems: a file of lost trajectories names each by its uid
 
 
 class Memory(NamedTuple):
@@ -142,7 +143,8 @@ class Dialogue:
 
     def apart(self) -> Partner:
         """The same environment with a runner of its own, for held-out problems."""
-        return dataclasses.replace(self, runner=self.runner.apart(), offset=HELD_OUT, opened=itertools.count())
+        return dataclasses.replace(self, runner=self.runner.apart(), offset=HELD_OUT,
+                                   opened=itertools.count(_HELD_OUT_OPENINGS))
 
     def encode(self, problems: Sequence[Problem], tokenizer: Any, timer: PhaseTimer | None = None) -> list[list[int] | None]:
         """Token ids of the opening of each problem and of all its contexts; None if the environment fails to open it.

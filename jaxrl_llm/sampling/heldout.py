@@ -1,4 +1,4 @@
-"""Held-out performance of a policy, through the compiled training sampler."""
+"""Held-out performance of a policy, sampled as in training, by a stream apart from that of training."""
 import dataclasses
 from collections.abc import Mapping
 

@@ -307,7 +307,8 @@ class Stream:
 
         `restore` continues them in this or another process: the same tokens, under the same weights.
         """
-        assert self._engine is not None
+        if self._engine is None:
+            return ()
         nodes, self._ready = [*self._ready, *self._stop(), *self._engine.finished()], []
         while nodes:  # an answer may let the engine look at what has ended
             self._heard(nodes, False, PhaseTimer())
@@ -418,10 +419,12 @@ class Stream:
         stops = self.stop_strings if "stop_texts" in self.kind.can else ()
         most = max((one.tokens for one in going.values()), default=1)  # under the limits that held when they began
         sampling = dataclasses.replace(self._under.sampling, max_tokens=np.int32(most))
+        limits = [self.partner.limit(one) for one in going.values()]
         self._engine.submit(*(Request(
-            number, self.partner.limit(one), one.ids, keep=self.partner.goes_on, sampling=sampling,
-            forced=one.forced if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
-            written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
+            number, limit, one.ids, keep=self.partner.goes_on, sampling=sampling,
+            forced=one.forced[:limit] if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
+            written=(written or {}).get(uid), key=key)
+            for number, key, limit, (uid, one) in zip(numbers, keys, limits, going.items())))
         for number, (uid, one) in zip(numbers, going.items()):
             self._held.setdefault(uid, set()).add(one.request)
             self._owner[number] = uid

@@ -97,6 +97,22 @@ def test_the_two_engines_sample_one_task_alike():
 
 
 @pytest.mark.slow
+def test_the_two_engines_cut_what_an_expert_wrote_at_the_limit_of_a_prompt():
+    forests = []
+    for name in ("scan", "slots"):
+        config, policy, source, params = setup.build_policy(tiny(**{"sampling.engine": name}))
+        source = setup.make_plain_source(config, policy, policy.mesh, source.stream.tokenizer, setup.make_judge(config),
+                                         wanted={"forced": "an expert", "limits": "a limit"})
+        stream, problem = source.stream, source.task.train[0]
+        stream.publish(Snapshot(0, params, None, jax.random.key(0)))
+        forest = source.planted([(problem, stream.partner.encode([problem], stream.tokenizer)[0])], 0)
+        forests.append(stream.groups(forest, np.arange(1), 0, limits=np.array([2]), forced=[[[49] * n for n in range(4)]]))
+    assert forests[0].length[1:].tolist() == [2, 1, 1, 2, 2]  # the policy's; an expert's and the policy's; an expert's twice
+    for name in ("length", "role", "tokens", "stopped", "rewards"):
+        np.testing.assert_array_equal(forests[0].columns[name], forests[1].columns[name], err_msg=name)
+
+
+@pytest.mark.slow
 def test_held_out_measurements_leave_training_as_it_is(monkeypatch):
     """An evaluation in the middle of a batch of an environment, with trajectories that it loses, changes nothing of it."""
     config = chatter.get_config(environment="chatter:letters", **{"eval.sets": "arithmetic(level='digit', problems=2)"})
@@ -169,6 +185,7 @@ def test_what_a_stream_cannot_do_is_said_before_it_samples():
         stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=np.float32(-1))))
     with pytest.raises(ValueError, match="publish weights first"):
         stream.groups(forest, np.array([0]), 0)
+    assert stream.pending() == ()
     stream.publish(Snapshot(0, params, None, jax.random.key(0)))
     stream.apply(forest, [])
     assert not stream.advance() and not len(stream.take(forest).ends)

@@ -1,5 +1,6 @@
 """Trajectories in an environment, of a tiny real model: what the forest and its views hold."""
 import dataclasses
+import itertools
 
 import chatter
 import jax
@@ -177,6 +178,15 @@ def test_servers_have_places_for_a_batch(played, monkeypatch, replayable, evalua
     assert seen == evaluated[1:]  # whoever asks for the groups
     assert [forest.texts[end] for end in forest.ends] == [whole.texts[end] for end in whole.ends]
     np.testing.assert_array_equal(forest.rewards[forest.ends], whole.rewards[whole.ends])
+
+
+def test_openings_of_training_and_of_held_out_problems_have_uids_of_their_own(played, monkeypatch):
+    source, seen = played[0].source, []
+    training = dataclasses.replace(source.stream.partner, opened=itertools.count())
+    for partner in (training, training.apart()):
+        monkeypatch.setattr(partner.runner, "reset", lambda problems: seen.append({*problems}) or {})
+        assert partner.encode([source.task.train[0]] * 2, source.stream.tokenizer) == [None, None]
+    assert len(seen) == 2 and not seen[0] & seen[1]
 
 
 def trajectories():
