@@ -133,17 +133,17 @@ def settled(names: Sequence[str], config: ModelConfig, columns: dict[str, jax.Ar
 
     `mask bool[..., T]`: tokens that were drawn.
     """
-    def with_fill(one, values, there):
-        there = there.reshape(there.shape + (1,) * len(one.column.trailing))
-        return jnp.where(there, values, jnp.asarray(one.column.fill, one.column.dtype))
+    def with_fill(column, values, known):
+        known = known.reshape(known.shape + (1,) * len(column.trailing))
+        return jnp.where(known, values, jnp.asarray(column.fill, column.dtype))
 
     made, axis = {}, mask.ndim - 1
     later = jnp.concatenate([mask[..., 1:], jnp.zeros_like(mask[..., :1])], axis=-1)
     for one in of(names, config):
         values = columns[one.column.name]
         if one.of_router is not None:
-            values, there = jnp.roll(values, -1, axis), later
+            values, known = jnp.roll(values, -1, axis), later
         else:
-            there = mask
-        made[one.column.name] = with_fill(one, values, there)
+            known = mask
+        made[one.column.name] = with_fill(one.column, values, known)
     return made

@@ -1,4 +1,4 @@
-"""Data that lag behind the policy, and samplers that disagree with the trainer: other ratios, other trust regions."""
+"""Data that lag behind the policy, and samplers that disagree with the learner: other ratios, other trust regions."""
 from jaxrl_llm.methods.base import Method
 
 ROWS = (
@@ -39,7 +39,7 @@ ROWS = (
            equation="as r2vpo, rho = p / p_behaviour",
            objective=("r2vpo", {"anchor": "behavior"}),
            replay=("recent_groups", {"reuse": 0.5, "max_age": 4}), defaults={"minibatches": 4}),
-    Method(slug="icepop", title="IcePop: masking tokens on which trainer and sampler disagree", arxiv=("2510.18855",),
+    Method(slug="icepop", title="IcePop: masking tokens on which learner and sampler disagree", arxiv=("2510.18855",),
            equation="k = p_old / p_sampler; l = k [0.5 <= k <= 5] PPO(rho)",
            objective=("icepop", {}),
            defaults={"minibatches": 4}),

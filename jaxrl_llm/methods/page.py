@@ -13,7 +13,7 @@ HEAD = """# Methods
 
 Written by `python -m jaxrl_llm.methods --write docs/methods.md`; do not edit by hand.
 
-*Setting* lists the paper's settings outside the loss: {names}. The trainer reads `epochs` and `minibatches` from this column
+*Setting* lists the paper's settings outside the loss: {names}. A run reads `epochs` and `minibatches` from this column
 if its configuration leaves them 0 (1 if the row has none), `pretrain_steps` if that is -1 and `budget` if that is empty.
 `--config.setting=paper` takes the others too, where a configuration has a key for them; without it a run prints those that
 differ from its own.
@@ -28,9 +28,9 @@ parts.
 
 CONTROL = """## Parts of `jaxrl_llm.control`
 
-The trainer calls the filters of single prompts, and the controllers whose settings and facts it knows (`control.Settings`,
+A run calls the filters of single prompts, and the controllers whose settings and facts it knows (`control.Settings`,
 `control.FACTS`). The rest is for your own loop: `control.make(name)` makes a controller, and `jaxrl_llm.control.<module>` has
-the other functions. The trainer also calls `budget`, and `prompt_average` if a method needs a `prior`; rules of replay call
+the other functions. A run also calls `budget`, and `prompt_average` if a method needs a `prior`; rules of replay call
 `remix` and `spear_clip`.
 """
 

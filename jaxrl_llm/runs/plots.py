@@ -11,7 +11,7 @@ from jaxrl_llm.store.lines import read_metrics
 from jaxrl_llm.tools.figures import COLORS, figure_file
 
 _PHASE_ORDER = ("rollout", "reward", "record", "update", "evaluation_setup", "checkpoint")
-_KL_LABELS = {"kl": "policy vs reference", "kl/ref": "policy vs reference", "mismatch/kl": "sampler vs trainer"}
+_KL_LABELS = {"kl": "policy vs reference", "kl/ref": "policy vs reference", "mismatch/kl": "sampler vs learner"}
 _SHARE_LABELS = {
     "groups/all_equal": "groups without signal",
     "completion/truncated": "truncated completions",

@@ -64,7 +64,7 @@ def _make(config: ConfigDict, policy: Policy, prompts: int, prompt_tokens: int, 
     source = config.prior.source
     if source in ("probe", "shuffled"):
         prior = of_probe(policy, capture, prompt_tokens)
-        return prior if source == "probe" else prior._replace(predict=lambda *asked: jnp.roll(prior.predict(*asked), 1))
+        return prior if source == "probe" else prior._replace(predict=lambda *arguments: jnp.roll(prior.predict(*arguments), 1))
     if source == "v0":
         return of_v0(config.prior.weights, config.prior.encoder)
     if source == "oracle":

@@ -22,7 +22,7 @@ TITLES = {
     "grad_norm": "Gradient norm",
     "clip_fraction": "Clipped tokens, share",
     "kl": "KL to the reference, nats per token",
-    "mismatch/kl": "KL of sampler and trainer, nats per token",
+    "mismatch/kl": "KL of sampler and learner, nats per token",
     "value/explained_variance": "Explained variance of the values",
     "value/pearson": "Correlation of values and rewards",
 }

@@ -15,7 +15,7 @@ def findings(metrics: dict[str, np.ndarray]) -> list[str]:
             complaints.append(f"rewards failed {np.nansum(metrics[name]):.0f} times ({name})")
     mismatch = np.abs(_recent(metrics, "mismatch/kl"))
     if len(mismatch) and mismatch.mean() > 0.01:
-        complaints.append(f"sampler and trainer disagree by {mismatch.mean():.2g} nats per token (mismatch/kl)")
+        complaints.append(f"sampler and learner disagree by {mismatch.mean():.2g} nats per token (mismatch/kl)")
     if _mean(metrics, "groups/all_equal") > 0.9:
         complaints.append(f"{_mean(metrics, 'groups/all_equal'):.0%} of the groups have equal rewards and teach nothing "
                           "(groups/all_equal)")

@@ -11,6 +11,8 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxrl_llm import advantages, control, objectives, recorders, replay, rewards, tasks, topologies
+from jaxrl_llm.engines.measures import MEASURES
+from jaxrl_llm.learning.schedules.base import SCHEDULES
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.files import expanded
 
@@ -18,7 +20,8 @@ _PACKAGE = __name__.partition(".")[0]
 _FILE = "own_code_"  # begins the names of modules that are files imported from here, which no other process can import by name
 _TABLES: tuple[Mapping[str, Any], ...] = (
     advantages.base.ESTIMATORS, objectives.base.OBJECTIVES, control.base.CONTROLLERS, control.base.FILTERS, rewards.FACTORIES,
-    tasks.FACTORIES, recorders.RECORDERS, replay.base.RULES, topologies.TOPOLOGIES, topologies.RULES, topologies.GUIDES)
+    tasks.FACTORIES, recorders.RECORDERS, replay.base.RULES, topologies.TOPOLOGIES, topologies.RULES, topologies.GUIDES,
+    MEASURES, SCHEDULES)
 
 
 def origins() -> list[str | dict[str, str]]:
@@ -42,11 +45,11 @@ def origins() -> list[str | dict[str, str]]:
 def load(places: Iterable[str | dict[str, str]], run: Path | None = None) -> None:
     """Imports the files and modules of `origins` that this process lacks, and warns about missing ones.
 
-    The folder of a module that is not on the path is added to the end of it. In earlier runs a module is a name alone. A
-    configuration file that is no longer at its place is looked for in the folder `run` and in the one around it, where
-    comparisons keep it: folders of runs move from machine to machine.
+    Modules come before files, which may import them. The folder of a module that is not on the path is added to the end of it.
+    In earlier runs a module is a name alone. A configuration file that is no longer at its place is looked for in the folder
+    `run` and in the one around it, where comparisons keep it: folders of runs move from machine to machine.
     """
-    for place in places:
+    for place in sorted(places, key=lambda place: isinstance(place, str) and place.endswith(".py")):
         try:
             if isinstance(place, dict):
                 _import_module(place["module"], Path(place["file"]))

@@ -44,6 +44,49 @@ def test_a_module_that_registered_something_is_named_and_imported_again(place):
         assert "of_module" in advantages.base.ESTIMATORS
 
 
+MEASURE = """
+from jaxrl_llm.engines.measures import measure
+
+
+@measure("of_my_measures")
+def measured(config):
+    return None
+"""
+SCHEDULE = """
+from jaxrl_llm.learning.schedules import sync
+from jaxrl_llm.learning.schedules.base import Schedule, schedule
+
+
+@schedule
+def of_my_schedules():
+    return Schedule(sync.steps)
+"""
+
+
+def test_a_configuration_file_imports_modules_of_measures_and_schedules_without_the_path(place, monkeypatch):
+    folder = place / "parts"
+    folder.mkdir()
+    (folder / "my_measures.py").write_text(MEASURE)
+    (folder / "my_schedules.py").write_text(SCHEDULE)
+    (place / "my_config.py").write_text("import my_measures, my_schedules\n" + MODULE.format(name="config"))
+    tables = (own_code.MEASURES, "of_my_measures"), (own_code.SCHEDULES, "of_my_schedules")
+    with monkeypatch.context() as known:
+        known.syspath_prepend(folder)
+        for name in ("my_measures", "my_schedules"):
+            importlib.import_module(name)
+        found = [place for place in own_code.origins() if isinstance(place, dict) and place["module"].startswith("my_")]
+    assert found == [{"module": name, "file": str(folder / f"{name}.py")} for name in ("my_measures", "my_schedules")]
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for table, name in tables:
+        del table[name]
+    for entry in found:
+        del sys.modules[entry["module"]]
+    own_code.load([str(place / "my_config.py"), *found], place)
+    assert "of_config" in advantages.base.ESTIMATORS
+    for table, name in tables:
+        del table[name]
+
+
 @pytest.mark.slow
 def test_modules_of_functions_that_a_configuration_names_are_found_again_without_the_path(tmp_path, monkeypatch):
     """A task of a package, and a reward of a module that only its processes import."""
