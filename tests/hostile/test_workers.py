@@ -108,8 +108,10 @@ def test_an_attack_is_one_outcome_and_the_next_call_is_served(pool, attack, stat
 def test_a_machine_without_room_for_processes_stops_the_run():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     reward = rewards.make("isolated", target=TARGET, workers=1)
+    free = os.dup(0)
+    os.close(free)  # the lowest number that is free: closed files leave gaps
     try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         with pytest.raises(RewardError, match="no worker process for .* could be started: .*Too many open files"):
             score(reward, ["a"], on_error="zero")
     finally:

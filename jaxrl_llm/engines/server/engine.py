@@ -203,4 +203,5 @@ def kind(run: Wanted) -> EngineKind:
         return ExternalEngine(run.server, params, jax.random.key(0), slot_tokens=run.prompt_tokens + run.max_tokens,
                               version=version, lora=lora)
 
-    return EngineKind("server", make, CAN, frozenset(("logprobs", "version")))
+    return EngineKind("server", make, CAN, frozenset(("logprobs", "version")), check=run.server.check,
+                      rows=(("sampled by", run.server.url),))
