@@ -54,6 +54,7 @@ def test_runs_learn_with_caches_in_eight_bits(tmp_path, sampler):
 
 def test_one_rule_chooses_the_sampler():
     stops, [cpu], gpu = (1,), jax.devices()[:1], types.SimpleNamespace(platform="gpu")
+    server = types.SimpleNamespace(check=print, url="http://a:1")
     model = Transformer(ModelConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8,
                                     mlp_size=8))
 
@@ -64,13 +65,13 @@ def test_one_rule_chooses_the_sampler():
 
     for devices, changes, name in (
             ([cpu], {}, "slots"), ([cpu], {"parts": 2}, "scan"), ([cpu] * 2, {}, "scan"), ([cpu], {"ends": ()}, "scan"),
-            ([cpu], {"prompt": 7}, "scan"), ([gpu], {}, "scan"), ([cpu], {"server": object()}, "server")):
+            ([cpu], {"prompt": 7}, "scan"), ([gpu], {}, "scan"), ([cpu], {"server": server}, "server")):
         assert chosen("auto", devices, **changes) == name, changes
     assert chosen("scan", [cpu]) == "scan" and chosen("slots", [gpu], 9, (), 1) == "slots"
     with pytest.raises(ValueError, match="a mesh of 2 devices needs an engine that samples on all devices of a mesh"):
         chosen("slots", [cpu] * 2)
     with pytest.raises(ValueError, match="sampling.engine='slots' samples in this process, and server.url names a server"):
-        chosen("slots", [cpu], server=object())
+        chosen("slots", [cpu], server=server)
     with pytest.raises(ValueError, match="sampling.paged_cache=True needs an engine that keeps caches in pages"):
         setup.build(config(**{"sampling.engine": "scan", "sampling.paged_cache": True}))
     with pytest.raises(ValueError, match="config.sampling.engine"):
