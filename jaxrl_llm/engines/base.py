@@ -65,6 +65,27 @@ class Engine(Protocol):
         """Frees weights and caches until the next `publish`; an engine may keep both while it holds a trajectory."""
 
 
+class Collects:
+    """Nodes that have ended wait in `_done` until they are returned; `step` adds to them."""
+
+    _done: list[Node]
+
+    def step(self) -> bool:
+        """See `Engine.step`."""
+        raise NotImplementedError
+
+    def collect(self) -> list[Node]:
+        """Steps until a node has ended, and returns all that have; an empty list if nothing runs or waits."""
+        while not self._done and self.step():
+            pass
+        return self.finished()
+
+    def finished(self) -> list[Node]:
+        """The nodes that have ended and were not returned before, without a further step."""
+        nodes, self._done = self._done, []
+        return nodes
+
+
 class Wanted(NamedTuple):
     """What a run knows before it makes its engine.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines import slots as programs_of
-from jaxrl_llm.engines.base import EngineKind, Wanted
+from jaxrl_llm.engines.base import Collects, EngineKind, Wanted
 from jaxrl_llm.engines.caches import Prompts, RowCaches
 from jaxrl_llm.engines.lanes import Common, Widths, decoding, lane_counts, lanes_of, places_of
 from jaxrl_llm.engines.paged_caches import PagedCaches, check_model
@@ -54,7 +54,7 @@ class _Flight(NamedTuple):
     entries: Entries | None
 
 
-class SlotEngine:
+class SlotEngine(Collects):
     """Samples trajectories in R row slots, on one device.
 
     A trajectory's tokens depend only on the key, its uid and the weights, not on when, in which slot and beside which rows it
@@ -246,17 +246,6 @@ class SlotEngine:
         if not self._rows:
             self._caches.clear()
             self._weights, self._given = None, []
-
-    def collect(self) -> list[Node]:
-        """Decodes until a node is finished and returns all finished nodes; an empty list if no trajectory runs or waits."""
-        while not self._done and self.step():
-            pass
-        return self.finished()
-
-    def finished(self) -> list[Node]:
-        """The finished nodes that were not returned before, without further decoding."""
-        nodes, self._done = self._done, []
-        return nodes
 
     def written(self, uid: int, since: int = 0) -> Node:
         """The tokens since a trajectory's last node that reached the host, without the first `since`; decoding continues.

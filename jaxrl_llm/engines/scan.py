@@ -13,7 +13,7 @@ from jaxrl_llm import parallel
 from jaxrl_llm.data.ladders import prompt_buckets, smallest
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines.base import CAN as CAN_TEXTS
-from jaxrl_llm.engines.base import EngineKind, Wanted
+from jaxrl_llm.engines.base import Collects, EngineKind, Wanted
 from jaxrl_llm.engines.prompts import pad
 from jaxrl_llm.engines.requests import Node, Request, check_tokens
 from jaxrl_llm.engines.sampler import Completions, Forced, generate
@@ -30,7 +30,7 @@ class _Flight(NamedTuple):
     made: Completions
 
 
-class ScanEngine:
+class ScanEngine(Collects):
     """Samples `prompts` x `group` completions at a time in `parts`, over all devices of a mesh; see `sampler.generate`.
 
     Requests come in groups: `group` of them with one prompt, one after another, of one distribution. What is missing of a batch
@@ -120,17 +120,6 @@ class ScanEngine:
         finally:
             self._done += _nodes(flight, made)
         return True
-
-    def finished(self) -> list[Node]:
-        """The completions that were not returned before."""
-        nodes, self._done = self._done, []
-        return nodes
-
-    def collect(self) -> list[Node]:
-        """The completions of the next part; an empty list if nothing is queued."""
-        if not self._done:
-            self.step()
-        return self.finished()
 
     def _begun(self) -> _Flight | None:
         """The next part, dispatched; None if nothing is queued."""

@@ -12,7 +12,7 @@ from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.engines.prompts import encode_problems, solution_ids
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.rewards import ByTask, Combined
-from jaxrl_llm.sampling.scoring import cut_and_spelled, shared_scores, total_failures
+from jaxrl_llm.sampling.scoring import cut_and_spelled, shared_scores
 from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
@@ -191,7 +191,7 @@ class OneTurn:
         for more in self.columns:
             columns[more.name] = np.concatenate([more.filled(0), *(one.node.columns[more.name][:one.kept] for one in scored)])
         failures, self._failures = self._failures, Counter()
-        return grow(forest, above, uids[row], columns, computed=computed, failures=total_failures([failures]))
+        return grow(forest, above, uids[row], columns, computed=computed, failures=failures)
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""

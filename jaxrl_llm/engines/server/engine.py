@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import jax
 import numpy as np
 
-from jaxrl_llm.engines.base import EngineKind, Wanted
+from jaxrl_llm.engines.base import Collects, EngineKind, Wanted
 from jaxrl_llm.engines.requests import Node, Request, as_ints, check_sampling, held
 from jaxrl_llm.engines.sampler import row_keys
 from jaxrl_llm.engines.server.answers import Completion
@@ -40,7 +40,7 @@ class _Row:
         return hashed(self.stream + self.drawn.to_bytes(8, "big"))
 
 
-class ExternalEngine:
+class ExternalEngine(Collects):
     """Samples trajectories by requests to a server, as `engines.engine.SlotEngine` does in its slots.
 
     A trajectory's draws are determined by the key, its uid and the number of tokens drawn so far, provided that the server
@@ -117,20 +117,6 @@ class ExternalEngine:
 
     def rest(self) -> None:
         """Does nothing: the server has the weights."""
-
-    def collect(self) -> list[Node]:
-        """Waits until a node is finished and returns all finished nodes; an empty list if no request is open.
-
-        Errors as in `step`.
-        """
-        while not self._done and self.step():
-            pass
-        return self.finished()
-
-    def finished(self) -> list[Node]:
-        """The finished nodes that were not returned before."""
-        nodes, self._done = self._done, []
-        return nodes
 
     def step(self) -> bool:
         """Waits for an answer, if a request is open, and takes all that are there; returns whether one was open.
