@@ -1,8 +1,8 @@
 """KV caches of the engine's rows on the device, as long as the longest row needs; each prompt is computed once."""
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -12,6 +12,7 @@ from jaxrl_llm.engines import slots as programs_of
 from jaxrl_llm.engines.lanes import FEWEST, Common, common_places, shapes_of
 from jaxrl_llm.engines.requests import Row
 from jaxrl_llm.engines.reserve import Entries, Following
+from jaxrl_llm.engines.shards import Shards, pieces_of
 from jaxrl_llm.engines.slots import Drawn, Lanes, Slots, Weights
 from jaxrl_llm.models.transformer import Transformer
 
@@ -25,6 +26,11 @@ class Prefix(NamedTuple):
 
     block: Slots
     row: int
+
+
+T = TypeVar("T")
+Entry = TypeVar("Entry", bound=tuple[Any, ...])
+Prompt = tuple[int, tuple[int, ...]]  # the shard in which it is read, and its tokens
 
 
 class Prompts(NamedTuple):
@@ -45,19 +51,19 @@ class RowCaches:
       programs: the compiled programs, one entry for each combination of shapes.
     """
 
-    def __init__(self, model: Transformer, device: jax.Device, rows: int, tokens: int, chunk: int, *, transposed: bool,
-                 programs: set[tuple], columns: tuple[str, ...] = ()):
+    def __init__(self, model: Transformer, shards: Shards, tokens: int, chunk: int, *, transposed: bool, programs: set[tuple],
+                 columns: tuple[str, ...] = ()):
         """Caches of rows of up to `tokens` tokens that decode up to `chunk` at a time; `transposed`: weights may be that.
 
         `columns`: names of the further token columns that decoding measures.
         """
-        self._columns = columns
-        self._model, self._device, self._rows, self._transposed = model, device, rows, transposed
+        self._columns, self._shards, self._rows = columns, shards, shards.count * shards.rows
+        self._model, self._mesh, self._transposed = model, shards.mesh, transposed
         most, local = max(tokens, chunk), model.config.local_layers
         self.near = near_places(model.config.window, chunk) if any(local) else None
         self._rooms = rooms(most if self.near is None or not all(local) else min(most, self.near))
         self.slots: Slots | None = None
-        self.prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self.prefixes: OrderedDict[Prompt, Prefix] = OrderedDict()
         self.prefilled, self.read = 0, 0
         self.programs = programs
 
@@ -78,6 +84,10 @@ class RowCaches:
         """Joins a new row to its source, if it has one."""
         if row.source is not None:
             row.source.forks.append(row)
+
+    def home(self, row: Row) -> int | None:
+        """The shard that has the cache of a row which waits for a slot; None: any may have it."""
+        return None if row.source is None or row.source.slot is None else self._shards.of(row.source.slot)
 
     def leave(self, row: Row) -> None:
         """Keeps the cache of an idle row, whose slot another one needs."""
@@ -100,32 +110,32 @@ class RowCaches:
 
     def common(self, owners: Sequence[Row | None]) -> Common:
         """What the caches of the lanes of these rows share."""
-        return Common(0, ()) if all(self._model.config.local_layers) else common_places(owners)
+        return Common(0, ()) if all(self._model.config.local_layers) else common_places(owners, self._shards.count)
 
     def reserve(self, weights: Weights, queue: Sequence[Row]) -> Prompts | None:
         """The prompts of the first waiting rows, at most eight different ones, computed if need be; None for none.
 
-        Rows that have read more than a prompt are not among them. Sliding-window layers do not support it.
+        Rows that have read more than a prompt are not among them. Sliding-window layers do not support it, nor do meshes.
         """
         own = [*itertools.takewhile(bool, (prompt_of(row) if row.new else () for row in itertools.islice(queue, self._rows)))]
         prompts = [*dict.fromkeys(own)][:_LANES[-1]]
-        if not prompts or self.near is not None:
+        if not prompts or self.near is not None or self._mesh is not None:
             return None
-        self._compute(weights, prompts, queue)
+        self._compute(weights, [(0, prompt) for prompt in prompts], queue)
         for prompt in prompts:
-            self.prefixes.move_to_end(prompt)
+            self.prefixes.move_to_end((0, prompt))
         block, rows = self._together(prompts)
         self._forget_oldest()
         return Prompts(block, [rows[prompt] for prompt in itertools.takewhile(rows.__contains__, own)])
 
     def _together(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Slots, dict[tuple[int, ...], int]]:
         """A block with known prompts, and their rows; blocks have one size, as each is one more program for a chunk."""
-        (first, which, where), *others = _by_block([(len(prompt), self.prefixes[prompt]) for prompt in prompts])
+        (first, copies), *others = _by_block([(i, self.prefixes[0, prompt]) for i, prompt in enumerate(prompts)])
         if not others and first.rows == _LANES[-1]:
-            return first, dict(zip(prompts, which))
-        block = self._picked(first, which, where, _LANES[-1])
-        for source, which, where in others:
-            block = self._copied(self._lengthened(block, source.room), source, which, where)
+            return first, dict(zip(prompts, (row for row, _ in copies)))
+        block = self._picked(first, copies, _LANES[-1])
+        for source, copies in others:
+            block = self._copied(self._lengthened(block, source.room), source, copies)
         return block, {prompt: i for i, prompt in enumerate(prompts)}
 
     def decode(self, weights: Weights, owners: Sequence[Row | None], lanes: Lanes, key, patience: int, common: Common,
@@ -145,15 +155,17 @@ class RowCaches:
             return lanes, drawn, entries
         self.programs.add(("decode", len(owners), steps, self.slots.room, *shapes_of(lanes), common.places,
                            len(common.leaders)))
+        leaders = np.asarray([slot % self._shards.rows for slot in common.leaders], np.int32)
         self.slots, lanes, drawn = programs_of.decode(
-            self._model, weights, self.slots, lanes, key, np.int32(patience), np.asarray(common.leaders, np.int32), steps=steps,
-            common=common.places, near=self.near, transposed=self._transposed, columns=self._columns)
+            self._model, weights, self.slots, lanes, key, np.int32(patience), leaders, steps=steps, common=common.places,
+            near=self.near, transposed=self._transposed, columns=self._columns, mesh=self._mesh,
+            pieces=pieces_of(self._mesh, self._model.config.num_kv_heads))
         return lanes, drawn, None
 
     def make_room(self, length: int) -> None:
         """Makes or lengthens the caches so that each has at least `length` places."""
         if self.slots is None:
-            self.slots = jax.device_put(programs_of.empty(self._model, self._rows, self._room(length), self.near), self._device)
+            self.slots = self._shards.by_row(programs_of.empty(self._model, self._rows, self._room(length), self.near), heads=1)
         else:
             self.slots = self._lengthened(self.slots, length)
 
@@ -165,13 +177,17 @@ class RowCaches:
         if room <= slots.room:
             return slots
         self.programs.add(("lengthen", slots.rows, slots.room, room))
-        return programs_of.lengthen(self._model, slots, room=room, near=self.near)
+        return programs_of.lengthen(self._model, slots, room=room, near=self.near, mesh=self._mesh)
 
     def taken(self, slot: int, length: int) -> Slots:
         """A copy of the cache of a row with `length` filled places."""
         room = self._room(length)
         self.programs.add(("take", self.slots.room, room))
-        return programs_of.take(self.slots, np.int32(slot), room=room)
+        of_shards = programs_of.take(self.slots, np.int32(slot % self._shards.rows), room=room, mesh=self._mesh)
+        if self._mesh is None:
+            return of_shards
+        shard = self._shards.of(slot)
+        return jax.tree.map(lambda x: x[shard:shard + 1], jax.device_get(of_shards))
 
     def fill(self, weights: Weights, placed: Sequence[Row], waiting: Iterable[Row], decoding: Iterable[Row]) -> None:
         """Writes what the `placed` rows, some of those `decoding`, must read before they decode into their slots.
@@ -188,13 +204,13 @@ class RowCaches:
         copies: dict[int, tuple[Slots, list[tuple[int, Row]]]] = {}
         for row in placed:
             if row.cache is not None:
-                copies.setdefault(id(row.cache), (row.cache, []))[1].append((0, row))
+                copies.setdefault(id(row.cache), (row.cache, []))[1].append((self._shards.of(row.slot), row))
         for cache, entries in copies.values():
-            self._put(jax.device_put(cache, self._device), entries)
+            self._put(self._shards.by_row(self._of_each_shard(cache), heads=1), entries)
         if forks := [(row.source.slot, row) for row in placed if row.source is not None]:
             self._put(None, forks)
         self._go_on(weights, [(row.slot, row.tokens[row.cached:-1], row.cached) for row in placed if row.cached])
-        rows = [(prompt, row) for row in placed if not row.cached and (prompt := prompt_of(row))]
+        rows = [((self._shards.of(row.slot), prompt), row) for row in placed if not row.cached and (prompt := prompt_of(row))]
         self._compute(weights, [prompt for prompt, _ in rows], waiting)
         blocks: dict[int, tuple[Slots, list[tuple[int, Row]]]] = {}
         for prompt, row in rows:
@@ -214,47 +230,61 @@ class RowCaches:
         while len(self.prefixes) > self._rows:
             self.prefixes.popitem(last=False)
 
-    def _compute(self, weights: Weights, prompts: Iterable[tuple[int, ...]], waiting: Iterable[Row]) -> None:
-        """Computes the missing prefixes of these prompts, a few at a time, together with some prompts of waiting rows."""
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefixes]
-        new = with_waiting(missing, self.prefixes, waiting, self._rows)
-        while new:
-            part, new = new[:_LANES[-1]], new[_LANES[-1]:]
-            block = self._block(weights, part)
-            self.prefixes |= {prompt: Prefix(block, i) for i, prompt in enumerate(part)}
+    def _of_each_shard(self, cache: Slots) -> Slots:
+        """A row on the host, once for each shard."""
+        return jax.tree.map(lambda x: np.broadcast_to(x, (self._shards.count, *x.shape[1:])), cache)
 
-    def _block(self, weights: Weights, prompts: Sequence[tuple[int, ...]]) -> Slots:
-        """A block with these prompts in its rows; what a known prompt begins with too is copied from there."""
-        rows, starts = lanes_for(len(prompts)), [self._start(prompt) for prompt in prompts]
-        computed = sum(map(len, prompts)) - sum(before for before, _ in starts)
+    def _compute(self, weights: Weights, prompts: Iterable[Prompt], waiting: Iterable[Row]) -> None:
+        """Computes the missing prefixes of these prompts, a few at a time, together with some prompts of waiting rows."""
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefixes]
+        if self._mesh is None:  # else nobody knows in which shard rows will be that wait
+            known = [prompt for _, prompt in self.prefixes]
+            new = [(0, prompt) for prompt in with_waiting([prompt for _, prompt in new], known, waiting, self._rows)]
+        while new:
+            parts = [[prompt for prompt in new if prompt[0] == shard][:_LANES[-1]] for shard in range(self._shards.count)]
+            block = self._block(weights, parts)
+            self.prefixes |= {prompt: Prefix(block, row) for row, prompt in numbered(parts, block.rows // self._shards.count)}
+            new = [prompt for prompt in new if prompt not in self.prefixes]
+
+    def _block(self, weights: Weights, parts: Sequence[Sequence[Prompt]]) -> Slots:
+        """A block with these prompts of each shard in its rows; what a known prompt begins with too is copied from there."""
+        rows = self._shards.count * lanes_for(max(map(len, parts)))
+        starts = [(row, prompt, *self._start(prompt)) for row, prompt in numbered(parts, rows // self._shards.count)]
+        computed = sum(len(tokens) - before for _, (_, tokens), before, _ in starts)
         self.prefilled, self.read = self.prefilled + computed, self.read + computed
-        copies, fresh = _by_block(starts), [() if source else prompt for prompt, (_, source) in zip(prompts, starts)]
-        room = max([self._room(sum(widths_of(max(map(len, prompts))))), *(block.room for block, _, _ in copies)])
-        width = widths_of(max(map(len, fresh)))[0] if any(fresh) else 0
+        copies = _by_block([(row, source) for row, _, _, source in starts if source is not None])
+        fresh = [(row, tokens) for row, (_, tokens), _, source in starts if source is None]
+        longest = max(len(tokens) for _, (_, tokens), *_ in starts)
+        room = max([self._room(sum(widths_of(longest))), *(block.room for block, _ in copies)])
+        width = widths_of(max(len(tokens) for _, tokens in fresh))[0] if fresh else 0
         if width:
             self.programs.add(("prefill", rows, width, room))
-            block = programs_of.prefill(self._model, weights, lines(fresh, rows, width), room=room, near=self.near)
+            block = programs_of.prefill(self._model, weights, lines(fresh, rows, width), room=room, near=self.near,
+                                        mesh=self._mesh)
         else:
             block, copies = self._lengthened(self._picked(*copies[0], rows), room), copies[1:]
-        for source, which, where in copies:
-            block = self._copied(block, source, which, where)
-        entries = [(i, prompt, before or width) for i, (prompt, (before, _)) in enumerate(zip(prompts, starts))]
-        return self._extended(weights, block, [(i, prompt[before:], before) for i, prompt, before in entries])
+        for source, pairs in copies:
+            block = self._copied(block, source, pairs)
+        entries = [(row, tokens, before or width) for row, (_, tokens), before, _ in starts]
+        return self._extended(weights, block, [(row, tokens[before:], before) for row, tokens, before in entries])
 
-    def _start(self, prompt: tuple[int, ...]) -> tuple[int, Prefix | None]:
+    def _start(self, prompt: Prompt) -> tuple[int, Prefix | None]:
         """How many tokens a prompt shares with the known one that begins most like it, and that one's cache, None for none.
 
         Sliding-window layers do not keep their first places.
         """
-        before, other = shared_beginning(prompt, self.prefixes if self.near is None else (), WIDTHS[-1])
-        return before, self.prefixes[other] if before else None
+        shard, tokens = prompt
+        known = [other for there, other in self.prefixes if there == shard] if self.near is None else []
+        before, other = shared_beginning(tokens, known, WIDTHS[-1])
+        return before, self.prefixes[shard, other] if before else None
 
-    def _picked(self, block: Slots, which: Sequence[int], where: Sequence[int], rows: int) -> Slots:
-        """A block of `rows` with rows `which` of another one in its rows `where`."""
-        source = np.zeros(rows, np.int32)
-        source[list(where)] = which
+    def _picked(self, block: Slots, copies: Sequence[tuple[int, int]], rows: int) -> Slots:
+        """A block of `rows` with copies `(row of another block, row)`."""
+        source, old = np.zeros(rows, np.int32), block.rows // self._shards.count
+        for row, to in copies:
+            source[to] = row % old
         self.programs.add(("pick", block.rows, block.room, rows))
-        return programs_of.pick(block, source)
+        return programs_of.pick(block, source, mesh=self._mesh)
 
     def _go_on(self, weights: Weights, entries: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Writes tokens into the slots in use, rows with about as many tokens together, see `_extended`."""
@@ -263,17 +293,18 @@ class RowCaches:
 
     def _extended(self, weights: Weights, slots: Slots, entries: Sequence[tuple[int, Sequence[int], int]]) -> Slots:
         """The slots after each entry `(slot, tokens, number of tokens before them)` is written, some tokens at a time."""
+        rows = slots.rows // self._shards.count
         while entries := [entry for entry in entries if len(entry[1])]:
-            count, lanes, width = together([len(tokens) for _, tokens, _ in entries], slots.rows)
-            part, entries = entries[:count], entries[count:]
-            slots = self._lengthened(slots, max(width, *(before + len(tokens[:width]) for _, tokens, before in part)))
-            slot = _padded([slot for slot, _, _ in part], slots.rows, lanes)
-            length = _padded([before for _, _, before in part], 0, lanes)
+            part, rest, lanes, width = parted(entries, lambda entry: entry[0] // rows, rows, self._shards.count)
+            slots = self._lengthened(slots, max(width, *(before + min(len(tokens), width)
+                                                         for own in part for _, tokens, before in own)))
+            slot = self._shards.padded([[slot % rows for slot, _, _ in own] for own in part], rows, lanes)
+            length = self._shards.padded([[before for _, _, before in own] for own in part], 0, lanes)
             self.programs.add(("extend", lanes, width, slots.rows, slots.room))
-            slots = programs_of.extend(self._model, weights, slots, slot, length,
-                                       lines([tokens for _, tokens, _ in part], lanes, width), near=self.near,
-                                       transposed=self._transposed)
-            entries = [(slot, tokens[width:], before + width) for slot, tokens, before in part] + entries
+            tokens = lines([(row, tokens) for row, (_, tokens, _) in numbered(part, lanes)], len(slot), width)
+            slots = programs_of.extend(self._model, weights, slots, slot, length, tokens, near=self.near,
+                                       transposed=self._transposed, mesh=self._mesh)
+            entries = [(slot, tokens[width:], before + width) for own in part for slot, tokens, before in own] + rest
         return slots
 
     def _put(self, block: Slots | None, entries: Sequence[tuple[int, Row]]) -> None:
@@ -283,13 +314,19 @@ class RowCaches:
         """
         if block is not None:
             self.make_room(block.room)
-        self.slots = self._copied(self.slots, block, [i for i, _ in entries], [row.slot for _, row in entries])
+        self.slots = self._copied(self.slots, block, [(i, row.slot) for i, row in entries])
 
-    def _copied(self, slots: Slots, block: Slots | None, which: Sequence[int], where: Sequence[int]) -> Slots:
-        """The slots with rows `which` of a block, or of the slots themselves (None), in their rows `where`."""
-        count = next(n for n in (1, FEWEST, slots.rows) if n >= len(which))
+    def _copied(self, slots: Slots, block: Slots | None, copies: Sequence[tuple[int, int]]) -> Slots:
+        """The slots with copies `(row of a block, or of the slots themselves (None), slot)`, each within a shard."""
+        rows, old = (x.rows // self._shards.count for x in (slots, slots if block is None else block))
+        parts: list[list[tuple[int, int]]] = [[] for _ in range(self._shards.count)]
+        for row, slot in copies:
+            parts[slot // rows].append((row % old, slot % rows))
+        count = next(n for n in (1, FEWEST, rows) if n >= max(map(len, parts)))
         self.programs.add(("put", count, *((block.rows, block.room, slots.rows) if block is not None else ()), slots.room))
-        return programs_of.put(slots, block, _padded(which, 0, count), _padded(where, slots.rows, count))
+        which, where = (self._shards.padded([[pair[i] for pair in part] for part in parts], fill, count)
+                        for i, fill in ((0, 0), (1, rows)))
+        return programs_of.put(slots, block, which, where, mesh=self._mesh)
 
 
 def lanes_for(count: int) -> int:
@@ -315,11 +352,23 @@ def widths_of(length: int) -> tuple[int, ...]:
     return (most,) * ((length - 1) // most) + (next(w for w in WIDTHS if w >= (length - 1) % most + 1),)
 
 
-def lines(tokens: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
-    """i32[rows, width] with the first tokens of each, 0 behind them."""
+def parted(entries: Sequence[Entry], shard: Callable[[Entry], int], rows: int, shards: int
+           ) -> tuple[list[list[Entry]], list[Entry], int, int]:
+    """The entries `(..., tokens, before)` of each shard that are written next, the others, and lanes and width of the call."""
+    parts: list[list[Entry]] = [[] for _ in range(shards)]
+    for entry in entries:
+        parts[shard(entry)].append(entry)
+    sizes = [together([len(entry[-2]) for entry in part], rows) if part else (0, 0, 0) for part in parts]
+    first = [part[:count] for part, (count, *_) in zip(parts, sizes)]
+    rest = [entry for part, (count, *_) in zip(parts, sizes) for entry in part[count:]]
+    return first, rest, max(lanes for _, lanes, _ in sizes), max(width for *_, width in sizes)
+
+
+def lines(entries: Iterable[tuple[int, Sequence[int]]], rows: int, width: int) -> np.ndarray:
+    """i32[rows, width] with the first tokens of each entry `(line, tokens)`, 0 elsewhere."""
     lines = np.zeros((rows, width), np.int32)
-    for line, own in zip(lines, tokens):
-        line[:len(own[:width])] = own[:width]
+    for line, tokens in entries:
+        lines[line, :len(tokens[:width])] = tokens[:width]
     return lines
 
 
@@ -345,15 +394,17 @@ def _alike(prompt: tuple[int, ...], other: tuple[int, ...], step: int) -> int:
     return next(n for n in range(0, most + 1, step) if n + step > most or prompt[n:n + step] != other[n:n + step])
 
 
-def _by_block(starts: Sequence[tuple[int, Prefix | None]]) -> list[tuple[Slots, list[int], list[int]]]:
-    """What is copied from each block: `(block, rows of it, numbers of the starts)`."""
-    copies: dict[int, tuple[Slots, list[int], list[int]]] = {}
-    for i, (_, source) in enumerate(starts):
-        if source is not None:
-            _, which, where = copies.setdefault(id(source.block), (source.block, [], []))
-            which.append(source.row)
-            where.append(i)
+def _by_block(rows: Iterable[tuple[int, Prefix]]) -> list[tuple[Slots, list[tuple[int, int]]]]:
+    """What is copied from each block into these rows: `(block, [(row of it, row)])`."""
+    copies: dict[int, tuple[Slots, list[tuple[int, int]]]] = {}
+    for row, source in rows:
+        copies.setdefault(id(source.block), (source.block, []))[1].append((source.row, row))
     return list(copies.values())
+
+
+def numbered(parts: Sequence[Sequence[T]], rows: int) -> list[tuple[int, T]]:
+    """`(row, entry)` of entries that have the first of the `rows` of their shards."""
+    return [(shard * rows + i, entry) for shard, part in enumerate(parts) for i, entry in enumerate(part)]
 
 
 def prompt_of(row: Row) -> tuple[int, ...]:
@@ -373,8 +424,3 @@ def near_places(window: int, chunk: int) -> int:
     Behind a row's last token there may be two chunks, one of them dispatched ahead, or tokens of others up to a whole width.
     """
     return -(-(window + max(2 * chunk, WIDTHS[-1])) // 32) * 32
-
-
-def _padded(values: Sequence[int], fill: int, count: int) -> np.ndarray:
-    """i32[count]"""
-    return np.asarray([*values, *[fill] * (count - len(values))], np.int32)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines import slots as programs_of
@@ -18,13 +19,14 @@ from jaxrl_llm.engines.paged_caches import PagedCaches, check_model
 from jaxrl_llm.engines.requests import Node, Request, Row, as_ints, check_request, check_size, check_tokens, held
 from jaxrl_llm.engines.reserve import Entries, Following, Reserve
 from jaxrl_llm.engines.sampler import threefry
+from jaxrl_llm.engines.shards import Places, pieces_of, shards
 from jaxrl_llm.engines.slots import Drawn, Lanes
 from jaxrl_llm.engines.stopping import StopSearch, context
 from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
 
 __all__ = ["SlotEngine", "Node", "Request", "kind"]
-CAN = frozenset({"extend", "fork", "forced", "limits", "entropies", "stop_texts", "beside", "paged"})
+CAN = frozenset({"extend", "fork", "forced", "limits", "entropies", "stop_texts", "beside", "mesh", "paged"})
 
 _LOOK = 1  # cost of a look at the rows, in decode steps: while others wait, finished rows may idle for that many
 _NEVER = np.iinfo(np.int32).max
@@ -55,7 +57,7 @@ class _Flight(NamedTuple):
 
 
 class SlotEngine(Collects):
-    """Samples trajectories in R row slots, on one device.
+    """Samples trajectories in R row slots, on one device or on the replicas of a mesh.
 
     A trajectory's tokens depend only on the key, its uid and the weights, not on when, in which slot and beside which rows it
     is sampled: they equal the tokens of `sampler.generate`. Call all methods from one thread.
@@ -68,7 +70,7 @@ class SlotEngine(Collects):
 
     def __init__(self, model: Transformer, params, key: jax.Array, *, slots: int, slot_tokens: int, tokenizer=None,
                  version: int = 0, lora=None, chunks: Sequence[int] = (4, 16), paged: bool = False,
-                 columns: Sequence[str] = ()):
+                 columns: Sequence[str] = (), mesh: Mesh | None = None):
         """
         Args:
           model, params, lora: the policy.
@@ -80,6 +82,8 @@ class SlotEngine(Collects):
           chunks: numbers of steps between two looks at the rows, ascending: the longest is used unless a shorter one suffices.
           paged: whether caches are pages of a common pool, see `engines.paged_caches`; otherwise each slot has its own.
           columns: names of the further token columns that nodes have, some of those that it `provides`.
+          mesh: devices of this process; rows are sharded over `data` x `fsdp` x `seq`, matrices and heads over `tensor`.
+            None: one device, the first of those that have the weights.
         Raises:
           ValueError: for numbers that no engine could work with, and lengths that the model does not support.
         """
@@ -92,13 +96,15 @@ class SlotEngine(Collects):
         model.check_length(slot_tokens)
         self._model, self._slot_tokens, self._tokenizer, self._chunks = model, slot_tokens, tokenizer, tuple(chunks)
         leaf = jax.tree.leaves(params)[0]
-        self._device = min(leaf.devices(), key=lambda d: d.id) if isinstance(leaf, jax.Array) else jax.local_devices()[0]
-        self._key = jax.device_put(threefry(key), self._device)
-        self._transposed = reads_transposed(slots, slot_tokens)
-        self._lane_counts = lane_counts(slots)
+        device = min(leaf.devices(), key=lambda d: d.id) if isinstance(leaf, jax.Array) else jax.local_devices()[0]
+        self._shards = shards(device, mesh, slots)
+        self._key = self._shards.same(threefry(key))
+        cut = pieces_of(mesh, model.config.num_kv_heads) > 1
+        self._transposed = not cut and reads_transposed(self._shards.rows, slot_tokens)
+        self._lane_counts = lane_counts(self._shards.rows)
         self._rows: dict[int, Row] = {}
         self._queue: deque[Row] = deque()
-        self._slots: list[Row | None] = [None] * slots
+        self._slots: list[Row | None] = [None] * (self._shards.count * self._shards.rows)
         self._flights: deque[_Flight] = deque()
         self._changed = False  # whether a row ended that the device still decodes
         self._ended = 0  # rows that ended in the last chunk
@@ -112,9 +118,9 @@ class SlotEngine(Collects):
         self.provides = measures.provided(model.config)
         self._measures = measures.of(columns, model.config)
         made = PagedCaches if paged else functools.partial(RowCaches, chunk=max(chunks))
-        self._caches: RowCaches | PagedCaches = made(model, self._device, slots, slot_tokens, transposed=self._transposed,
+        self._caches: RowCaches | PagedCaches = made(model, self._shards, slot_tokens, transposed=self._transposed,
                                                      programs=self.programs, columns=tuple(columns))
-        self._decoded = 0  # tokens
+        self._decoded = np.zeros(self._shards.count, np.int64)  # tokens, by shard
         self.publish(version, params, lora)
 
     @property
@@ -135,7 +141,12 @@ class SlotEngine(Collects):
     @property
     def computed(self) -> int:
         """Number of tokens that went through the model."""
-        return self._caches.read + self._decoded
+        return self._caches.read + int(self._decoded.sum())
+
+    @property
+    def decoded(self) -> tuple[int, ...]:
+        """Number of tokens that each replica has drawn."""
+        return tuple(self._decoded.tolist())
 
     @property
     def running(self) -> tuple[int, ...]:
@@ -230,7 +241,7 @@ class SlotEngine(Collects):
         given = jax.tree.leaves(params)
         known = lora is not None and self._weights is not None and all(
             new is old and isinstance(new, jax.Array) for new, old in zip(given, self._given, strict=True))
-        params, lora = jax.device_put((params, lora), self._device)
+        params, lora = self._shards.weights((params, lora))
         if known:
             self.programs.add(("with_adapters",))
             self._weights = programs_of.with_adapters(self._model, self._weights, lora, transposed=self._transposed)
@@ -362,20 +373,29 @@ class SlotEngine(Collects):
         placed = [row for row in self._queue if row.slot is not None]
         for row in placed:
             self._queue.remove(row)
-        idle = [row for row in self._slots if row and row.idle]
-        while self._queue and (idle or None in self._slots):
-            if None not in self._slots:
-                left = idle.pop()
-                self._caches.leave(left)
-                self._slots[left.slot], left.slot = None, None
-            row = self._queue.popleft()
-            row.slot = self._slots.index(None)
-            self._slots[row.slot] = row
-            placed.append(row)
+        there = Places(self._shards, self._slots, len(self._queue), self._caches.prefixes)
+        for row in [*self._queue]:
+            if not there.left:
+                break
+            if (shard := there.choose(row, self._caches.home(row))) is not None:
+                self._seat(row, shard)  # which may fail: until then the row waits
+                self._queue.remove(row)
+                placed.append(row)
         new = [row for row in placed if not row.cached]
         self._caches.fill(self._weights, placed, self._queue, self._decoding())
         for row in new:
             row.begun = self.version, row.cached
+
+    def _seat(self, row: Row, shard: int) -> None:
+        """Gives a row a slot of a shard, the first free one, or that of an idle row."""
+        slots = self._shards.slots(shard)
+        free = next((slot for slot in slots if self._slots[slot] is None), None)
+        if free is None:
+            free = next(slot for slot in reversed(slots) if self._slots[slot].idle)
+            left = self._slots[free]
+            self._caches.leave(left)
+            left.slot = None
+        self._slots[free], row.slot = row, free
 
     def _ahead(self) -> int:
         """Steps that are in flight."""
@@ -385,14 +405,16 @@ class SlotEngine(Collects):
         """The largest number of tokens that a row may still get after the chunks in flight."""
         return max((row.left for row in self._decoding()), default=0) - self._ahead()
 
-    def _lanes_for(self, rows: int) -> int:
-        return min(n for n in self._lane_counts if n >= rows)
+    def _lanes_for(self, ended: int = 0) -> int:
+        """Lanes of each shard for the rows that decode, or as many fewer of each."""
+        most = max(np.bincount([self._shards.of(row.slot) for row in self._decoding()], minlength=1))
+        return min(n for n in self._lane_counts if n >= max(most - ended, 1))
 
     def _dispatch(self, chunk: _Chunk) -> None:
         """Dispatches a chunk after those in flight."""
         ahead, left = self._ahead(), self._most_left()
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
-        patience = int(len(chunk.places) * _LOOK) if self._queue else _NEVER
+        patience = int(len(chunk.places) // self._shards.count * _LOOK) if self._queue else _NEVER
         lanes, drawn, entries = self._caches.decode(self._weights, self._in(chunk.places), chunk.lanes, self._key, patience,
                                                     chunk.common, chunk.following, steps=steps, ahead=ahead)
         self._flights.append(_Flight(chunk, steps, self.version, lanes, drawn, entries))
@@ -400,7 +422,7 @@ class SlotEngine(Collects):
     def _chunk(self) -> _Chunk:
         """The running rows in the smallest number of lanes that holds them, and the waiting ones that may follow them."""
         self._changed, self._entered = False, 0
-        places = places_of(self._slots, self._lanes_for(len(self._decoding())))
+        places = places_of(self._slots, self._lanes_for(), self._shards.count)
         rows = self._in(places)
         common = self._caches.common(rows)
         follow = not common.places and any(row.yields for row in rows if row)
@@ -410,7 +432,8 @@ class SlotEngine(Collects):
         self._widths = self._widths.widened(requests)
         # A chunk writes behind what an idle row has cached.
         lengths = [0 if self._slots[slot] is None else self._slots[slot].cached for slot in places]
-        lanes = jax.device_put(lanes_of(rows, places, lengths, self._widths), self._device)
+        own = [slot % self._shards.rows for slot in places]
+        lanes = self._shards.by_row(lanes_of(rows, own, lengths, self._widths))
         return _Chunk(places, lanes, common, prompts and self._following(prompts, waiting, np.int32(0)))
 
     def _next(self, flight: _Flight) -> _Chunk | None:
@@ -419,7 +442,8 @@ class SlotEngine(Collects):
             return None
         chunk = flight.chunk._replace(lanes=flight.lanes, following=None)
         if not self._queue:  # not so if fewer lanes suffice, or will if as many rows end as in the last chunk
-            return chunk if len(chunk.places) == self._lanes_for(max(len(self._decoding()) - self._ended, 1)) else None
+            fewer = self._lanes_for(-(-self._ended // self._shards.count)) * self._shards.count
+            return chunk if len(chunk.places) == fewer else None
         if flight.chunk.following is None:
             return None
         last = flight.chunk.following
@@ -484,7 +508,7 @@ class SlotEngine(Collects):
         row.tokens += tokens
         row.measured += [(a, b, version, *others) for a, b, *others in zip(logprobs, entropies, *more)]
         row.drawn, row.cached = row.drawn + len(tokens), row.cached + len(tokens)
-        self._decoded += len(tokens)
+        self._decoded[self._shards.of(row.slot)] += len(tokens)
         stopped = tokens[-1] in row.request.stop_tokens
         before = len(row.search.tokens)
         kept = row.search.feed(tokens[:-1] if stopped else tokens)
@@ -521,7 +545,7 @@ def kind(run: Wanted) -> EngineKind:
     def make(params, lora, version: int) -> SlotEngine:
         return SlotEngine(run.model, params, jax.random.key(0), slots=run.prompts * run.group // run.parts,
                       slot_tokens=run.prompt_tokens + run.max_tokens, tokenizer=run.tokenizer, version=version, lora=lora,
-                      paged=run.paged, columns=run.columns)
+                      paged=run.paged, columns=run.columns, mesh=run.mesh if run.mesh.size > 1 else None)
 
     config = run.model.config
     return EngineKind("slots", make, CAN, measures.provided(config), columns=measures.columns_of(run.columns, config))

@@ -30,12 +30,14 @@ def decoding(slots: Sequence[Row | None]) -> list[Row | None]:
     return [None if row is None or row.idle else row for row in slots]
 
 
-def places_of(slots: Sequence[Row | None], count: int) -> list[int]:
-    """The slots of `count` lanes: those whose rows decode, filled up with others, which are inert."""
-    rows = decoding(slots)
-    idle = [slot for slot, row in enumerate(rows) if row is None]
-    running = [slot for slot, row in enumerate(rows) if row]
-    return sorted(running + idle[:count - len(running)])
+def places_of(slots: Sequence[Row | None], count: int, shards: int = 1) -> list[int]:
+    """The slots of `count` lanes of each shard: those whose rows decode, filled up with others, which are inert."""
+    rows, places, size = decoding(slots), list[int](), len(slots) // shards
+    for first in range(0, len(slots), size):
+        idle = [slot for slot in range(first, first + size) if rows[slot] is None]
+        running = [slot for slot in range(first, first + size) if rows[slot]]
+        places += sorted(running + idle[:count - len(running)])
+    return places
 
 
 class Widths(NamedTuple):
@@ -92,14 +94,17 @@ def shapes_of(lanes: Lanes) -> tuple[bool, int, int]:
     return lanes.sampling.top_k is not None, lanes.stops.shape[1], lanes.forced.shape[1]
 
 
-def common_places(owners: Sequence[Row | None]) -> Common:
+def common_places(owners: Sequence[Row | None], shards: int = 1) -> Common:
     """What lanes share: the runs of equal length that leave the fewest places to read; idle lanes go with any run.
+
+    Runs lie within one of the `shards`.
 
     It is a quarter of the longest cache at least, as a chunk copies the places behind it.
     """
     best, most = Common(0, ()), 0
     alike, longest = _alike(owners), max((row.cached for row in owners if row), default=0)
-    for length in (n for n in range(2, len(owners) + 1) if len(owners) % n == 0):
+    lanes = len(owners) // shards
+    for length in (n for n in range(2, lanes + 1) if lanes % n == 0):
         runs = [[i for i in range(first, first + length) if owners[i]] for first in range(0, len(owners), length)]
         places = min(alike[run[0]][0] if len(run) == 1 else min(alike[i][1] for i in run[1:]) for run in runs if run)
         spared = places * (len(owners) - len(runs))

@@ -10,14 +10,15 @@ import jax
 import numpy as np
 
 from jaxrl_llm.engines import pages as programs_of
-from jaxrl_llm.engines.caches import Prompts, lines, prompt_of, shared_beginning, together, with_waiting
+from jaxrl_llm.engines.caches import Prompt, Prompts, lines, numbered, parted, prompt_of, shared_beginning, with_waiting
 from jaxrl_llm.engines.lanes import Common, shapes_of
 from jaxrl_llm.engines.pages import PAGE, Pool
 from jaxrl_llm.engines.requests import Row
 from jaxrl_llm.engines.reserve import Entries, Following
+from jaxrl_llm.engines.shards import Shards, pieces_of
 from jaxrl_llm.engines.slots import Drawn, Lanes, Weights
 from jaxrl_llm.kernels.choice import chosen
-from jaxrl_llm.kernels.paged import page_axis
+from jaxrl_llm.kernels.paged import head_axis, page_axis
 from jaxrl_llm.models.transformer import Transformer
 
 _RUNGS = 4  # sizes of the pool and of tables, each of which has programs of its own
@@ -28,35 +29,36 @@ class PagedCaches:
     """The KV caches of R rows, with the contract of `RowCaches`.
 
     Attributes:
-      pool: the pages on the device; None before there are any.
+      pool: the pages on the device, as many of each shard; None before there are any.
       prefixes: pages of prompts, at most as many prompts as rows, the most recently read last.
       prefilled, read, programs: as in `RowCaches`.
     """
 
-    def __init__(self, model: Transformer, device: jax.Device, rows: int, tokens: int, *, transposed: bool,
-                 programs: set[tuple], columns: tuple[str, ...] = ()):
+    def __init__(self, model: Transformer, shards: Shards, tokens: int, *, transposed: bool, programs: set[tuple],
+                 columns: tuple[str, ...] = ()):
         """Caches of rows of up to `tokens` tokens. ValueError for a model whose caches cannot be paged."""
         check_model(model)
-        self._columns = columns
-        self._model, self._device, self._rows, self._transposed = model, device, rows, transposed
+        self._columns, self._shards, self._rows = columns, shards, shards.count * shards.rows
+        self._model, self._mesh, self._transposed = model, shards.mesh, transposed
         most = pages_of(tokens)
         self._tables = rungs(most, _SPLIT if most >= _SPLIT * _RUNGS else 1)
-        self._sizes = tuple(1 + n for n in rungs(rows * (most + 1), 1))  # one more: the last of a prompt, which rows copy
+        # One page more: the last of a prompt, which rows copy.
+        self._sizes = tuple(1 + n for n in rungs(shards.rows * (most + 1), 1))
         self.programs, self.prefilled, self.read = programs, 0, 0
         self.clear()
 
     def clear(self) -> None:
         """Drops all device arrays."""
         self.pool: Pool | None = None
-        self._free: list[int] = []
-        self._users = np.zeros(self._sizes[-1], np.int32)
-        self.prefixes: OrderedDict[tuple[int, ...], list[int]] = OrderedDict()
+        self._free: list[list[int]] = [[] for _ in range(self._shards.count)]
+        self._users = np.zeros((self._shards.count, self._sizes[-1]), np.int32)
+        self.prefixes: OrderedDict[Prompt, list[int]] = OrderedDict()
         self._held: dict[Row, None] = {}  # rows that may have pages, the first to get some first
 
     def forget_prefixes(self) -> None:
         """Drops caches of prompts, of weights that are no longer in use."""
-        for pages in self.prefixes.values():
-            self._release(pages)
+        for (shard, _), pages in self.prefixes.items():
+            self._release(shard, pages)
         self.prefixes.clear()
 
     def rest(self) -> None:
@@ -65,15 +67,20 @@ class PagedCaches:
     def fork(self, row: Row) -> None:
         """Gives a new row the pages of its source, if it has one."""
         if row.source is not None:
-            self._give(row, self._shared(row.source.pages[:pages_of(row.cached)]))
+            shard = row.source.shard
+            self._give(row, shard, self._shared(shard, row.source.pages[:pages_of(row.cached)]))
             row.source = None
+
+    def home(self, row: Row) -> int | None:
+        """The shard that has the cache of a row which waits for a slot; None: any may have it."""
+        return row.shard if row.pages else None
 
     def leave(self, row: Row) -> None:
         """Nothing to do for an idle row whose slot another one needs: it keeps its pages."""
 
     def forget(self, row: Row) -> None:
         """Drops the cache of a row."""
-        self._release(row.pages)
+        self._release(row.shard, row.pages)
         row.pages = []
         self._held.pop(row, None)
 
@@ -86,13 +93,13 @@ class PagedCaches:
         for row in placed:
             if row.cache is not None:
                 self._bring_back(row)
-        rows = [(prompt, row) for row in placed if not row.cached and (prompt := prompt_of(row))]
+        rows = [((self._shards.of(row.slot), prompt), row) for row in placed if not row.cached and (prompt := prompt_of(row))]
         self._compute(weights, [prompt for prompt, _ in rows], waiting)
         for prompt, row in rows:
             self.prefixes.move_to_end(prompt)
-            self._give(row, self._shared(self.prefixes[prompt]))
-        more = [(row.pages, row.tokens[row.cached:-1], row.cached) for row in placed if row.cached]
-        self.read += sum(len(tokens) for _, tokens, _ in more)
+            self._give(row, prompt[0], self._shared(prompt[0], self.prefixes[prompt]))
+        more = [(row.shard, row.pages, row.tokens[row.cached:-1], row.cached) for row in placed if row.cached]
+        self.read += sum(len(tokens) for *_, tokens, _ in more)
         self._extend(weights, more)
         while len(self.prefixes) > self._rows:
             self._drop_prefix()
@@ -108,160 +115,185 @@ class PagedCaches:
                following: Following | None, *, steps: int, ahead: int) -> tuple[Lanes, Drawn, Entries | None]:
         """Decodes a chunk for the rows of these lanes, `ahead` steps of which are in flight; see `pages.decode`."""
         rows = [row if row and row.decodes else None for row in owners]
-        self._reserve([(row.pages, row.cached + min(ahead, row.left), row.cached + min(ahead + steps, row.left))
+        self._reserve([(row.shard, row.pages, row.cached + min(ahead, row.left), row.cached + min(ahead + steps, row.left))
                        for row in rows if row])
-        table = self._table([row.pages if row else [] for row in rows])
+        table = self._table([(lane, row.pages) for lane, row in enumerate(rows) if row], len(rows))
         self.programs.add(("decode", len(owners), steps, table.shape[1], self._size, *shapes_of(lanes)))
         self.pool, lanes, drawn = programs_of.decode(self._model, weights, self.pool, lanes, table, key, np.int32(patience),
-                                                     steps=steps, transposed=self._transposed, columns=self._columns)
+                                                     steps=steps, transposed=self._transposed, columns=self._columns,
+                                                     mesh=self._mesh,
+                                                     pieces=pieces_of(self._mesh, self._model.config.num_kv_heads))
         return lanes, drawn, None
 
     # --- what rows read -----------------------------------------------------------------------------------------------------
 
-    def _compute(self, weights: Weights, prompts: Iterable[tuple[int, ...]], waiting: Iterable[Row]) -> None:
+    def _compute(self, weights: Weights, prompts: Iterable[Prompt], waiting: Iterable[Row]) -> None:
         """Computes the missing prefixes of these prompts, with some prompts of waiting rows if there are pages for them."""
-        missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefixes]
-        new = with_waiting(missing, self.prefixes, waiting, self._rows)
-        if sum(pages_of(len(prompt)) for prompt in new) > self._left:
-            new = missing
+        missing = new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self.prefixes]
+        if self._mesh is None:  # else nobody knows in which shard rows will be that wait
+            known = [prompt for _, prompt in self.prefixes]
+            new = [(0, prompt) for prompt in with_waiting([prompt for _, prompt in missing], known, waiting, self._rows)]
+            if sum(pages_of(len(prompt)) for _, prompt in new) > self._left(0):
+                new = missing
         needed = {*prompts, *new}
         while new:  # what begins as another one does waits until that one is read
-            now, later = {}, []
-            for prompt in new:
-                before, known = shared_beginning(prompt, [*self.prefixes, *now], PAGE)
-                if known in now:
-                    later.append(prompt)
+            now: dict[Prompt, tuple[int, list[int], Sequence[int], int]] = {}
+            later = []
+            for shard, prompt in new:
+                others = [other for there, other in (*self.prefixes, *now) if there == shard]
+                before, known_one = shared_beginning(prompt, others, PAGE)
+                if (shard, known_one) in now:
+                    later.append((shard, prompt))
                 else:
-                    now[prompt] = self._shared(self.prefixes[known][:before // PAGE]) if before else [], prompt[before:], before
-            self.prefixes |= {prompt: pages for prompt, (pages, *_) in now.items()}
-            computed = sum(len(tokens) for _, tokens, _ in now.values())
+                    pages = self._shared(shard, self.prefixes[shard, known_one][:before // PAGE]) if before else []
+                    now[shard, prompt] = shard, pages, prompt[before:], before
+            self.prefixes |= {prompt: pages for prompt, (_, pages, *_) in now.items()}
+            computed = sum(len(tokens) for *_, tokens, _ in now.values())
             self.prefilled, self.read = self.prefilled + computed, self.read + computed
             self._extend(weights, [*now.values()], needed)
             new = later
 
-    def _extend(self, weights: Weights, entries: Sequence[tuple[list[int], Sequence[int], int]],
-                needed: Iterable[tuple[int, ...]] = ()) -> None:
-        """Writes each entry `(pages, tokens, number of tokens before them)`, some tokens at a time; keeps `needed` prefixes."""
-        entries = sorted((entry for entry in entries if len(entry[1])), key=lambda entry: len(entry[1]))
-        self._reserve([(pages, before, before + len(tokens)) for pages, tokens, before in entries], needed)
-        while entries := [entry for entry in entries if len(entry[1])]:
-            count, lanes, width = together([len(tokens) for _, tokens, _ in entries], self._rows)
-            part, entries = entries[:count], entries[count:]
-            table = self._table([pages[:pages_of(before + width)] for pages, _, before in part], lanes)
-            length, real = np.zeros((2, lanes), np.int32)
-            length[:len(part)] = [before for *_, before in part]
-            real[:len(part)] = [len(tokens[:width]) for _, tokens, _ in part]
+    def _extend(self, weights: Weights, entries: Sequence[tuple[int, list[int], Sequence[int], int]],
+                needed: Iterable[Prompt] = ()) -> None:
+        """Writes each entry `(shard, pages, tokens, number of tokens before them)`, some at a time; keeps `needed` prefixes."""
+        entries = sorted((entry for entry in entries if len(entry[2])), key=lambda entry: len(entry[2]))
+        self._reserve([(shard, pages, before, before + len(tokens)) for shard, pages, tokens, before in entries], needed)
+        while entries := [entry for entry in entries if len(entry[2])]:
+            parts, rest, lanes, width = parted(entries, lambda entry: entry[0], self._shards.rows, self._shards.count)
+            rows = numbered(parts, lanes)
+            table = self._table([(i, pages[:pages_of(before + width)]) for i, (_, pages, _, before) in rows],
+                                lanes * self._shards.count)
+            length, real = (self._shards.padded(numbers, 0, lanes) for numbers in (
+                [[before for *_, before in part] for part in parts],
+                [[len(tokens[:width]) for *_, tokens, _ in part] for part in parts]))
             self.programs.add(("extend", lanes, width, table.shape[1], self._size))
-            self.pool = programs_of.extend(self._model, weights, self.pool, table, length, real,
-                                           lines([tokens for _, tokens, _ in part], lanes, width), transposed=self._transposed)
-            entries = [(pages, tokens[width:], before + width) for pages, tokens, before in part] + entries
+            tokens = lines([(i, tokens) for i, (_, _, tokens, _) in rows], len(length), width)
+            self.pool = programs_of.extend(self._model, weights, self.pool, table, length, real, tokens,
+                                           transposed=self._transposed, mesh=self._mesh)
+            entries = [(shard, pages, tokens[width:], before + width)
+                       for part in parts for shard, pages, tokens, before in part] + rest
 
-    def _table(self, rows: Sequence[Sequence[int]], lanes: int = 0) -> np.ndarray:
-        """i32[lanes, n], the pages of each row and page 0 behind them; at least as many lanes as rows."""
-        width = next(n for n in self._tables if n >= max(map(len, rows)))
-        table = np.zeros((max(lanes, len(rows)), width), np.int32)
-        for line, pages in zip(table, rows):
-            line[:len(pages)] = pages
+    def _table(self, rows: Sequence[tuple[int, Sequence[int]]], lanes: int) -> np.ndarray:
+        """i32[lanes, n], the pages of rows `(lane, pages)` and page 0 behind them."""
+        width = next(n for n in self._tables if n >= max(len(pages) for _, pages in rows))
+        table = np.zeros((lanes, width), np.int32)
+        for lane, pages in rows:
+            table[lane, :len(pages)] = pages
         return table
 
     # --- pages --------------------------------------------------------------------------------------------------------------
 
     @property
     def _size(self) -> int:
-        """Pages of the pool."""
-        return 0 if self.pool is None else jax.tree.leaves(self.pool)[0].shape[page_axis(self._model.kernels)]
+        """Pages of the pool of a shard."""
+        if self.pool is None:
+            return 0
+        return jax.tree.leaves(self.pool)[0].shape[page_axis(self._model.kernels)] // self._shards.count
 
-    @property
-    def _left(self) -> int:
-        """Pages that can be had without anybody losing one."""
-        return len(self._free) + self._sizes[-1] - max(self._size, 1)
+    def _left(self, shard: int) -> int:
+        """Pages of a shard that can be had without anybody losing one."""
+        return len(self._free[shard]) + self._sizes[-1] - max(self._size, 1)
 
-    def _give(self, row: Row, pages: list[int]) -> None:
-        row.pages = pages
+    def _give(self, row: Row, shard: int, pages: list[int]) -> None:
+        row.shard, row.pages = shard, pages
         self._held[row] = None
 
-    def _shared(self, pages: Sequence[int]) -> list[int]:
+    def _shared(self, shard: int, pages: Sequence[int]) -> list[int]:
         """The same pages, with one user more."""
         for page in pages:
-            self._users[page] += 1
+            self._users[shard, page] += 1
         return list(pages)
 
-    def _release(self, pages: Iterable[int]) -> None:
+    def _release(self, shard: int, pages: Iterable[int]) -> None:
         for page in pages:
-            self._users[page] -= 1
-            if not self._users[page]:
-                self._free.append(page)
+            self._users[shard, page] -= 1
+            if not self._users[shard, page]:
+                self._free[shard].append(page)
 
-    def _reserve(self, spans: Sequence[tuple[list[int], int, int]], needed: Iterable[tuple[int, ...]] = ()) -> None:
-        """Gives each list of pages those for places `begin` to `end`, for itself alone: shared ones are copied."""
-        copies: list[tuple[int, int]] = []
-        for pages, begin, end in spans:
+    def _reserve(self, spans: Sequence[tuple[int, list[int], int, int]], needed: Iterable[Prompt] = ()) -> None:
+        """Gives each list of pages of a shard those for places `begin` to `end`, for itself alone: shared ones are copied."""
+        copies: list[list[tuple[int, int]]] = [[] for _ in range(self._shards.count)]
+        for shard, pages, begin, end in spans:
             for n in range(begin // PAGE, pages_of(end)):
                 if n == len(pages):
-                    pages.append(self._new(needed))
-                elif self._users[pages[n]] > 1:
-                    copies.append((pages[n], new := self._new(needed)))
-                    self._release(pages[n:n + 1])
+                    pages.append(self._new(shard, needed))
+                elif self._users[shard, pages[n]] > 1:
+                    copies[shard].append((pages[n], new := self._new(shard, needed)))
+                    self._release(shard, pages[n:n + 1])
                     pages[n] = new
-        if copies:
-            count = 1 << (len(copies) - 1).bit_length()
-            source, to = np.zeros((2, count), np.int32)
-            source[:len(copies)], to[:len(copies)] = zip(*copies)
+        if any(copies):
+            count = 1 << (max(map(len, copies)) - 1).bit_length()
+            source, to = (self._shards.padded([[pair[i] for pair in part] for part in copies], 0, count) for i in (0, 1))
             self.programs.add(("copy", count, self._size))
-            self.pool = programs_of.copy(self._model.kernels, self.pool, source, to)
+            self.pool = programs_of.copy(self._model.kernels, self.pool, source, to, mesh=self._mesh)
 
-    def _new(self, needed: Iterable[tuple[int, ...]]) -> int:
-        """A page for one user."""
-        while not self._free:
+    def _new(self, shard: int, needed: Iterable[Prompt]) -> int:
+        """A page of a shard for one user."""
+        while not self._free[shard]:
             if self._size < self._sizes[-1]:
                 self._grow()
-            elif not (self._drop_prefix(needed, unused=True) or self._send_away() or self._drop_prefix(needed)):
+            elif not (self._drop_prefix(shard, needed, unused=True) or self._send_away(shard)
+                      or self._drop_prefix(shard, needed)):
                 raise RuntimeError(f"the rows in slots use all {self._size} pages, which is more than they can hold")
-        page = self._free.pop()
-        self._users[page] = 1
+        page = self._free[shard].pop()
+        self._users[shard, page] = 1
         return page
 
     def _grow(self) -> None:
         """Makes the pool, or takes its next size."""
         before, pages = max(self._size, 1), next(n for n in self._sizes if n > self._size)
         if self.pool is None:
-            self.pool = jax.device_put(programs_of.empty(self._model, pages), self._device)
+            axis, heads = page_axis(self._model.kernels), head_axis(self._model.kernels)
+            whole = programs_of.empty(self._model, pages * self._shards.count)
+            self.pool = self._shards.by_row(whole, axis, heads)
         else:
             self.programs.add(("lengthen", self._size, pages))
-            self.pool = programs_of.lengthen(self._model.kernels, self.pool, pages=pages)
-        self._free += range(pages - 1, before - 1, -1)
+            self.pool = programs_of.lengthen(self._model.kernels, self.pool, pages=pages, mesh=self._mesh)
+        for free in self._free:
+            free += range(pages - 1, before - 1, -1)
 
-    def _drop_prefix(self, needed: Iterable[tuple[int, ...]] = (), *, unused: bool = False) -> bool:
-        """Drops the prompt that was read longest ago and is not `needed`, nor in use if `unused`; whether there is one."""
+    def _drop_prefix(self, shard: int | None = None, needed: Iterable[Prompt] = (), *, unused: bool = False) -> bool:
+        """Drops the prompt that was read longest ago and is not `needed`, nor in use if `unused`; whether there is one.
+
+        `shard`: None: of any shard.
+        """
         oldest = next((prompt for prompt, pages in self.prefixes.items()
-                       if prompt not in needed and not (unused and (self._users[pages] > 1).any())), None)
+                       if shard in (None, prompt[0]) and prompt not in needed
+                       and not (unused and (self._users[prompt[0], pages] > 1).any())), None)
         if oldest is not None:
-            self._release(self.prefixes.pop(oldest))
+            self._release(oldest[0], self.prefixes.pop(oldest))
         return oldest is not None
 
-    def _send_away(self) -> bool:
+    def _send_away(self, shard: int) -> bool:
         """Copies the cache of a row without a slot, of those the first to have got pages, to the host; whether there is one."""
-        row = next((row for row in self._held if row.slot is None and row.pages), None)
+        row = next((row for row in self._held if row.slot is None and row.pages and row.shard == shard), None)
         if row is not None:
-            row.cache = jax.device_get(self._taken(row.pages[:pages_of(row.cached)]))
+            row.cache = self._taken(shard, row.pages[:pages_of(row.cached)])
             self.forget(row)
         return row is not None
 
-    def _taken(self, pages: Sequence[int]) -> Pool:
-        """Copies of some pages, padded to the width of a table."""
-        which, = self._table([pages])
-        self.programs.add(("take", len(which), self._size))
-        return programs_of.take(self._model.kernels, self.pool, which)
+    def _taken(self, shard: int, pages: Sequence[int]) -> Pool:
+        """Copies of some pages on the host, padded to the width of a table."""
+        which = self._table([(shard, pages)], self._shards.count)
+        width = which.shape[1]
+        self.programs.add(("take", width, self._size))
+        taken = jax.device_get(programs_of.take(self._model.kernels, self.pool, which.reshape(-1), mesh=self._mesh))
+        axis = page_axis(self._model.kernels)
+        return jax.tree.map(lambda x: np.take(x, range(shard * width, (shard + 1) * width), axis), taken)
 
     def _bring_back(self, row: Row) -> None:
-        """Gives a row pages with what its copy on the host has."""
-        pages: list[int] = []
-        self._reserve([(pages, 0, row.cached)])
-        to, = self._table([pages])
-        self.programs.add(("put", len(to), self._size))
-        self.pool = programs_of.put(self._model.kernels, self.pool, jax.device_put(row.cache, self._device), to)
+        """Gives a row pages of the shard of its slot with what its copy on the host has."""
+        pages, shard = list[int](), self._shards.of(row.slot)
+        self._reserve([(shard, pages, 0, row.cached)])
+        to = self._table([(shard, pages)], self._shards.count)
+        axis = page_axis(self._model.kernels)
+        cache = jax.tree.map(lambda x: np.concatenate([x] * self._shards.count, axis), row.cache)
+        self.programs.add(("put", to.shape[1], self._size))
+        self.pool = programs_of.put(self._model.kernels, self.pool,
+                                    self._shards.by_row(cache, axis, head_axis(self._model.kernels)), to.reshape(-1),
+                                    mesh=self._mesh)
         row.cache = None
-        self._give(row, pages)
+        self._give(row, shard, pages)
 
 
 def check_model(model: Transformer) -> None:

@@ -8,8 +8,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from jaxrl_llm.engines import measures
+from jaxrl_llm.engines.shards import of_rows
 from jaxrl_llm.engines.slots import Drawn, Lanes, Weights, drawn_by, longer, through_layers
 from jaxrl_llm.kernels import paged
 from jaxrl_llm.models.attention import grouped_attention, rotations
@@ -28,15 +30,27 @@ def empty(model: Transformer, pages: int) -> Pool:
     return tuple(tuple(np.zeros(x.shape, x.dtype) for x in one) for _ in range(c.num_layers))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "steps", "transposed", "columns"), donate_argnames=("pool",))
+def _pages(static) -> dict[str, int]:
+    """The axis of pages in arrays that have them; each shard has pages for its rows."""
+    axis = paged.page_axis(static["model"].kernels if "model" in static else static["kernels"])
+    return {"pool": axis, "pages": axis}
+
+
+@of_rows(static=("model", "steps", "transposed", "columns", "pieces"), donated=("pool",), same=("weights", "key", "patience"),
+         axes=_pages, results=("pool", 0, 1))
 def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table, key, patience, *, steps: int,
-           transposed: bool, columns: tuple[str, ...] = ()) -> tuple[Pool, Lanes, Drawn]:
+           transposed: bool, columns: tuple[str, ...] = (), pieces: int = 1) -> tuple[Pool, Lanes, Drawn]:
     """Decodes a chunk, as `slots.decode` does, for lanes whose places are in the pages `table i32[m, n]`.
 
     Each step writes a token into its page and reads the row's pages by the platform's kernel. Pages of all places that the
     chunk writes are in the table, and belong to one row alone.
     """
     c, block = model.config, Block(model.config, model.dtype, transposed, model.kernels)
+    attention = functools.partial(paged.paged_attention, model.kernels, c.attention_softcap)
+    if pieces > 1:  # no partitioner cuts the kernels
+        heads = PartitionSpec(None, "tensor"), PartitionSpec(*[None] * paged.head_axis(model.kernels), "tensor")
+        attention = jax.shard_map(attention, axis_names={"tensor"}, in_specs=(*heads, PartitionSpec(), PartitionSpec()),
+                                  out_specs=heads[0], check_vma=False)
     tables = rotations(c, jnp.asarray(lanes.length)[:, None] + jnp.arange(steps))
 
     def states(lanes, i, pool):
@@ -47,18 +61,17 @@ def decode(model: Transformer, weights: Weights, pool: Pool, lanes: Lanes, table
 
         def attend(i, q, k, v):
             own = paged.written(model.kernels, pool[i], k[:, 0], v[:, 0], page, place % PAGE)
-            out = paged.paged_attention(model.kernels, c.attention_softcap, q[:, 0] * c.attention_scale, own, table, seen)
-            return out[:, None], own
+            return attention(q[:, 0] * c.attention_scale, own, table, seen)[:, None], own
 
         x, kept, seen = through_layers(model, block, weights, lanes.pending[:, None], rotation, attend, tally)
         return model.normed(weights.params, x[:, 0]), tuple(kept), *(() if tally is None else (of_layers(seen, 1),))
 
     tally = measures.tally(columns, c)
-    pool, after, results = drawn_by(model, weights, lanes, key, patience, states, pool, steps, columns=columns)
+    pool, after, results = drawn_by(model, weights, lanes, key, patience, states, pool, steps, columns=columns, pieces=pieces)
     return pool, longer(lanes, after), results
 
 
-@functools.partial(jax.jit, static_argnames=("model", "transposed"), donate_argnames=("pool",))
+@of_rows(static=("model", "transposed"), donated=("pool",), same=("weights",), axes=_pages, results="pool")
 def extend(model: Transformer, weights: Weights, pool: Pool, table, length, count, tokens, *, transposed: bool) -> Pool:
     """Appends given tokens to some rows.
 
@@ -84,27 +97,27 @@ def extend(model: Transformer, weights: Weights, pool: Pool, table, length, coun
     return tuple(through_layers(model, block, weights, tokens, rotations(c, places), attend)[1])
 
 
-@functools.partial(jax.jit, static_argnames=("kernels",), donate_argnames=("pool",))
+@of_rows(static=("kernels",), donated=("pool",), axes=_pages, results="pool")
 def copy(kernels: str, pool: Pool, source, to) -> Pool:
     """The pool with the pages `source i32[n]` copied into the pages `to i32[n]`."""
     return put(kernels, pool, take(kernels, pool, source), to)
 
 
-@functools.partial(jax.jit, static_argnames=("kernels",))
+@of_rows(static=("kernels",), axes=_pages, results="pool")
 def take(kernels: str, pool: Pool, which) -> Pool:
     """A pool with copies of the pages `which i32[n]`."""
     axis = paged.page_axis(kernels)
     return jax.tree.map(lambda x: jnp.take(x, which, axis=axis), pool)
 
 
-@functools.partial(jax.jit, static_argnames=("kernels",), donate_argnames=("pool",))
+@of_rows(static=("kernels",), donated=("pool",), axes=_pages, results="pool")
 def put(kernels: str, pool: Pool, pages: Pool, to) -> Pool:
     """The pool with the given pages in its pages `to i32[n]`."""
     where = (slice(None),) * paged.page_axis(kernels) + (to,)
     return jax.tree.map(lambda x, new: x.at[where].set(new), pool, pages)
 
 
-@functools.partial(jax.jit, static_argnames=("kernels", "pages"))
+@of_rows(static=("kernels", "pages"), axes=_pages, results="pool")
 def lengthen(kernels: str, pool: Pool, *, pages: int) -> Pool:
     """The same pool with this number of pages."""
     axis = paged.page_axis(kernels)

@@ -99,6 +99,7 @@ class Row:
       forks: rows whose `source` it is.
       cache: a copy of its cache on the host, while it has none on the device; None otherwise, or if nothing is cached.
       pages: with paged caches, the pages of its cache, in order; whoever shares one writes into a copy of it.
+      shard: the shard that has these pages.
       finish: why it ended and waits for `extend`, in its slot until another row needs that; None: it has not ended.
       begun: policy version that computed its cache's first places, and how many; forks have those of the parent.
       measures: those of its further columns.
@@ -117,6 +118,7 @@ class Row:
     forks: "list[Row]" = dataclasses.field(default_factory=list)
     cache: Any = None
     pages: list[int] = dataclasses.field(default_factory=list)
+    shard: int = 0
     finish: str | None = None
     begun: tuple[int, int] = (0, 0)
     measures: Sequence[Measure] = ()

@@ -234,10 +234,7 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive, read=None):
     `read`: what the pass that made the state kept of routers, see `measures.drawn`.
     """
     keys, forced = rows.keys, rows.forced
-    if d.pieces == 1:
-        logits = row_matmul(normed, d.unembedding, jnp.float32)
-    else:  # see `Transformer.unstack_layers`
-        logits = jnp.einsum("pgd,vd->pgv", normed, d.unembedding, preferred_element_type=jnp.float32)
+    logits = logits_of(normed, d.unembedding, d.pieces)
     step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
     logits = d.model.finished(logits).reshape(keys.size, -1)
     if d.sampling.spread is not None and isinstance(t, int):  # the first tokens, of rows in one state each
@@ -245,7 +242,7 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive, read=None):
             raise NotImplementedError("sampling.spread needs the whole vocabulary on one device; set mesh.tensor=1")
         drawn = spread_out(step_keys.reshape(keys.shape), logits.reshape(*keys.shape, -1)[:, 0], d.sampling)
     else:
-        drawn = (draw if d.pieces == 1 else functools.partial(_draw, d.pieces))(step_keys, logits, d.sampling)
+        drawn = drawn_over(d.pieces, step_keys, logits, d.sampling)
     if forced is not None:
         given = jnp.take(forced.tokens, t, axis=2, mode="clip")
         drawn = instead(drawn, logits, given.reshape(-1), (t < forced.count).reshape(-1), d.sampling)
@@ -307,12 +304,22 @@ def _decode_rows(d: Decoder, rows: Rows, prompt, loop, lengths, shrinks: int):
     return steps, *jax.tree.map(part.put, (alive, buffers), tuple(decoded))
 
 
-def _draw(pieces: int, keys, logits, sampling: Sampling) -> Draw:
+def logits_of(normed, unembedding, pieces: int) -> jax.Array:
+    """`f32[..., V]` from states `[..., D]`; `pieces`: see `Decoder`."""
+    if pieces == 1:
+        return row_matmul(normed, unembedding, jnp.float32)
+    return jnp.einsum("...d,vd->...v", normed, unembedding, preferred_element_type=jnp.float32)  # see `unstack_layers`
+
+
+def drawn_over(pieces: int, keys, logits, sampling: Sampling) -> Draw:
     """As `draw`, from logits sharded over `tensor`, whose devices exchange parts of the vocabulary for parts of the rows.
 
     Each row is then drawn by one device, from the whole vocabulary. Left alone, the partitioner would permute between
     neighbours, for which CPUs wait for every device of the mesh, including those whose shard has stopped.
     """
+    if pieces == 1:
+        return draw(keys, logits, sampling)
+
     def lay(x, *axes):
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
     rows, vocab = ("tensor" if size % pieces == 0 else None for size in logits.shape)

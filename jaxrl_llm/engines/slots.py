@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.engines import measures
-from jaxrl_llm.engines.sampler import fold_in_halves
-from jaxrl_llm.engines.sampling import Sampling, draw, instead
+from jaxrl_llm.engines.sampler import drawn_over, fold_in_halves, logits_of
+from jaxrl_llm.engines.sampling import Sampling, instead
+from jaxrl_llm.engines.shards import of_rows
 from jaxrl_llm.models.attention import Rotations, grouped_attention, held, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.linear import row_matmul
 from jaxrl_llm.models.transformer import (
     Block,
     Cached,
@@ -133,10 +133,10 @@ def _adapters(model: Transformer, lora, *, transposed: bool):
     return [adapters for _, adapters in model.unstack_layers({"layers": {}}, lora, transposed=transposed)]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "steps", "common", "near", "transposed", "columns"),
-                   donate_argnames=("slots",))
+@of_rows(static=("model", "steps", "common", "near", "transposed", "columns", "pieces"), donated=("slots",),
+         same=("weights", "key", "patience"), results=(0, 0, 1))
 def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key, patience, leaders, *, steps: int, common: int,
-           near: int | None, transposed: bool, columns: tuple[str, ...] = ()) -> tuple[Slots, Lanes, Drawn]:
+           near: int | None, transposed: bool, columns: tuple[str, ...] = (), pieces: int = 1) -> tuple[Slots, Lanes, Drawn]:
     """Decodes a chunk of up to `steps` steps for some of the rows.
 
     Within the chunk the rows' caches are only read; what it adds goes into a small separate cache, which is appended to them at
@@ -144,7 +144,8 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
     part in, summed over these rows, exceed `patience i32[]`. The slots need room for what rows may still draw.
 
     Each of B runs of consecutive lanes shares its first `common` places, except those of sliding-window layers; they are read
-    from the slot `leaders i32[B]`.  `columns`: names of further token columns to measure.
+    from the slot `leaders i32[B]`.  `columns`: names of further token columns to measure.  `pieces`: number of devices over
+    which the compiler shards matrices and heads.
     """
     every = lanes.slot.shape[0] == slots.rows
     own = slots if every else jax.tree.map(lambda x: x[lanes.slot], slots)
@@ -159,7 +160,7 @@ def decode(model: Transformer, weights: Weights, slots: Slots, lanes: Lanes, key
 
     tally = measures.tally(columns, model.config)
     added, after, results = drawn_by(model, weights, lanes, key, patience, states, chunk_cache(model, lanes.length, steps),
-                                     steps, columns=columns)
+                                     steps, columns=columns, pieces=pieces)
     slots = appended(model.config, slots, block_of(added), lanes.slot, lanes.length, near)
     return slots, longer(lanes, after), results
 
@@ -170,14 +171,14 @@ def of_lanes(read: list) -> list:
 
 
 def drawn_by(model: Transformer, weights: Weights, lanes: Lanes, key, patience, states: Callable, cache, steps: int,
-             enter: Callable | None = None, columns: tuple[str, ...] = ()) -> tuple[Any, Lanes, Drawn]:
+             enter: Callable | None = None, columns: tuple[str, ...] = (), pieces: int = 1) -> tuple[Any, Lanes, Drawn]:
     """The loop of a chunk, see `decode`: the cache and the lanes after it, still with the `length` they had, and what it drew.
 
     `states(lanes, i, cache) -> (normed [m, D], cache)` reads a token in each lane in step i, and returns third what it kept of
     routers, if `columns` ask for that; `enter(i, lanes, keys, cache)`
     returns the last three with other rows in some lanes from step i on, which is then run: each draws a token at least.
     """
-    step = functools.partial(_step, model, weights, states, columns)
+    step = functools.partial(_step, model, weights, states, columns, pieces)
 
     def go_on(state):
         i, inert, now, *_ = state
@@ -240,12 +241,12 @@ def block_of(chunk: CompletionCache) -> Slots:
     return Slots(*jax.tree.map(lambda x: x[:, :, 0], (chunk.keys, chunk.values)))
 
 
-def _step(model: Transformer, weights: Weights, states: Callable, columns: tuple[str, ...], i, lanes: Lanes, keys, cache
-          ) -> tuple[Lanes, Any, Drawn]:
+def _step(model: Transformer, weights: Weights, states: Callable, columns: tuple[str, ...], pieces: int, i, lanes: Lanes, keys,
+          cache) -> tuple[Lanes, Any, Drawn]:
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
     normed, cache, *read = states(lanes, i, cache)
-    logits = model.finished(row_matmul(normed, weights.unembedding, jnp.float32))
-    drawn = draw(jax.vmap(jax.random.fold_in)(keys, lanes.drawn), logits, lanes.sampling)
+    logits = model.finished(logits_of(normed, weights.unembedding, pieces))
+    drawn = drawn_over(pieces, jax.vmap(jax.random.fold_in)(keys, lanes.drawn), logits, lanes.sampling)
     if most := lanes.forced.shape[1]:
         given = jnp.take_along_axis(lanes.forced, jnp.minimum(lanes.drawn, most - 1)[:, None], axis=1)[:, 0]
         here = jnp.asarray(lanes.drawn < most) & (given >= 0)
@@ -259,7 +260,7 @@ def _step(model: Transformer, weights: Weights, states: Callable, columns: tuple
     return after, cache, Drawn(token, alive, logprob, entropy, measured)
 
 
-@functools.partial(jax.jit, static_argnames=("model", "near", "transposed"), donate_argnames=("slots",))
+@of_rows(static=("model", "near", "transposed"), donated=("slots",), same=("weights",))
 def extend(model: Transformer, weights: Weights, slots: Slots, slot, length, tokens, *, near: int | None,
            transposed: bool) -> Slots:
     """Appends given tokens to some rows.
@@ -305,7 +306,7 @@ def through_layers(model: Transformer, block: Block, weights: Weights, tokens, t
     return x, kept, seen
 
 
-@functools.partial(jax.jit, static_argnames=("model", "room", "near"))
+@of_rows(static=("model", "room", "near"), same=("weights",))
 def prefill(model: Transformer, weights: Weights, tokens, *, room: int, near: int | None) -> Slots:
     """Slots of `room` places each whose rows have read `tokens i32[m, W]`; it loops over the layers, which compiles fast.
 
@@ -315,22 +316,22 @@ def prefill(model: Transformer, weights: Weights, tokens, *, room: int, near: in
     return Slots(*with_places(*model.cached(tuple(swap_last(keys)), tuple(values)), model.config.places(room, near)))
 
 
-@functools.partial(jax.jit, static_argnames=("room",))
+@of_rows(static=("room",), same=("slot",))
 def take(slots: Slots, slot, *, room: int) -> Slots:
-    """A copy of the first `room` places of one row, `[1, K, ...]`."""
+    """A copy of the first `room` places of one row, `[1, K, ...]`; of each shard with a mesh."""
     def row(arrays, axis):
         return jax.tree.map(lambda x: jax.lax.slice_in_dim(jax.lax.dynamic_slice_in_dim(x, slot, 1), 0,
                                                            min(room, x.shape[axis]), axis=axis), arrays)
     return Slots(row(slots.keys, 3), row(slots.values, 2))
 
 
-@jax.jit
+@of_rows(static=())
 def pick(block: Slots, which) -> Slots:
     """Slots with copies of the rows `which i32[m]` of a block."""
     return jax.tree.map(lambda x: x[which], block)
 
 
-@functools.partial(jax.jit, donate_argnames=("slots",))
+@of_rows(static=(), donated=("slots",))
 def put(slots: Slots, block: Slots | None, which, slot) -> Slots:
     """The slots with the rows `which i32[n]` of `block`, None for themselves, copied into the rows `slot i32[n]`.
 
@@ -340,7 +341,7 @@ def put(slots: Slots, block: Slots | None, which, slot) -> Slots:
     return Slots(_written(slots.keys, copied.keys, 3, slot, start), _written(slots.values, copied.values, 2, slot, start))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "room", "near"))
+@of_rows(static=("model", "room", "near"))
 def lengthen(model: Transformer, slots: Slots, *, room: int, near: int | None) -> Slots:
     """The same slots with `room` places each."""
     return Slots(*with_places(*slots, model.config.places(room, near)))

@@ -33,6 +33,11 @@ def page_axis(kernels: str) -> int:
     return 1 if chosen(kernels) == "cuda" else 0
 
 
+def head_axis(kernels: str) -> int:
+    """The axis of key/value heads in the arrays of `laid`; keys and values of a head are beside each other."""
+    return 0 if chosen(kernels) == "cuda" else 2
+
+
 def written(kernels: str, cache, keys, values, page, place) -> tuple[jax.Array, ...]:
     """The cache with `keys, values [m, K, d]` in places `place i32[m]` of the pages `page i32[m]`."""
     chex.assert_equal_shape([page, place])

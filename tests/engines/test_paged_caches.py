@@ -42,17 +42,15 @@ def asked(uid, **changes):
     return request(uid, **{"tokens": LONG, "stop_tokens": (), "limit": 6} | changes)
 
 
-def users(one):
-    """`page -> how many rows and prompts have it`, counted by hand."""
-    lists = [row.pages for row in one._rows.values()] + [*one._caches.prefixes.values()]
-    return np.bincount([page for own in lists for page in own], minlength=len(one._caches._users))
-
-
 def assert_counted(one):
-    """Every page is counted as often as it is used, page 0 by nobody, and those of nobody are free."""
-    caches, counts = one._caches, users(one)
-    assert (caches._users == counts).all() and counts[0] == 0
-    assert sorted([*caches._free, *np.flatnonzero(counts)]) == list(range(1, caches._size))
+    """Every page of a shard is counted as often as it is used, page 0 by nobody, and those of nobody are free."""
+    caches = one._caches
+    for shard, (users, free) in enumerate(zip(caches._users, caches._free, strict=True)):
+        lists = [row.pages for row in one._rows.values() if row.shard == shard] + [
+            pages for (there, _), pages in caches.prefixes.items() if there == shard]
+        counts = np.bincount([page for own in lists for page in own], minlength=len(users))
+        assert (users == counts).all() and counts[0] == 0
+        assert sorted([*free, *np.flatnonzero(counts)]) == list(range(1, caches._size))
 
 
 def test_rows_of_a_prompt_share_its_pages_and_write_into_their_own():
@@ -71,7 +69,7 @@ def test_rows_of_a_prompt_share_its_pages_and_write_into_their_own():
     assert found[9][0].tokens.tolist() == plain([*LONG[:PAGE], *LONG[:20]], 9, 0, 6)
     assert_counted(one)
     one.publish(1, params())
-    assert not users(one).any()
+    assert not one._caches._users.any()
     assert_counted(one)
 
 
@@ -144,7 +142,7 @@ def test_what_finds_no_page_waits_on_the_host():
     for uid in range(9):
         one.release(uid)
     one.publish(1, params())
-    assert not users(one).any()
+    assert not one._caches._users.any()
     assert_counted(one)
 
 

@@ -9,6 +9,7 @@ from engines import KEY, SHAPE, V, drain
 
 from jaxrl_llm.engines import Sampling, generate, row_keys
 from jaxrl_llm.engines.caches import RowCaches, near_places
+from jaxrl_llm.engines.shards import shards
 from jaxrl_llm.engines.engine import Request, SlotEngine
 from jaxrl_llm.engines.sampling import draw
 from jaxrl_llm.models import ModelConfig, Transformer
@@ -88,7 +89,7 @@ def test_window_layers_have_the_places_of_their_window():
     assert places(own.keys, 4) == places(own.values, 3) == [WINDOW, 64]
     assert own.keys[0].shape == (2, 2, 4, 8, 8) and own.keys[1].shape == (2, 2, 4, 8, 64)
     assert near_places(WINDOW, 16) == near_places(32, 16) == near_places(WINDOW, 40) == NEAR < near_places(33, 16)
-    caches = {name: RowCaches(MODELS[name], jax.devices()[0], 4, 1000, 16, transposed=False, programs=set())
+    caches = {name: RowCaches(MODELS[name], shards(jax.devices()[0], None, 4), 1000, 16, transposed=False, programs=set())
               for name in ENGINES}
     for length, some, whole in ((30, [96, 256], 32), (90, [96, 256], 96), (300, [96, 512], 96), (1000, [96, 1024], 96)):
         for one in caches.values():
