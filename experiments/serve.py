@@ -12,7 +12,9 @@ POST /update_weights_from_disk. docs/guides/serving.md has the fields and limits
 offers Tinker's API instead of OpenAI's: clients train LoRA adapters on the model and sample from them.
 """
 import importlib
+import math
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -33,6 +35,8 @@ _SLOTS = flags.DEFINE_integer("slots", 16, "Completions that are sampled at the 
 _SLOT_TOKENS = flags.DEFINE_integer("slot_tokens", 0, "Tokens of a prompt and its completion at most; 0: the model's own "
                                     "limit, or 4096.", lower_bound=0)
 _PAGED = flags.DEFINE_bool("paged_cache", False, "Keep keys and values in pages of one pool, which equal beginnings share.")
+_MESH = flags.DEFINE_string("mesh", "", "Devices that sample together, such as 'data=2,tensor=4': rows are spread over data, "
+                            "matrices cut over tensor; one size may be -1, the rest. Default: one device.")
 _REQUESTS = flags.DEFINE_integer("requests", 256, "Requests at the same time; further ones are refused (429).", lower_bound=1)
 _COMPLETIONS = flags.DEFINE_integer("completions", 64, "Completions of a request at most.", lower_bound=1)
 _TINKER = flags.DEFINE_bool("tinker", False, "Speak Tinker's API: clients train LoRA adapters and sample from them.")
@@ -68,6 +72,22 @@ def loaded():
     return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value or "float32", int8_cache=_INT8_CACHE.value)
 
 
+def mesh():
+    """The mesh that the flag names; None: one device."""
+    import jax
+
+    from jaxrl_llm import parallel
+    if not _MESH.value:
+        return None
+    axes = [part.partition("=") for part in _MESH.value.replace(" ", "").split(",")]
+    sizes = {name: int(size) for name, _, size in axes if name in ("data", "tensor") and re.fullmatch(r"-1|\d+", size)}
+    if len(sizes) < len(axes):
+        raise ValueError(f"--mesh={_MESH.value!r}; give sizes of data and tensor, such as 'data=2,tensor=4'")
+    sizes = {"data": 1} | sizes
+    count = jax.device_count() if -1 in sizes.values() else math.prod(sizes.values())
+    return parallel.make_mesh(**sizes, devices=jax.devices()[:count])
+
+
 def application(loaded, name: str, token: str, size: int):
     """The application that answers in OpenAI's format."""
     import jax
@@ -78,7 +98,7 @@ def application(loaded, name: str, token: str, size: int):
     from jaxrl_llm.serving.worker import Worker
     model, params, tokenizer, tag = loaded
     engine = SlotEngine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
-                    paged=_PAGED.value)
+                    paged=_PAGED.value, mesh=mesh())
     limits = ClientLimits(_COMPLETIONS.value, _REQUESTS.value)
     published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value).expanduser()
     return make_app(ServedModel(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
@@ -102,7 +122,7 @@ def tinker_application(loaded, name: str, token: str, size: int):
     model, params, tokenizer, tag = loaded
     learner = AdapterLearner(model, params, longest=size, budget=_BATCH_TOKENS.value)
     engine = SlotEngine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
-                    lora=learner.padded(None, _RANK.value), paged=_PAGED.value)
+                    lora=learner.padded(None, _RANK.value), paged=_PAGED.value, mesh=mesh())
     store = Store(Path(_CHECKPOINTS.value).expanduser())
     service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)
     limits = ClientLimits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)
