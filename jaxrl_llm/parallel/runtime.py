@@ -144,6 +144,11 @@ def gather_objects(value) -> list:
     return [pickle.loads(row) for row in rows]
 
 
+def first(value):
+    """The value of the first process."""
+    return gather_objects(value)[0]
+
+
 def put(tree, sharding):
     """Host arrays (equal in all processes) or device arrays, sharded by `sharding`: one sharding, or a tree of them."""
     if not several():

@@ -176,7 +176,7 @@ class Source:
         rates, asked = np.full(len(ids), np.nan, np.float32), np.flatnonzero(ids >= 0)
         if len(asked):
             problems = [self.task.train[int(number)] for number in ids[asked]]
-            encoded = self.stream.partner.encode(problems, self.stream.tokenizer, timer)
+            encoded = parallel.first(self.stream.partner.encode(problems, self.stream.tokenizer, timer))
             fits = [None if one is None or len(one) > self.stream.prompt_tokens else one for one in encoded]
             rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
             forest = generate(self.planted(rows, draw=0), np.arange(len(rows)))
@@ -456,7 +456,7 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
     """
     mine = [(problem, None if ids is None else fit(ids, problem, max_tokens, overlong, tokenizer))
             for problem, ids in zip(problems, encode(problems, tokenizer), strict=True)]
-    shares = [mine] if processes == 1 else parallel.gather_objects(mine)[:processes]
+    shares = parallel.gather_objects(mine)[:processes]  # several may read the same, and an environment may open it otherwise
     turns = itertools.zip_longest(*shares, fillvalue=(None, None))  # the first ones may have one more
     return [(problem, ids) for turn in turns for problem, ids in turn if ids is not None]
 
@@ -484,8 +484,9 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
     """
     timer, stream = timer or PhaseTimer(), stream or source.held_out
     stream.forget()
-    rows = fitting_problems(held_out(source.task.heldout, problems), stream.tokenizer, stream.prompt_tokens, source.overlong,
-                            encode=functools.partial(stream.partner.encode, timer=timer))
+    mine = held_out(source.task.heldout, problems)[jax.process_index()::jax.process_count()]
+    rows = fitting_problems(mine, stream.tokenizer, stream.prompt_tokens, source.overlong, jax.process_count(),
+                            functools.partial(stream.partner.encode, timer=timer))
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
     stream.publish(Snapshot(-1, params, lora, key, host_settings(temperature, max_tokens)))

@@ -218,12 +218,13 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
         asked = [first, *(held_out(side, config.eval.problems) for side in asked[1:])]
     prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, partner.encode, T,
                                   bound if partner.goes_on else longest)
+    prompt_tokens = parallel.agree(prompt_tokens)
     partner.rest()
     stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
     run = Wanted(model, mesh, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
                  prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
                  columns=columns)
-    several = mesh.size > 1 and not partner.goes_on and server is None
+    several = mesh.size > jax.process_count() and not partner.goes_on and server is None
     wanted = {**(wanted or {}), **({"extend": f"environment {config.environment!r}"} if partner.goes_on else {}),
               **({"mesh": f"a mesh of {mesh.size} devices"} if several else {}),
               **({"paged": "sampling.paged_cache=True"} if s.paged_cache else {})}
@@ -231,8 +232,13 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
                                    spread=np.float32(0) if "spread" in wanted else None)
     kind = kinds.choose(s.engine, run, wanted)
     partner.columns = kind.columns
-    return Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
-                  tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings))
+    stream = Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
+                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings))
+    if parallel.several() and partner.goes_on and not stream.alone:
+        raise ValueError(f"engine {kind.name!r} samples with all processes together, and each plays environments of its own; set "
+                         "sampling.engine='slots', or run it on one process")
+    partner.alone = stream.alone
+    return stream
 
 
 def make_partner(config: ConfigDict, tokenizer, judge: Judge, asked: Sequence[Sequence[tasks.Problem]], max_tokens: int
@@ -257,8 +263,6 @@ def make_partner(config: ConfigDict, tokenizer, judge: Judge, asked: Sequence[Se
     if not (np.isfinite([low, high]).all() and low < high):
         raise ValueError(f"environment {environment.name!r} has returns=({low}, {high}), and a score is the share of "
                          "the way from the lowest to the highest one; give two finite numbers, such as returns=(0.0, 1.0)")
-    if parallel.several():
-        raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     return Dialogue(judge.runner, P, s.group, s.max_turns, s.turn_tokens, max_tokens, tokenizer, tuple(s.stop_strings),
                     s.observation_tokens, hears_tools(tokenizer, environment), describes_tools(tokenizer, environment))
 
@@ -466,7 +470,7 @@ def known_of(run: Run, params) -> dict[str, Any]:
     if "levels" in run.learner.controls.asks:
         known["levels"] = levels_of(train)
     if {"prompt_lengths", "embeddings"} & run.learner.controls.asks:
-        ids = source.stream.partner.encode([train[i] for i in range(len(train))], source.stream.tokenizer)
+        ids = parallel.first(source.stream.partner.encode([train[i] for i in range(len(train))], source.stream.tokenizer))
         if "embeddings" in run.learner.controls.asks:
             known["embeddings"] = prompt_embeddings(run.learner.policy, params, ids, source.stream.prompt_tokens)
         known["prompt_lengths"] = np.array([len(one or ()) for one in ids], np.int32)
@@ -513,7 +517,7 @@ def make_runner(config: ConfigDict) -> Runner:
             "processes" if made.replayable else "threads")
     workers = made.at_once or config.prompts.per_step * config.sampling.group if waits else None
     return Runner(name, options, seed=config.seed, kind=kind, workers=workers, deadline=config.environment_deadline,
-                  limit=config.environment_invalid, waits=waits)
+                  limit=config.environment_invalid, waits=waits, joint=parallel.several())
 
 
 def make_mesh(config: ConfigDict) -> Mesh:
