@@ -1,0 +1,68 @@
+"""Runs whose processes sample apart, and what their steps sample; `apart_cases.py` runs them in two processes."""
+import dataclasses
+
+import jax
+import numpy as np
+
+import chatter
+from jaxrl_llm import rewards
+from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.environments import Environment
+from jaxrl_llm.learning.schedules import sync
+from jaxrl_llm.sampling.heldout import evaluate
+from jaxrl_llm.setup import setup
+from jaxrl_llm.tools import registry
+
+TASK = {"environment": "", "task": "arithmetic(level=digit)", "rewards": "format(pattern='(?s).*[a-z].*')",
+        "sampling.max_tokens": 4, "sampling.engine": "slots", "prompts.max_tokens": 0}
+CASES = {
+    "turns": TASK | {"rewards": "format(pattern='(?s).*[a-z].*'), rank(weight=0.5)", "sampling.micro_batches": 2},
+    "lost": {"environment": "apart_runs:fragile", "method": "dars", "sampling.group": 2, "sampling.max_group": 6},
+    "tools": {"environment": "tool_use(level=digit, chat=True)", "prompts.max_tokens": 256},
+    "game": {"environment": "chatter:alphabet", "method": "vade", "sampling.max_draws": 2},
+    "agents": {"environment": "chatter:cards", "method": "dr_mas"},
+    "replay": TASK | {"method": "dots_rr"},
+}
+
+
+def rank(*, weight: float = 1.0) -> rewards.Reward:
+    """A reward that sees a whole batch: the share of completions with no greater sum of bytes."""
+    def of(completions, answers, problems):
+        sums = np.array([sum(one.encode()) for one in completions])
+        return [float((sums <= own).mean()) for own in sums]
+
+    return rewards.Reward("rank", of, weight, per="batch")
+
+
+registry.register(rewards.FACTORIES, "reward", rank)
+
+
+def fragile() -> Environment:
+    """`chatter.letters`, where the second turn raises in a fifth of the trajectories, by their keys."""
+    inner = chatter.letters()
+
+    def step(state, message):
+        if state["turn"] == 1 and state["key"] % 5 == 0:
+            raise KeyError("no such letter")
+        return inner.step(state, message)
+
+    return dataclasses.replace(inner, step=step)
+
+
+def config_of(name: str):
+    return chatter.get_config(**{"model.num_layers": 1, "environment_invalid": 0.9, **CASES[name]})
+
+
+def plain(forest: Forest) -> dict:
+    """What a forest holds, without durations."""
+    return {"columns": dict(forest.columns), "facts": dict(forest.facts), "ids": [one.id for one in forest.problems],
+            "counts": [dict(forest.failures), dict(forest.invalid)]}
+
+
+def steps(name: str, count: int = 2) -> list[dict]:
+    """The forests of an evaluation and of the first steps of a run."""
+    run, params = setup.build(config_of(name))
+    state = setup.initial_state(run, params)
+    seen = [plain(evaluate(run.source, params, state.lora, problems=3, key=jax.random.key(7)).forest)]
+    taken = sync.steps(run.source, run.learner, state)
+    return seen + [plain(next(taken).finished.forest) for _ in range(count)]
