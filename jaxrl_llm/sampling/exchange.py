@@ -1,5 +1,8 @@
 """Forests over processes: each grows its share of the trajectories, and all of them get the whole."""
+import hashlib
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,3 +39,17 @@ def exchange(forest: Forest, grown: Forest) -> Forest:
                   seconds=[second for part in seconds for second in part],
                   **{name: sum((count[name] for count in counted), Counter()) for name in counts})
     return joined.with_columns(lost=(forest.lost + sum(losses)).astype(np.int32))
+
+
+def check_same(values: Mapping[str, Any], when: str) -> None:
+    """Raises ValueError with both values if the processes of a run differ in one of these; arrays are shown as digests."""
+    if parallel.several():
+        told = {f"{name} {when}": _told(parallel.fetch(value)) for name, value in values.items() if value is not None}
+        parallel.check_same(told, "what processes sample and learn would part from here on: see whether an environment, a "
+                            "reward or a controller of your own draws random numbers, or reads a clock or a file of its host")
+
+
+def _told(value: Any) -> str:
+    if np.ndim(value) == 0:
+        return str(value)
+    return f"{np.shape(value)} {hashlib.blake2b(np.ascontiguousarray(value).tobytes(), digest_size=8).hexdigest()}"

@@ -30,6 +30,7 @@ from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.sampling import by_task
 from jaxrl_llm.sampling import prior as prior_lib
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
+from jaxrl_llm.sampling.exchange import check_same
 from jaxrl_llm.sampling.one_turn import beginnings
 from jaxrl_llm.sampling.sharing import Sharing
 from jaxrl_llm.sampling.stream import Stream
@@ -131,6 +132,8 @@ class Source:
     def _next(self, snapshot: Snapshot, timer: PhaseTimer | None) -> Finished:
         """The same, with nothing beside it."""
         timer, version = timer or PhaseTimer(), snapshot.version
+        place = {"the next uid": self.next_uid, "the position in the data": str(self.data.get_state())}
+        check_same(snapshot.settings._asdict() | place, f"before batch {version + 1}")
         known = read_settings(snapshot.settings)
         self.stream.forget()
         self.stream.publish(snapshot._replace(settings=known))
@@ -160,6 +163,8 @@ class Source:
         if mix is not None:
             chosen, self.buffer, mixed = mix(chosen)
             metrics |= mixed
+        numbers = {name: column for name, column in chosen.columns.items() if column.dtype != object}
+        check_same(numbers | dict(chosen.facts) | counts, f"of batch {version + 1}")
         if not chosen.problems:
             return Finished(None, chosen, metrics, counts)
         return Finished(self._completed(self.view(chosen, version), chosen, known, stored), chosen, metrics, counts)

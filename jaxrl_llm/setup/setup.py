@@ -47,7 +47,7 @@ from jaxrl_llm.sampling.shown_tools import describes_tools, hears_tools, warn_of
 from jaxrl_llm.sampling.source import Encode, Source, held_out
 from jaxrl_llm.sampling.stream import Partner, Stream
 from jaxrl_llm.setup import config as config_lib
-from jaxrl_llm.setup import parts, refusals, teachers
+from jaxrl_llm.setup import agreement, parts, refusals, teachers
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.problems import make_reward, make_sets, make_task
 from jaxrl_llm.setup.start import load_model, open_model
@@ -93,6 +93,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
 
     Raises ValueError or NotImplementedError for an invalid configuration before any long work.
     """
+    agreement.check_code()
     config = config_lib.resolve(config, methods.get(config.method).defaults)
     config_lib.check(config)
     check_there(config.model.path)
@@ -112,6 +113,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     params, policy = read_weights(mesh, config.seed), policy_of(config, model, mesh)
     policy = dataclasses.replace(policy, replays=made.objective.replays)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
+    agreement.check_data(task, source.data, config.eval.problems)
     learner, rate = make_learner(config, made.with_prior(source.prior), policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
     return Run(config, made.method, source, learner, rate, made.needs, schedule), params

@@ -18,10 +18,10 @@ TASK = {"environment": "", "task": "arithmetic(level=digit)", "rewards": "format
 CASES = {
     "turns": TASK | {"rewards": "format(pattern='(?s).*[a-z].*'), rank(weight=0.5)", "sampling.micro_batches": 2},
     "lost": {"environment": "apart_runs:fragile", "method": "dars", "sampling.group": 2, "sampling.max_group": 6},
-    "tools": {"environment": "tool_use(level=digit, chat=True)", "prompts.max_tokens": 256},
+    "tools": {"environment": "tool_use(options={'level': 'digit', 'chat': True})", "prompts.max_tokens": 256},
     "game": {"environment": "chatter:alphabet", "method": "vade", "sampling.max_draws": 2},
     "agents": {"environment": "chatter:cards", "method": "dr_mas"},
-    "replay": TASK | {"method": "dots_rr"},
+    "replay": TASK | {"method": "dots_rr", "learner.minibatches": 2},
 }
 
 
