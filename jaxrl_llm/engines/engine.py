@@ -551,4 +551,5 @@ def kind(run: Wanted) -> EngineKind:
                       slot_tokens=run.prompt_tokens + run.max_tokens, tokenizer=run.tokenizer, version=version, lora=lora,
                       paged=run.paged, columns=run.columns, mesh=run.mesh if run.mesh.size > 1 else None)
 
-    return EngineKind("slots", make, CAN, measures.provided(config), columns=measures.columns_of(run.columns, config), mesh=mesh)
+    columns = measures.columns_of(run.columns, config)
+    return EngineKind("slots", make, CAN, measures.provided(config), columns=columns, mesh=mesh)

@@ -181,7 +181,8 @@ class Stream:
       sampling: the distribution of a token, and the maximum number of tokens.
       prompts, group: P and G of a batch.  prompt_tokens: length of the longest prompt.  max_tokens: T.
       tokenizer: of prompts and messages.  stop_ids, stop_strings: what ends a message of the policy.
-      mesh, dtype: the mesh of the sampler, over all processes, and the dtype of the model's computation.
+      mesh, dtype: the mesh of the weights and the dtype of the model's computation.  replicas: the mesh of the sampler, over
+        all processes, see `parallel.sampler_mesh`; None: that of the weights.
     """
 
     kind: EngineKind
@@ -196,6 +197,7 @@ class Stream:
     mesh: Mesh
     dtype: Any
     stop_strings: tuple[str, ...] = ()
+    replicas: Mesh | None = None
 
     def __post_init__(self):
         self._engine: Engine | None = None
@@ -258,10 +260,11 @@ class Stream:
         sampling_lib.check(chosen)
         limits = self.partner.limits(*(None if value is None else int(value) for value in (
             known.max_tokens, known.max_turns, known.announced_turns)))
-        params, lora, key = parallel.reshard(snapshot.params, self.mesh, self.dtype), snapshot.lora, snapshot.key
+        params = parallel.reshard(snapshot.params, self.mesh, self.dtype, self.replicas)
+        lora, key = snapshot.lora, snapshot.key
         if self.alone:
             assert self.kind.mesh is not None
-            params, lora = parallel.laid_here((params, lora), self.kind.mesh)
+            params, lora = parallel.laid_on((params, lora), self.kind.mesh)
             key = jax.random.wrap_key_data(parallel.fetch(jax.random.key_data(key)), impl=jax.random.key_impl(key))
         self._ready += self._stop()  # a thread would sample while the weights change
         if self._engine is None:

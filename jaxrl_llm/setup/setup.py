@@ -46,8 +46,8 @@ from jaxrl_llm.sampling.one_turn import OneTurn
 from jaxrl_llm.sampling.shown_tools import describes_tools, hears_tools, warn_of_calls_left_out
 from jaxrl_llm.sampling.source import Encode, Source, held_out
 from jaxrl_llm.sampling.stream import Partner, Stream
-from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import agreement, parts, refusals, teachers
+from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.problems import make_reward, make_sets, make_task
 from jaxrl_llm.setup.start import load_model, open_model
@@ -223,7 +223,8 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     prompt_tokens = parallel.agree(prompt_tokens)
     partner.rest()
     stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
-    run = Wanted(model, mesh, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
+    replicas = parallel.sampler_mesh(mesh, s.tensor)
+    run = Wanted(model, replicas, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
                  prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
                  columns=columns)
     several = mesh.size > jax.process_count() and not partner.goes_on and server is None
@@ -235,10 +236,10 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     kind = kinds.choose(s.engine, run, wanted)
     partner.columns = kind.columns
     stream = Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
-                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings))
+                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings), replicas)
     if parallel.several() and partner.goes_on and not stream.alone:
-        raise ValueError(f"engine {kind.name!r} samples with all processes together, and each plays environments of its own; set "
-                         "sampling.engine='slots', or run it on one process")
+        raise ValueError(f"engine {kind.name!r} samples with all processes together, and each plays environments of its own; "
+                         "set sampling.engine='slots', or run it on one process")
     partner.alone = stream.alone
     return stream
 
@@ -536,6 +537,7 @@ def make_mesh(config: ConfigDict) -> Mesh:
 def sampling_mesh(config: ConfigDict) -> Mesh:
     """The mesh of `config.mesh`, for sampling alone; ValueError if it cannot divide the prompts of a step."""
     mesh, P = parallel.make_mesh(**config.mesh.to_dict()), config.prompts.per_step
-    parallel.check_batch(mesh, P, "prompts.per_step")
-    parallel.check_batch(mesh, P // config.sampling.micro_batches, "prompts.per_step / sampling.micro_batches")
+    for one in {mesh, parallel.sampler_mesh(mesh, config.sampling.tensor)}:
+        parallel.check_batch(one, P, "prompts.per_step")
+        parallel.check_batch(one, P // config.sampling.micro_batches, "prompts.per_step / sampling.micro_batches")
     return mesh

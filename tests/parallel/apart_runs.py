@@ -1,10 +1,10 @@
 """Runs whose processes sample apart, and what their steps sample; `apart_cases.py` runs them in two processes."""
 import dataclasses
 
+import chatter
 import jax
 import numpy as np
 
-import chatter
 from jaxrl_llm import rewards
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.environments import Environment
