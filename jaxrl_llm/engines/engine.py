@@ -543,13 +543,12 @@ def kind(run: Wanted) -> EngineKind:
     if run.paged:
         check_model(run.model)
     config, mesh = run.model.config, parallel.local_mesh(run.mesh)
-    parallel.check_heads(mesh, config.num_heads, config.num_kv_heads)
     rows = run.prompts * run.group * mesh.size // (run.parts * run.mesh.size)
 
     def make(params, lora, version: int) -> SlotEngine:
         return SlotEngine(run.model, params, jax.random.key(0), slots=rows,
                       slot_tokens=run.prompt_tokens + run.max_tokens, tokenizer=run.tokenizer, version=version, lora=lora,
-                      paged=run.paged, columns=run.columns, mesh=run.mesh if run.mesh.size > 1 else None)
+                      paged=run.paged, columns=run.columns, mesh=mesh if mesh.size > 1 else None)
 
     columns = measures.columns_of(run.columns, config)
     return EngineKind("slots", make, CAN, measures.provided(config), columns=columns, mesh=mesh)

@@ -114,7 +114,8 @@ def _common(mesh: Mesh, tensor: int) -> tuple[Mesh, dict[str, tuple[str, ...]], 
     parted = _parted(mesh, tensor)
     assert parted is not None
     axis, part = parted
-    parts = {name: (name,) if name != axis else (f"{name}_outer", f"{name}_inner") for name in mesh.axis_names}
+    parts: dict[str, tuple[str, ...]] = {
+        name: (name,) if name != axis else (f"{name}_outer", f"{name}_inner") for name in mesh.axis_names}
     sizes = {name: size for name, size in zip(mesh.axis_names, mesh.devices.shape) if name != axis} | {
         f"{axis}_outer": mesh.shape[axis] // part, f"{axis}_inner": part}
     names = [*itertools.chain(*parts.values())]

@@ -33,7 +33,7 @@ def scores_of(reward: Combined | ByTask, texts: Sequence[str], problems: Sequenc
     """The scores of these rows; `spent` f64[K]: see `rewards.Combined`."""
     if not len(texts):
         return Scores(np.zeros(0, np.float32), np.zeros((0, len(reward.names)), np.float32), reward.names, {})
-    return reward(texts, [p.answer for p in problems], problems, lengths, spent)
+    return reward(texts, [p.answer for p in problems], problems, lengths.tolist(), spent)
 
 
 def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,

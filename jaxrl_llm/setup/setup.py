@@ -224,6 +224,8 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     partner.rest()
     stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
     replicas = parallel.sampler_mesh(mesh, s.tensor)
+    if s.tensor:
+        parallel.check_heads(replicas, model.config.num_heads, model.config.num_kv_heads)
     run = Wanted(model, replicas, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
                  prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
                  columns=columns)

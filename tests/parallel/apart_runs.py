@@ -49,8 +49,8 @@ def fragile() -> Environment:
     return dataclasses.replace(inner, step=step)
 
 
-def config_of(name: str):
-    return chatter.get_config(**{"model.num_layers": 1, "environment_invalid": 0.9, **CASES[name]})
+def config_of(name: str, **changes):
+    return chatter.get_config(**{"model.num_layers": 1, "environment_invalid": 0.9, **CASES[name], **changes})
 
 
 def plain(forest: Forest) -> dict:
@@ -59,9 +59,9 @@ def plain(forest: Forest) -> dict:
             "counts": [dict(forest.failures), dict(forest.invalid)]}
 
 
-def steps(name: str, count: int = 2) -> list[dict]:
+def steps(name: str, count: int = 2, **changes) -> list[dict]:
     """The forests of an evaluation and of the first steps of a run."""
-    run, params = setup.build(config_of(name))
+    run, params = setup.build(config_of(name, **changes))
     state = setup.initial_state(run, params)
     seen = [plain(evaluate(run.source, params, state.lora, problems=3, key=jax.random.key(7)).forest)]
     taken = sync.steps(run.source, run.learner, state)
