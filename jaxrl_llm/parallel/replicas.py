@@ -58,9 +58,9 @@ def check_heads(mesh: Mesh, heads: int, kv_heads: int) -> None:
 def reshard(params, mesh: Mesh, dtype, to: Mesh | None = None):
     """The parameters in the layout of `rollout_shardings` on `to`, a `sampler_mesh` of this mesh (None: the mesh itself).
 
-    Those of `apart`, and of meshes without `fsdp` and `seq`, have it already. Other arrays of the table are cast to `dtype`
-    first, as they are at use, so that no more bytes are gathered than are read. Layers travel one after the other: beside the
-    result a device holds its shards again in `dtype`, and one matrix of a layer and the tables whole.
+    Those that `apart` has copied, and of meshes without `fsdp` and `seq`, have it already. Other arrays of the table are cast
+    to `dtype` first, as they are at use, so that no more bytes are gathered than are read. Layers travel one after the other:
+    beside the result a device holds its shards again in `dtype`, and one matrix of a layer and the tables whole.
     """
     to = mesh if to is None else to
     if to is mesh and mesh.shape["fsdp"] * mesh.shape["seq"] == 1:
@@ -71,9 +71,11 @@ def reshard(params, mesh: Mesh, dtype, to: Mesh | None = None):
     return moved if to is mesh else laid_on(moved, to)
 
 
-def apart(params, mesh: Mesh, dtype):
-    """A copy of the parameters in the layout of `rollout_shardings`; arrays of the table, which are cast at use, in `dtype`."""
-    return _reshard(params, mesh, mesh.shape["tensor"], dtype, copied=True)
+def apart(params, mesh: Mesh, dtype, to: Mesh | None = None):
+    """A copy of the parameters as `reshard` lays them out; arrays of the table, which are cast at use, in `dtype`."""
+    to = mesh if to is None else to
+    moved = _reshard(params, mesh, to.shape["tensor"], dtype, copied=True)
+    return moved if to is mesh else laid_on(moved, to)
 
 
 def laid_on(tree, mesh: Mesh):

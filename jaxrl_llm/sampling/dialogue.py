@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_llm.data import turn_info
@@ -155,7 +156,7 @@ class Dialogue:
         """
         timer = timer or PhaseTimer()
         uids = [_OPENINGS + next(self.opened) for _ in problems]
-        size = self.prompts * self.group if self.limited else max(len(uids), 1)
+        size = self.prompts * self.group // jax.process_count() if self.limited else max(len(uids), 1)
         opened: dict[int, base.Turn] = {}
         for first in range(0, len(uids), size):
             with timer("wait"):

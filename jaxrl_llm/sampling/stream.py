@@ -83,7 +83,7 @@ class Partner(Protocol):
 
     @property
     def limited(self) -> bool:
-        """Whether a batch of trajectories at most may be open at a time."""
+        """Whether a batch of trajectories at most may be open at a time, of all processes together."""
 
     @property
     def by_uid(self) -> bool:
@@ -429,7 +429,7 @@ class Stream:
 
     def _start(self, timer: PhaseTimer) -> None:
         """Begins the trajectories that wait: all of them, or a batch where the partner has places for no more."""
-        count = self.prompts * self.group if self.partner.limited else len(self._queue)
+        count = self.prompts * self.group // jax.process_count() if self.partner.limited else len(self._queue)
         waiting = dict(itertools.islice(self._queue, count))
         for _ in waiting:
             self._queue.popleft()

@@ -18,3 +18,4 @@ if __name__ == "__main__":
             result = apart_runs.steps(name, **changes)
             (folder / f"{name}-{process}").write_bytes(pickle.dumps(result))
             print(name, flush=True)
+        print(json.dumps(apart_runs.refusals(process)), flush=True)

@@ -1,5 +1,8 @@
 """Runs whose processes sample apart, and what their steps sample; `apart_cases.py` runs them in two processes."""
 import dataclasses
+import json
+import time
+from collections.abc import Callable
 
 import chatter
 import jax
@@ -10,7 +13,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.environments import Environment
 from jaxrl_llm.learning.schedules import sync
 from jaxrl_llm.sampling.heldout import evaluate
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import agreement, setup
 from jaxrl_llm.tools import registry
 
 TASK = {"environment": "", "task": "arithmetic(level=digit)", "rewards": "format(pattern='(?s).*[a-z].*')",
@@ -66,3 +69,44 @@ def steps(name: str, count: int = 2, **changes) -> list[dict]:
     seen = [plain(evaluate(run.source, params, state.lora, problems=3, key=jax.random.key(7)).forest)]
     taken = sync.steps(run.source, run.learner, state)
     return seen + [plain(next(taken).finished.forest) for _ in range(count)]
+
+
+def stuck() -> Environment:
+    """`chatter.letters` that hang in process 1: there the second turn of a third of the trajectories takes a minute."""
+    inner = chatter.letters()
+
+    def step(state, message):
+        if state["turn"] == 1 and state["key"] % 3 == 0 and jax.process_index() == 1:
+            time.sleep(60)
+        return inner.step(state, message)
+
+    return dataclasses.replace(inner, step=step)
+
+
+def refusal(call: Callable, *arguments) -> str:
+    """The error of a call."""
+    try:
+        call(*arguments)
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refusals(process: int) -> dict[str, str]:
+    """What two processes say that differ, or of which one has an environment that hangs."""
+    level = ("digit", "sum3")[process]
+    found = {"data": refusal(setup.build, config_of("turns", task=f"arithmetic(level={level})"))}
+    own, agreement._of = agreement._of, lambda *files: f"code {process}"
+    found["code"] = refusal(setup.build, config_of("turns"))
+    agreement._of = own
+    run, params = setup.build(config_of("lost", environment="apart_runs:stuck", environment_deadline=0.5, method="grpo"))
+    state, told = setup.initial_state(run, params), []
+    run.source.stream.partner.runner.report = told.append
+    done = run.source.next(run.learner.publish(state)).forest
+    found["lost"] = json.dumps([int(done.lost.sum()), len(told), [*{f"{one.kind} {one.host}" for one in told}]])
+    run.source.stream.partner.runner._limit = 0.01
+    found["hangs"] = refusal(run.source.next, run.learner.publish(state))
+    snapshot = run.learner.publish(state)
+    changed = snapshot.settings._replace(temperature=np.float32(1 + process))
+    found["control"] = refusal(run.source.next, snapshot._replace(settings=changed))
+    return found
