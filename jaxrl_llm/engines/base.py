@@ -90,7 +90,7 @@ class Wanted(NamedTuple):
     """What a run knows before it makes its engine.
 
     Attributes:
-      model, mesh, tokenizer: the policy's.
+      model, tokenizer: the policy's.  mesh: that of the sampler, over all processes, see `parallel.sampler_mesh`.
       prompts, group: P and G of a batch.  parts: in how many parts it is sampled.
       prompt_tokens, max_tokens: maximum tokens of a prompt and behind it.
       stop_ids, stop_texts: what ends a message of the policy.
@@ -121,6 +121,7 @@ class EngineKind(NamedTuple):
 
     `columns`: declarations of the further ones that its nodes have, in `Node.columns`: those that the run wants.
     `check(metrics)` raises an error for a step in which sampler and learner disagree.  `rows`: for the head of a run.
+    `mesh`: devices of this process, on which it samples apart from other processes; None: all processes sample together.
     """
 
     name: str
@@ -130,6 +131,7 @@ class EngineKind(NamedTuple):
     check: Callable[[Mapping[str, float]], None] = lambda metrics: None
     rows: tuple[tuple[str, str], ...] = ()
     columns: tuple[Column, ...] = ()
+    mesh: Mesh | None = None
 
 
 def check_can(kind: EngineKind, wanted: Mapping[str, str]) -> None:

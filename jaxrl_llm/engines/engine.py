@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxrl_llm import parallel
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines import slots as programs_of
 from jaxrl_llm.engines.base import Collects, EngineKind, Wanted
@@ -538,14 +539,16 @@ class SlotEngine(Collects):
 
 
 def kind(run: Wanted) -> EngineKind:
-    """The slot engine of a run, with as many slots as a part of a batch has rows."""
+    """The slot engine of a run, with as many slots as this process has rows of a part of a batch."""
     if run.paged:
         check_model(run.model)
+    config, mesh = run.model.config, parallel.local_mesh(run.mesh)
+    rows = run.prompts * run.group * mesh.size // (run.parts * run.mesh.size)
 
     def make(params, lora, version: int) -> SlotEngine:
-        return SlotEngine(run.model, params, jax.random.key(0), slots=run.prompts * run.group // run.parts,
+        return SlotEngine(run.model, params, jax.random.key(0), slots=rows,
                       slot_tokens=run.prompt_tokens + run.max_tokens, tokenizer=run.tokenizer, version=version, lora=lora,
-                      paged=run.paged, columns=run.columns, mesh=run.mesh if run.mesh.size > 1 else None)
+                      paged=run.paged, columns=run.columns, mesh=mesh if mesh.size > 1 else None)
 
-    config = run.model.config
-    return EngineKind("slots", make, CAN, measures.provided(config), columns=measures.columns_of(run.columns, config))
+    columns = measures.columns_of(run.columns, config)
+    return EngineKind("slots", make, CAN, measures.provided(config), columns=columns, mesh=mesh)

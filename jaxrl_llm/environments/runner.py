@@ -2,11 +2,14 @@
 import copy
 import dataclasses
 import json
+import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm import environments
+import jax
+
+from jaxrl_llm import environments, parallel
 from jaxrl_llm.environments import base, worker
 from jaxrl_llm.environments.compiled import Compiled
 from jaxrl_llm.environments.threads import Threads
@@ -43,7 +46,8 @@ class Recording(NamedTuple):
 class Lost(NamedTuple):
     """An invalid trajectory in types of JSON: why it is invalid (see `Invalid`), and all that a replay needs.
 
-    `problem` is the number of its problem, `seen` the fingerprint of its turns before the failure.
+    `problem` is the number of its problem, `seen` the fingerprint of its turns before the failure, `host` the machine and the
+    process that played it, if several processes do.
     """
 
     uid: int
@@ -54,6 +58,14 @@ class Lost(NamedTuple):
     key: int
     seen: str
     said: list[base.Message]
+    host: str = ""
+
+
+class Tally(NamedTuple):
+    """How many trajectories a process has `opened` since a batch began, and those that it has `lost`."""
+
+    opened: int
+    lost: list[Lost]
 
 
 class Runner:
@@ -69,18 +81,19 @@ class Runner:
     `report` is called with it. If more than the share `limit` of the trajectories since the last `forget` are invalid,
     TooManyInvalid is raised. `deadline`: seconds for a step, including replay. `seconds` are those of each call of the
     environment's `reset` and `step`; calls that were given up count as the deadline, other calls without an answer not at all.
-    `waits` overrules the environment's own, see `Environment.waits`.
+    `waits` overrules the environment's own, see `Environment.waits`. `joint`: it plays some trajectories of a batch, and other
+    processes play others; the share is then one of all of them, and only `check` raises TooManyInvalid.
     """
 
     def __init__(self, target: str, options: Mapping[str, Any] | None = None, *, seed: int, kind: str = "processes",
                  workers: int | None = None, deadline: float = 30.0, retries: int = 1, limit: float = 0.25,
-                 waits: bool | None = None):
+                 waits: bool | None = None, joint: bool = False):
         one_of("kind of runner", kind, ("processes", "threads", "compiled"))
         if retries < 0 or not 0 <= limit <= 1:
             raise ValueError(f"retries={retries}, limit={limit}; allowed are 0 or more retries and a share in [0, 1]")
         made = environments.make(target, **(options or {}))
         self.environment = made if waits is None else dataclasses.replace(made, waits=waits)
-        self._kind, self._workers = kind, workers
+        self._kind, self._workers, self._joint = kind, workers, joint
         if kind == "processes" and not self.environment.replayable:
             raise ValueError(f"environment {self.environment.name!r} is not replayable, so its states cannot move between "
                              "processes; use kind='threads'")
@@ -102,6 +115,7 @@ class Runner:
         self._recordings: dict[int, Recording] = {}
         self._sent: Counter = Counter()  # attempts of the pending step, by uid
         self._opened = 0
+        self._lost: dict[int, Lost] = {}  # since the batch began, of other processes as well where they are known
         self.invalid: dict[int, Invalid] = {}
         self.counts: Counter = Counter()
         self.seconds: list[float] = []
@@ -224,6 +238,7 @@ class Runner:
     def forget(self) -> None:
         """Drops the records of ended and invalid trajectories, before a new batch; counts and shares restart at 0."""
         self.invalid.clear()
+        self._lost.clear()
         self.taken()
         self._opened = len(self._running)
 
@@ -297,7 +312,9 @@ class Runner:
         self.invalid[uid] = Invalid(kind, len(said), message)
         self.counts[f"{self.environment.name}/{kind}"] += 1
         self._end(uid)
-        self.report(Lost(uid, problem.id, kind, len(said), message, key, seen, said))
+        host = f"{platform.node()} (process {jax.process_index()})" if self._joint else ""
+        self._lost[uid] = lost = Lost(uid, problem.id, kind, len(said), message, key, seen, said, host)
+        self.report(lost)
 
     def _end(self, uid: int) -> None:
         """Keeps the recording of a trajectory and drops its state."""
@@ -305,13 +322,26 @@ class Runner:
         self._states.drop(self._target, self._options, recording.key, recording.problem)
 
     def _check(self) -> None:
-        if len(self.invalid) <= self._limit * self._opened:
+        if not self._joint:
+            self.check(self.tallies())
+
+    def tallies(self) -> list[Tally]:
+        """What was lost since the batch began: here, or by all processes that play it. Reports what others lost."""
+        mine = Tally(self._opened, [self._lost[uid] for uid in self.invalid])
+        tallies = parallel.gather_objects(mine) if self._joint else [mine]
+        for lost in (one for tally in tallies for one in tally.lost if one.uid not in self._lost):
+            self._lost[lost.uid] = lost
+            self.report(lost)
+        return tallies
+
+    def check(self, tallies: Sequence[Tally]) -> None:
+        """Raises TooManyInvalid if more than the share `limit` of the trajectories are lost."""
+        lost, opened = [one for tally in tallies for one in tally.lost], sum(tally.opened for tally in tallies)
+        if len(lost) <= self._limit * opened:
             return
-        uid, first = next(iter(self.invalid.items()))
-        kinds = Counter(one.kind for one in self.invalid.values())
+        first, kinds = lost[0], Counter(f"{one.kind} on {one.host}" if one.host else one.kind for one in lost)
         counts = ", ".join(f"{self.environment.name}/{kind} {count}" for kind, count in kinds.items())
         raise TooManyInvalid(
-            f"{len(self.invalid)} of {self._opened} trajectories are invalid ({counts}), more than the share of "
-            f"{self._limit:g}; the first: uid {uid}, problem {self.recording(uid).problem.id}, turn {first.turn}, "
-            f"{first.kind}: {first.message}. `runner.replay({uid})` plays it again alone; a higher limit continues without "
-            "such trajectories")
+            f"{len(lost)} of {opened} trajectories are invalid ({counts}), more than the share of {self._limit:g}; the first: "
+            f"uid {first.uid}, problem {first.problem}, turn {first.turn}, {first.kind}: {first.message}. "
+            f"`runner.replay({first.uid})` plays it again alone; a higher limit continues without such trajectories")

@@ -70,6 +70,7 @@ class Learner:
       optimizer_metrics: metrics by name from the state of the optimiser.
       filters: filters of single rollouts, by name; dropped rollouts count in advantages and not in the loss.
       ema: decay of the moving average of the trained parameters; 0: none.
+      replicas: the mesh of the sampler, if it is not that of the weights, see `parallel.sampler_mesh`.
       as_sampled: whether the policy before the update counts as the one that sampled each token, as under a lag.
     """
 
@@ -91,6 +92,7 @@ class Learner:
     filters: Mapping[str, Filter] = dataclasses.field(default_factory=dict)
     ema: float = 0.0
     as_sampled: bool = False
+    replicas: Mesh | None = None
 
     @property
     def objective(self) -> Objective:
@@ -129,7 +131,7 @@ class Learner:
         settings = self.controls.settings(state.control)._replace(reference=None)  # weights that the learner alone reads
         params, others = state.params, (state.lora, state.key, settings, state.control.get("prior"))
         if apart:
-            params = parallel.apart(params, self.mesh, self.policy.model.dtype)
+            params = parallel.apart(params, self.mesh, self.policy.model.dtype, self.replicas)
             others = jax.tree.map(jax.numpy.copy, others)
         return Snapshot(int(state.step), params, *others)
 

@@ -1,5 +1,4 @@
 """The partition table: path of a leaf -> how its axes are sharded over the mesh."""
-import functools
 import logging
 import math
 import re
@@ -77,38 +76,3 @@ def rollout_shardings(tree, mesh: Mesh):
 def with_shardings(shapes, shardings):
     """Shapes with shardings, to compile for arrays that do not exist yet."""
     return jax.tree.map(lambda shape, sharding: shape.update(sharding=sharding), shapes, shardings)
-
-
-def reshard(params, mesh: Mesh, dtype):
-    """The parameters in the layout of `rollout_shardings`, which those of `apart` and of meshes without `fsdp` and `seq` have.
-
-    Arrays sharded over `fsdp` are cast to `dtype` first, as they are at use, so that no more bytes are gathered than are read.
-    """
-    if mesh.shape["fsdp"] * mesh.shape["seq"] == 1:
-        return params
-    if jax.tree.all(jax.tree.map(_lies, params, rollout_shardings(params, mesh))):
-        return params
-    return _reshard(params, mesh, dtype)
-
-
-def apart(params, mesh: Mesh, dtype):
-    """A copy of the parameters in the layout of `rollout_shardings`; arrays of the table, which are cast at use, in `dtype`."""
-    return _reshard(params, mesh, dtype, copied=True)
-
-
-def _lies(leaf, sharding: NamedSharding) -> bool:
-    return not isinstance(leaf, jax.core.Tracer) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2), static_argnames="copied")
-def _reshard(params, mesh, dtype, copied=False):
-    def gather(path, leaf, train, rollout):
-        if train == rollout and not copied:
-            return leaf
-        listed = any(re.search(pattern, path_name(path)) for pattern, _ in RULES)
-        leaf = leaf.astype(dtype) if listed else leaf
-        if train == rollout:
-            return jax.lax.with_sharding_constraint(leaf.copy(), rollout)
-        return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(leaf, train), rollout)
-
-    return jax.tree.map_with_path(gather, params, tree_shardings(params, mesh), rollout_shardings(params, mesh))

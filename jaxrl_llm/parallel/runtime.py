@@ -8,11 +8,12 @@ import functools
 import itertools
 import os
 import pickle
+import platform
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
@@ -142,6 +143,22 @@ def gather_objects(value) -> list:
     packed = np.frombuffer(pickle.dumps(value), np.uint8)
     rows = gather(np.pad(packed, (0, agree(len(packed)) - len(packed)))[None])  # a pickle knows where it ends
     return [pickle.loads(row) for row in rows]
+
+
+def first(value):
+    """The value of the first process."""
+    return gather_objects(value)[0]
+
+
+def check_same(values: Mapping[str, str], hint: str) -> None:
+    """Raises ValueError with the values of two processes, and a hint, if the processes differ in one of these, by name."""
+    seen = gather_objects((platform.node(), dict(values)))
+    for number, (host, mine) in enumerate(seen):
+        for name in sorted({*seen[0][1], *mine}):
+            ours, theirs = seen[0][1].get(name, "none"), mine.get(name, "none")
+            if ours != theirs:
+                raise ValueError(f"the processes of this job differ in {name}: process 0 on {seen[0][0]} has {ours}, process "
+                                 f"{number} on {host} has {theirs}; {hint}")
 
 
 def put(tree, sharding):

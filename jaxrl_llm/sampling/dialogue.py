@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_llm.data import turn_info
@@ -64,6 +65,7 @@ class Dialogue:
       offset: added to uids of trajectories, see `HELD_OUT`.
       opened: numbers of openings that are read as prompts.
       columns: the further token columns that nodes of the engine have; others' tokens have the fill.
+      alone: whether other processes play trajectories of their own beside it.
     """
 
     runner: Runner
@@ -80,6 +82,7 @@ class Dialogue:
     offset: int = 0
     opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
     columns: tuple[Column, ...] = ()
+    alone: bool = False
     goes_on: ClassVar[bool] = True
     by_uid: ClassVar[bool] = True
     reward: ClassVar[None] = None
@@ -149,17 +152,18 @@ class Dialogue:
     def encode(self, problems: Sequence[Problem], tokenizer: Any, timer: PhaseTimer | None = None) -> list[list[int] | None]:
         """Token ids of the opening of each problem and of all its contexts; None if the environment fails to open it.
 
-        Such a failure is counted.
+        Such a failure is counted. Processes that play together call it together, each with problems of its own.
         """
         timer = timer or PhaseTimer()
         uids = [_OPENINGS + next(self.opened) for _ in problems]
-        size = self.prompts * self.group if self.limited else max(len(uids), 1)
+        size = self.prompts * self.group // jax.process_count() if self.limited else max(len(uids), 1)
         opened: dict[int, base.Turn] = {}
         for first in range(0, len(uids), size):
             with timer("wait"):
                 turns = self.runner.reset(dict(zip(uids[first:first + size], problems[first:first + size])))
                 self.runner.end(list(turns))
             opened |= turns
+        self.runner.check(self.runner.tallies())
         return [self._start(tokenizer, opened[uid].messages) if uid in opened else None for uid in uids]
 
     def _start(self, tokenizer, opening: Sequence[base.Message]) -> list[int]:
@@ -275,20 +279,25 @@ class Dialogue:
         return set(self._lost)
 
     def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
-        """The forest with these trajectories, without those that the environment lost; AllInvalid if it has none."""
+        """The forest with these trajectories, without those that the environment lost."""
         ended = {uid: one for uid in begun if (one := self._going.pop(uid, None)) is not None and uid not in self._lost}
         self._lost.clear()
         asked, got = (np.bincount(np.array(whose, np.int64), minlength=len(forest.problems))
                       for whose in ([*begun.values()], [one.prompt for one in ended.values()]))
         lost = forest.lost + asked - got
-        if lost.any() and not ended and not len(forest.ends):
-            first = next(iter(self.runner.invalid.values()), None)
-            why = "before they were restored" if first is None else f"the first: {first.kind}, {first.message}"
-            counts = dict(self.runner.counts)
-            raise AllInvalid(f"the environment lost all {lost.sum()} trajectories of a batch ({counts}); {why}")
         invalid, seconds = self.runner.taken()
         whole = grown(forest, ended, self.runner.environment.returns, invalid, computed, seconds)
         return whole.with_columns(lost=lost.astype(np.int32))
+
+    def check(self, forest: Forest) -> None:
+        """Raises TooManyInvalid if all processes together have lost too many, AllInvalid if the forest has no trajectory."""
+        tallies = self.runner.tallies()
+        if forest.lost.any() and not len(forest.ends):
+            first = next((one for tally in tallies for one in tally.lost), None)
+            why = "before they were restored" if first is None else f"the first: {first.kind}, {first.message}"
+            raise AllInvalid(f"the environment lost all {forest.lost.sum()} trajectories of a batch "
+                             f"({dict(forest.invalid)}); {why}")
+        self.runner.check(tallies)
 
     def _check_prompts(self, prompts: Mapping[int, list[int]], opened: Mapping[int, Sequence[base.Message]]) -> None:
         """Raises ValueError if an opening, by prompt, is another one than the policy reads.

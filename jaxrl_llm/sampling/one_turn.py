@@ -6,13 +6,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm import parallel
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.forest import Forest, grow, plant
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.engines.prompts import encode_problems, solution_ids
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.rewards import ByTask, Combined
-from jaxrl_llm.sampling.scoring import cut_and_spelled, shared_scores
+from jaxrl_llm.sampling.scoring import cut_and_spelled, scores_of, shared_scores
 from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
@@ -52,6 +53,7 @@ class OneTurn:
       tokenizer, stop_strings: these turn tokens into texts.
       prompts, group: P and G of a batch.  max_tokens: T.
       columns: the further token columns that nodes have.
+      alone: whether this process scores its own trajectories, and others theirs; otherwise all know all and share the work.
     """
 
     reward: Combined | ByTask
@@ -61,6 +63,7 @@ class OneTurn:
     max_tokens: int
     stop_strings: Sequence[str] = ()
     columns: tuple[Column, ...] = ()
+    alone: bool = False
     turns: ClassVar[int] = 1
     contexts: ClassVar[int] = 1
     facts: ClassVar[Mapping[str, str]] = {}
@@ -134,7 +137,7 @@ class OneTurn:
         left = batch.uids[batch.scored:]
         ended = next((n for n, uid in enumerate(left) if uid not in self._nodes), len(left))
         ended = ended // self.group * self.group if ended < len(left) else ended
-        return ended if self.reward.by_row or ended == len(left) else 0
+        return ended if self.reward.by_row or ended == len(left) and not self.alone else 0
 
     def _score(self, batch: _Batch, count: int) -> None:
         """Scores the next `count` trajectories of a batch."""
@@ -143,12 +146,26 @@ class OneTurn:
         uids, problems = batch.uids[part], batch.problems[part]
         nodes = [self._nodes.pop(uid) for uid in uids]
         kept, stopped, texts = cut_and_spelled([node.tokens for node in nodes], self.tokenizer, self.stop_strings)
-        scores = shared_scores(self.reward.part(count / left), texts, problems, kept, batch.spent)
+        score = scores_of if self.alone and self.reward.by_row else shared_scores
+        scores = score(self.reward.part(count / left), texts, problems, kept, batch.spent)
         batch.scored, batch.spent = batch.scored + count, batch.spent + scores.seconds
         self._failures.update(scores.failures)
         for i, (uid, node) in enumerate(zip(uids, nodes)):
             self._scored[uid] = _Scored(node, int(kept[i]), bool(stopped[i]) or node.finish == "stop", texts[i],
                                         scores.total[i], scores.components[i])
+
+    def _score_together(self, forest: Forest, begun: Mapping[int, int]) -> None:
+        """Scores the batches of all processes as one process does, for rewards that see the whole of a batch."""
+        mine = {uid: (row, self._nodes.pop(uid)) for uid, row in begun.items()}
+        ended = {uid: one for part in parallel.gather_objects(mine) for uid, one in part.items()}
+        uids, size = sorted(ended), self.prompts * self.group
+        for first in range(0, len(uids), size):
+            part = uids[first:first + size]
+            self._nodes |= {uid: ended[uid][1] for uid in part}
+            self._score(_Batch(part, [forest.problems[ended[uid][0]] for uid in part]), len(part))
+        self._batches, self._scored = [], {uid: self._scored[uid] for uid in begun}
+        if not parallel.is_primary():  # all have counted them
+            self._failures.clear()
 
     def answers(self, uid: int) -> bool:
         """Whether the trajectory has ended."""
@@ -167,6 +184,8 @@ class OneTurn:
 
     def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
         """The forest with these completions; what an expert wrote of one is a node before the policy's."""
+        if self.alone and not self.reward.by_row:
+            self._score_together(forest, begun)
         scored = [self._scored.pop(uid) for uid in begun]
         uids, owners = np.array([*begun], np.int64), np.array([*begun.values()], np.int64)
         lengths = np.array([one.kept for one in scored], np.int64)
@@ -192,6 +211,9 @@ class OneTurn:
             columns[more.name] = np.concatenate([more.filled(0), *(one.node.columns[more.name][:one.kept] for one in scored)])
         failures, self._failures = self._failures, Counter()
         return grow(forest, above, uids[row], columns, computed=computed, failures=failures)
+
+    def check(self, forest: Forest) -> None:
+        """Does nothing: no completion is lost."""
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""

@@ -28,23 +28,26 @@ def spelled(rows: Sequence[np.ndarray | Sequence[int]], tokenizer) -> list[str]:
     return tokenizer.decode_batch([row[:-1] if len(row) and int(row[-1]) in tokenizer.end_ids else row for row in rows])
 
 
+def scores_of(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,
+              spent: np.ndarray | float = 0.0) -> Scores:
+    """The scores of these rows; `spent` f64[K]: see `rewards.Combined`."""
+    if not len(texts):
+        return Scores(np.zeros(0, np.float32), np.zeros((0, len(reward.names)), np.float32), reward.names, {})
+    return reward(texts, [p.answer for p in problems], problems, lengths.tolist(), spent)
+
+
 def shared_scores(reward: Combined | ByTask, texts: Sequence[str], problems: Sequence[Problem], lengths: np.ndarray,
                   spent: np.ndarray | float = 0.0) -> Scores:
-    """The scores of these rows. Each of several processes scores its share, and all get the whole.
+    """The same. Each of several processes scores its share, and all get the whole.
 
-    If a reward sees the whole batch at once, the first process scores all of it. `spent` f64[K]: see `rewards.Combined`.
+    If a reward sees the whole batch at once, the first process scores all of it.
     """
-    def score(rows):
-        if not len(rows):
-            return Scores(np.zeros(0, np.float32), np.zeros((0, len(reward.names)), np.float32), reward.names, {})
-        chosen = [problems[i] for i in rows]
-        return reward([texts[i] for i in rows], [p.answer for p in chosen], chosen, lengths[rows], spent)
-
     if not parallel.several():
-        return score(np.arange(len(texts)))
+        return scores_of(reward, texts, problems, lengths, spent)
     count, everything = jax.process_count(), np.arange(len(texts))
     shares = np.array_split(everything, count) if reward.by_row else [everything] + [everything[:0]] * (count - 1)
-    mine = score(shares[jax.process_index()])
+    own = shares[jax.process_index()]
+    mine = scores_of(reward, [texts[i] for i in own], [problems[i] for i in own], lengths[own], spent)
     room = (0, len(shares[0]) - len(mine.total))  # the first share is among the longest
     real = np.concatenate([np.arange(len(shares[0])) < len(share) for share in shares])
     failures = total_failures(parallel.gather_objects({name: int(number) for name, number in mine.failures.items()}))

@@ -30,6 +30,7 @@ from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.sampling import by_task
 from jaxrl_llm.sampling import prior as prior_lib
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
+from jaxrl_llm.sampling.exchange import check_same
 from jaxrl_llm.sampling.one_turn import beginnings
 from jaxrl_llm.sampling.sharing import Sharing
 from jaxrl_llm.sampling.stream import Stream
@@ -131,6 +132,8 @@ class Source:
     def _next(self, snapshot: Snapshot, timer: PhaseTimer | None) -> Finished:
         """The same, with nothing beside it."""
         timer, version = timer or PhaseTimer(), snapshot.version
+        place = {"the next uid": self.next_uid, "the position in the data": str(self.data.get_state())}
+        check_same(snapshot.settings._asdict() | place, f"before batch {version + 1}")
         known = read_settings(snapshot.settings)
         self.stream.forget()
         self.stream.publish(snapshot._replace(settings=known))
@@ -160,6 +163,8 @@ class Source:
         if mix is not None:
             chosen, self.buffer, mixed = mix(chosen)
             metrics |= mixed
+        numbers = {name: column for name, column in chosen.columns.items() if column.dtype != object}
+        check_same(numbers | dict(chosen.facts) | counts, f"of batch {version + 1}")
         if not chosen.problems:
             return Finished(None, chosen, metrics, counts)
         return Finished(self._completed(self.view(chosen, version), chosen, known, stored), chosen, metrics, counts)
@@ -176,7 +181,7 @@ class Source:
         rates, asked = np.full(len(ids), np.nan, np.float32), np.flatnonzero(ids >= 0)
         if len(asked):
             problems = [self.task.train[int(number)] for number in ids[asked]]
-            encoded = self.stream.partner.encode(problems, self.stream.tokenizer, timer)
+            encoded = parallel.first(self.stream.partner.encode(problems, self.stream.tokenizer, timer))
             fits = [None if one is None or len(one) > self.stream.prompt_tokens else one for one in encoded]
             rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
             forest = generate(self.planted(rows, draw=0), np.arange(len(rows)))
@@ -456,7 +461,7 @@ def fitting_problems(problems: Sequence[Problem], tokenizer, max_tokens: int, ov
     """
     mine = [(problem, None if ids is None else fit(ids, problem, max_tokens, overlong, tokenizer))
             for problem, ids in zip(problems, encode(problems, tokenizer), strict=True)]
-    shares = [mine] if processes == 1 else parallel.gather_objects(mine)[:processes]
+    shares = parallel.gather_objects(mine)[:processes]  # several may read the same, and an environment may open it otherwise
     turns = itertools.zip_longest(*shares, fillvalue=(None, None))  # the first ones may have one more
     return [(problem, ids) for turn in turns for problem, ids in turn if ids is not None]
 
@@ -484,8 +489,9 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
     """
     timer, stream = timer or PhaseTimer(), stream or source.held_out
     stream.forget()
-    rows = fitting_problems(held_out(source.task.heldout, problems), stream.tokenizer, stream.prompt_tokens, source.overlong,
-                            encode=functools.partial(stream.partner.encode, timer=timer))
+    mine = held_out(source.task.heldout, problems)[jax.process_index()::jax.process_count()]
+    rows = fitting_problems(mine, stream.tokenizer, stream.prompt_tokens, source.overlong, jax.process_count(),
+                            functools.partial(stream.partner.encode, timer=timer))
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
     stream.publish(Snapshot(-1, params, lora, key, host_settings(temperature, max_tokens)))

@@ -20,6 +20,7 @@ from jaxrl_llm.engines.base import Engine, EngineKind
 from jaxrl_llm.engines.requests import Node, Request
 from jaxrl_llm.engines.sampler import row_keys, threefry
 from jaxrl_llm.learning.snapshot import Snapshot
+from jaxrl_llm.sampling.exchange import exchange, is_mine
 from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
@@ -62,6 +63,7 @@ class Partner(Protocol):
     """
 
     columns: tuple[Column, ...]  # the further token columns that nodes of the engine have
+    alone: bool  # whether it hears the trajectories of this process, and other processes theirs
 
     @property
     def turns(self) -> int:
@@ -81,7 +83,7 @@ class Partner(Protocol):
 
     @property
     def limited(self) -> bool:
-        """Whether a batch of trajectories at most may be open at a time."""
+        """Whether a batch of trajectories at most may be open at a time, of all processes together."""
 
     @property
     def by_uid(self) -> bool:
@@ -139,6 +141,9 @@ class Partner(Protocol):
     def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
         """The forest with all trajectories that have ended; `begun`: the prompt of each, by uid, in order."""
 
+    def check(self, forest: Forest) -> None:
+        """Raises the error of a forest of which too much was lost, in all processes together."""
+
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """A trajectory of an oracle for each problem, of whose turns a share are random; see `Dialogue.demonstrated`."""
 
@@ -176,7 +181,8 @@ class Stream:
       sampling: the distribution of a token, and the maximum number of tokens.
       prompts, group: P and G of a batch.  prompt_tokens: length of the longest prompt.  max_tokens: T.
       tokenizer: of prompts and messages.  stop_ids, stop_strings: what ends a message of the policy.
-      mesh, dtype: the mesh of the weights and the dtype of the model's computation.
+      mesh, dtype: the mesh of the weights and the dtype of the model's computation.  replicas: the mesh of the sampler, over
+        all processes, see `parallel.sampler_mesh`; None: that of the weights.
     """
 
     kind: EngineKind
@@ -191,6 +197,7 @@ class Stream:
     mesh: Mesh
     dtype: Any
     stop_strings: tuple[str, ...] = ()
+    replicas: Mesh | None = None
 
     def __post_init__(self):
         self._engine: Engine | None = None
@@ -226,8 +233,13 @@ class Stream:
 
     @property
     def _beside(self) -> bool:
-        """Whether a thread samples beside rewards; several processes, which share out rewards, must hear equal nodes."""
-        return not self.partner.goes_on and "beside" in self.kind.can and not parallel.several()
+        """Whether a thread samples beside rewards; processes that sample together must hear equal nodes."""
+        return not self.partner.goes_on and "beside" in self.kind.can and (self.alone or not parallel.several())
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process is one of several that each sample their own trajectories; `take` then joins them."""
+        return self.kind.mesh is not None and parallel.several()
 
     def apart(self, **changes: Any) -> "Stream":
         """A stream that shares no mutable state with this one, with other attributes if given."""
@@ -248,20 +260,29 @@ class Stream:
         sampling_lib.check(chosen)
         limits = self.partner.limits(*(None if value is None else int(value) for value in (
             known.max_tokens, known.max_turns, known.announced_turns)))
-        params = parallel.reshard(snapshot.params, self.mesh, self.dtype)
+        params = parallel.reshard(snapshot.params, self.mesh, self.dtype, self.replicas)
+        lora, key = snapshot.lora, snapshot.key
+        if self.alone:
+            assert self.kind.mesh is not None
+            params, lora = parallel.laid_on((params, lora), self.kind.mesh)
+            key = jax.random.wrap_key_data(parallel.fetch(jax.random.key_data(key)), impl=jax.random.key_impl(key))
         self._ready += self._stop()  # a thread would sample while the weights change
         if self._engine is None:
-            self._engine = self.kind.make(params, snapshot.lora, snapshot.version)
+            self._engine = self.kind.make(params, lora, snapshot.version)
         else:
-            self._engine.publish(snapshot.version, params, snapshot.lora)
-        self._under = _Under(chosen, limits, snapshot.key)
+            self._engine.publish(snapshot.version, params, lora)
+        self._under = _Under(chosen, limits, key)
 
     def apply(self, forest: Forest, acts: Sequence[Begin]) -> None:
-        """Queues trajectories at prompts of the forest; ValueError before the first `publish`, and for uids that grow."""
+        """Queues trajectories at prompts of the forest, those of this process; see `exchange.is_mine`.
+
+        Raises ValueError before the first `publish`, and for uids that grow.
+        """
         if self._under is None or self._engine is None:
             raise ValueError("there are no weights to sample with; publish weights first")
         if twice := {act.uid + n for act in acts for n in range(act.size)} & self._begun.keys():
             raise ValueError(f"trajectory {min(twice)} grows already; give each its own uid")
+        acts = [act for act in acts if not self.alone or is_mine(act.uid, self.group)]
         self._problems = forest.problems
         prompts = {act.at: forest.prompt_ids(act.at).tolist() for act in acts}
         for act in acts:
@@ -338,6 +359,7 @@ class Stream:
                     one.trajectory.prompt).tolist():
                 raise ValueError(f"trajectory {one.uid} begins with another prompt than row {one.trajectory.prompt} of this "
                                  "forest; restore it with the forest, the task and the tokenizer that it grew with")
+        pending = [one for one in pending if not self.alone or is_mine(one.uid, self.group)]
         self._problems = forest.problems
         self._begun = {one.uid: one.trajectory.prompt for one in pending}
         self._queue.extend((one.uid, one.trajectory) for one in pending if one.memory is None)
@@ -350,6 +372,8 @@ class Stream:
     def take(self, forest: Forest) -> Forest:
         """The forest with all trajectories that have ended since the last call; ValueError while some grow or wait.
 
+        Processes that sample apart call it together, and get the trajectories of all.
+
         Raises AllInvalid if an environment has lost all of them, and the forest has no others.
         """
         if self._held or self._queue:
@@ -359,7 +383,11 @@ class Stream:
         begun, self._begun, self._going, self._owner = self._begun, {}, {}, {}
         total = 0 if self._engine is None else self._engine.computed
         computed, self._computed = total - self._computed, total
-        return self.partner.grown(forest, begun, computed)
+        grown = self.partner.grown(forest, begun, computed)
+        if self.alone:
+            grown = exchange(forest, grown)
+        self.partner.check(grown)
+        return grown
 
     def groups(self, forest: Forest, rows: np.ndarray, first_uid: int, timer: PhaseTimer | None = None,
                limits: np.ndarray | None = None, forced: Sequence[Sequence[Sequence[int]]] = ()) -> Forest:
@@ -401,7 +429,7 @@ class Stream:
 
     def _start(self, timer: PhaseTimer) -> None:
         """Begins the trajectories that wait: all of them, or a batch where the partner has places for no more."""
-        count = self.prompts * self.group if self.partner.limited else len(self._queue)
+        count = self.prompts * self.group // jax.process_count() if self.partner.limited else len(self._queue)
         waiting = dict(itertools.islice(self._queue, count))
         for _ in waiting:
             self._queue.popleft()

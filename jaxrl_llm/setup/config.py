@@ -26,7 +26,7 @@ _AT_LEAST = {
        "sampling.max_draws probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
        "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size "
        "model.experts_per_token",
-    0: "seed sampling.temperature sampling.top_k sampling.observation_tokens pool.groups "
+    0: "seed sampling.temperature sampling.top_k sampling.tensor sampling.observation_tokens pool.groups "
        "model.experts model.expert_size learner.balance learner.packed_rows "
        "lora.rank prompts.max_tokens sampling.max_group budget.prompts "
        "optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
@@ -122,6 +122,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.stop_strings = ()       # texts that end a completion, and belong to what rewards read; what follows them is cut
     c.sampling.micro_batches = 1       # parts of a batch that are sampled one after another; more parts need less memory
     c.sampling.engine = "auto"         # "scan", "slots", module:kind; "auto": the faster engine, see docs/guides/engine.md
+    c.sampling.tensor = 0              # devices that hold the sampler's weights together; they need not fit one; 0: mesh.tensor
     c.sampling.paged_cache = False     # the engine's keys and values lie in pages of one pool, see docs/guides/engine.md
     c.sampling.max_draws = 4           # largest number of draws of problems by which a filter fills a batch
 

@@ -46,8 +46,8 @@ from jaxrl_llm.sampling.one_turn import OneTurn
 from jaxrl_llm.sampling.shown_tools import describes_tools, hears_tools, warn_of_calls_left_out
 from jaxrl_llm.sampling.source import Encode, Source, held_out
 from jaxrl_llm.sampling.stream import Partner, Stream
+from jaxrl_llm.setup import agreement, parts, refusals, teachers
 from jaxrl_llm.setup import config as config_lib
-from jaxrl_llm.setup import parts, refusals, teachers
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.problems import make_reward, make_sets, make_task
 from jaxrl_llm.setup.start import load_model, open_model
@@ -93,6 +93,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
 
     Raises ValueError or NotImplementedError for an invalid configuration before any long work.
     """
+    agreement.check_code()
     config = config_lib.resolve(config, methods.get(config.method).defaults)
     config_lib.check(config)
     check_there(config.model.path)
@@ -112,6 +113,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     params, policy = read_weights(mesh, config.seed), policy_of(config, model, mesh)
     policy = dataclasses.replace(policy, replays=made.objective.replays)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
+    agreement.check_data(task, source.data, config.eval.problems)
     learner, rate = make_learner(config, made.with_prior(source.prior), policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
     return Run(config, made.method, source, learner, rate, made.needs, schedule), params
@@ -218,12 +220,16 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
         asked = [first, *(held_out(side, config.eval.problems) for side in asked[1:])]
     prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, partner.encode, T,
                                   bound if partner.goes_on else longest)
+    prompt_tokens = parallel.agree(prompt_tokens)
     partner.rest()
     stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
-    run = Wanted(model, mesh, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
+    replicas = parallel.sampler_mesh(mesh, s.tensor)
+    if s.tensor:
+        parallel.check_heads(replicas, model.config.num_heads, model.config.num_kv_heads)
+    run = Wanted(model, replicas, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
                  prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
                  columns=columns)
-    several = mesh.size > 1 and not partner.goes_on and server is None
+    several = mesh.size > jax.process_count() and not partner.goes_on and server is None
     wanted = {**(wanted or {}), **({"extend": f"environment {config.environment!r}"} if partner.goes_on else {}),
               **({"mesh": f"a mesh of {mesh.size} devices"} if several else {}),
               **({"paged": "sampling.paged_cache=True"} if s.paged_cache else {})}
@@ -231,8 +237,13 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
                                    spread=np.float32(0) if "spread" in wanted else None)
     kind = kinds.choose(s.engine, run, wanted)
     partner.columns = kind.columns
-    return Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
-                  tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings))
+    stream = Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
+                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings), replicas)
+    if parallel.several() and partner.goes_on and not stream.alone:
+        raise ValueError(f"engine {kind.name!r} samples with all processes together, and each plays environments of its own; "
+                         "set sampling.engine='slots', or run it on one process")
+    partner.alone = stream.alone
+    return stream
 
 
 def make_partner(config: ConfigDict, tokenizer, judge: Judge, asked: Sequence[Sequence[tasks.Problem]], max_tokens: int
@@ -257,8 +268,6 @@ def make_partner(config: ConfigDict, tokenizer, judge: Judge, asked: Sequence[Se
     if not (np.isfinite([low, high]).all() and low < high):
         raise ValueError(f"environment {environment.name!r} has returns=({low}, {high}), and a score is the share of "
                          "the way from the lowest to the highest one; give two finite numbers, such as returns=(0.0, 1.0)")
-    if parallel.several():
-        raise NotImplementedError("environments are sampled by one process; run it on one, or take a task instead")
     return Dialogue(judge.runner, P, s.group, s.max_turns, s.turn_tokens, max_tokens, tokenizer, tuple(s.stop_strings),
                     s.observation_tokens, hears_tools(tokenizer, environment), describes_tools(tokenizer, environment))
 
@@ -381,7 +390,7 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
         policy, estimator, make_recorders(made, context, offloaded, joint is not None, as_sampled), layout, policy.mesh,
         tuple(c.prompts.per_step * n for n in ladders.groups), c.sampling.group, joint, learner.epochs, learner.minibatches,
         alone, learner.max_skipped, offloaded, functools.partial(optimizers.metrics, c.optimizer), made.controls, filters,
-        c.optimizer.ema, as_sampled), schedule
+        c.optimizer.ema, as_sampled, parallel.sampler_mesh(policy.mesh, c.sampling.tensor)), schedule
 
 
 def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool,
@@ -466,7 +475,7 @@ def known_of(run: Run, params) -> dict[str, Any]:
     if "levels" in run.learner.controls.asks:
         known["levels"] = levels_of(train)
     if {"prompt_lengths", "embeddings"} & run.learner.controls.asks:
-        ids = source.stream.partner.encode([train[i] for i in range(len(train))], source.stream.tokenizer)
+        ids = parallel.first(source.stream.partner.encode([train[i] for i in range(len(train))], source.stream.tokenizer))
         if "embeddings" in run.learner.controls.asks:
             known["embeddings"] = prompt_embeddings(run.learner.policy, params, ids, source.stream.prompt_tokens)
         known["prompt_lengths"] = np.array([len(one or ()) for one in ids], np.int32)
@@ -513,7 +522,7 @@ def make_runner(config: ConfigDict) -> Runner:
             "processes" if made.replayable else "threads")
     workers = made.at_once or config.prompts.per_step * config.sampling.group if waits else None
     return Runner(name, options, seed=config.seed, kind=kind, workers=workers, deadline=config.environment_deadline,
-                  limit=config.environment_invalid, waits=waits)
+                  limit=config.environment_invalid, waits=waits, joint=parallel.several())
 
 
 def make_mesh(config: ConfigDict) -> Mesh:
@@ -530,6 +539,7 @@ def make_mesh(config: ConfigDict) -> Mesh:
 def sampling_mesh(config: ConfigDict) -> Mesh:
     """The mesh of `config.mesh`, for sampling alone; ValueError if it cannot divide the prompts of a step."""
     mesh, P = parallel.make_mesh(**config.mesh.to_dict()), config.prompts.per_step
-    parallel.check_batch(mesh, P, "prompts.per_step")
-    parallel.check_batch(mesh, P // config.sampling.micro_batches, "prompts.per_step / sampling.micro_batches")
+    for one in {mesh, parallel.sampler_mesh(mesh, config.sampling.tensor)}:
+        parallel.check_batch(one, P, "prompts.per_step")
+        parallel.check_batch(one, P // config.sampling.micro_batches, "prompts.per_step / sampling.micro_batches")
     return mesh
