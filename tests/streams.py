@@ -60,6 +60,7 @@ class Teller:
     """An engine that returns the nodes which `tell(requests, version)` yields, a list at a time, for all that is submitted."""
 
     computed = 0
+    decoded = ()
 
     def __init__(self, tell: Callable[[list[Request], int], Iterator[list[Node]]], version: int):
         self.version, self._tell, self._waiting, self._running = version, tell, list[Request](), iter(())

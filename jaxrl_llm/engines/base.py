@@ -37,6 +37,10 @@ class Engine(Protocol):
     def computed(self) -> int:
         """Number of tokens that went through the model; 0 where it is not counted."""
 
+    @property
+    def decoded(self) -> tuple[int, ...]:
+        """Number of tokens that each replica has drawn; () where it is not counted."""
+
     def submit(self, *requests: Request) -> None:
         """Queues trajectories: all of them, or none if one is refused (ValueError)."""
 

@@ -57,7 +57,7 @@ class RowCaches:
 
         `columns`: names of the further token columns that decoding measures.
         """
-        self._columns, self._shards, self._rows = columns, shards, shards.count * shards.rows
+        self._columns, self._shards, self._rows = columns, shards, shards.parts * shards.rows
         self._model, self._mesh, self._transposed = model, shards.mesh, transposed
         most, local = max(tokens, chunk), model.config.local_layers
         self.near = near_places(model.config.window, chunk) if any(local) else None
@@ -110,7 +110,7 @@ class RowCaches:
 
     def common(self, owners: Sequence[Row | None]) -> Common:
         """What the caches of the lanes of these rows share."""
-        return Common(0, ()) if all(self._model.config.local_layers) else common_places(owners, self._shards.count)
+        return Common(0, ()) if all(self._model.config.local_layers) else common_places(owners, self._shards.parts)
 
     def reserve(self, weights: Weights, queue: Sequence[Row]) -> Prompts | None:
         """The prompts of the first waiting rows, at most eight different ones, computed if need be; None for none.
@@ -232,7 +232,7 @@ class RowCaches:
 
     def _of_each_shard(self, cache: Slots) -> Slots:
         """A row on the host, once for each shard."""
-        return jax.tree.map(lambda x: np.broadcast_to(x, (self._shards.count, *x.shape[1:])), cache)
+        return jax.tree.map(lambda x: np.broadcast_to(x, (self._shards.parts, *x.shape[1:])), cache)
 
     def _compute(self, weights: Weights, prompts: Iterable[Prompt], waiting: Iterable[Row]) -> None:
         """Computes the missing prefixes of these prompts, a few at a time, together with some prompts of waiting rows."""
@@ -241,15 +241,15 @@ class RowCaches:
             known = [prompt for _, prompt in self.prefixes]
             new = [(0, prompt) for prompt in with_waiting([prompt for _, prompt in new], known, waiting, self._rows)]
         while new:
-            parts = [[prompt for prompt in new if prompt[0] == shard][:_LANES[-1]] for shard in range(self._shards.count)]
+            parts = [[prompt for prompt in new if prompt[0] == shard][:_LANES[-1]] for shard in range(self._shards.parts)]
             block = self._block(weights, parts)
-            self.prefixes |= {prompt: Prefix(block, row) for row, prompt in numbered(parts, block.rows // self._shards.count)}
+            self.prefixes |= {prompt: Prefix(block, row) for row, prompt in numbered(parts, block.rows // self._shards.parts)}
             new = [prompt for prompt in new if prompt not in self.prefixes]
 
     def _block(self, weights: Weights, parts: Sequence[Sequence[Prompt]]) -> Slots:
         """A block with these prompts of each shard in its rows; what a known prompt begins with too is copied from there."""
-        rows = self._shards.count * lanes_for(max(map(len, parts)))
-        starts = [(row, prompt, *self._start(prompt)) for row, prompt in numbered(parts, rows // self._shards.count)]
+        rows = self._shards.parts * lanes_for(max(map(len, parts)))
+        starts = [(row, prompt, *self._start(prompt)) for row, prompt in numbered(parts, rows // self._shards.parts)]
         computed = sum(len(tokens) - before for _, (_, tokens), before, _ in starts)
         self.prefilled, self.read = self.prefilled + computed, self.read + computed
         copies = _by_block([(row, source) for row, _, _, source in starts if source is not None])
@@ -280,7 +280,7 @@ class RowCaches:
 
     def _picked(self, block: Slots, copies: Sequence[tuple[int, int]], rows: int) -> Slots:
         """A block of `rows` with copies `(row of another block, row)`."""
-        source, old = np.zeros(rows, np.int32), block.rows // self._shards.count
+        source, old = np.zeros(rows, np.int32), block.rows // self._shards.parts
         for row, to in copies:
             source[to] = row % old
         self.programs.add(("pick", block.rows, block.room, rows))
@@ -293,9 +293,9 @@ class RowCaches:
 
     def _extended(self, weights: Weights, slots: Slots, entries: Sequence[tuple[int, Sequence[int], int]]) -> Slots:
         """The slots after each entry `(slot, tokens, number of tokens before them)` is written, some tokens at a time."""
-        rows = slots.rows // self._shards.count
+        rows = slots.rows // self._shards.parts
         while entries := [entry for entry in entries if len(entry[1])]:
-            part, rest, lanes, width = parted(entries, lambda entry: entry[0] // rows, rows, self._shards.count)
+            part, rest, lanes, width = parted(entries, lambda entry: entry[0] // rows, rows, self._shards.parts)
             slots = self._lengthened(slots, max(width, *(before + min(len(tokens), width)
                                                          for own in part for _, tokens, before in own)))
             slot = self._shards.padded([[slot % rows for slot, _, _ in own] for own in part], rows, lanes)
@@ -318,8 +318,8 @@ class RowCaches:
 
     def _copied(self, slots: Slots, block: Slots | None, copies: Sequence[tuple[int, int]]) -> Slots:
         """The slots with copies `(row of a block, or of the slots themselves (None), slot)`, each within a shard."""
-        rows, old = (x.rows // self._shards.count for x in (slots, slots if block is None else block))
-        parts: list[list[tuple[int, int]]] = [[] for _ in range(self._shards.count)]
+        rows, old = (x.rows // self._shards.parts for x in (slots, slots if block is None else block))
+        parts: list[list[tuple[int, int]]] = [[] for _ in range(self._shards.parts)]
         for row, slot in copies:
             parts[slot // rows].append((row % old, slot % rows))
         count = next(n for n in (1, FEWEST, rows) if n >= max(map(len, parts)))

@@ -105,7 +105,7 @@ class SlotEngine(Collects):
         self._lane_counts = lane_counts(self._shards.rows)
         self._rows: dict[int, Row] = {}
         self._queue: deque[Row] = deque()
-        self._slots: list[Row | None] = [None] * (self._shards.count * self._shards.rows)
+        self._slots: list[Row | None] = [None] * (self._shards.parts * self._shards.rows)
         self._flights: deque[_Flight] = deque()
         self._changed = False  # whether a row ended that the device still decodes
         self._ended = 0  # rows that ended in the last chunk
@@ -121,7 +121,7 @@ class SlotEngine(Collects):
         made = PagedCaches if paged else functools.partial(RowCaches, chunk=max(chunks))
         self._caches: RowCaches | PagedCaches = made(model, self._shards, slot_tokens, transposed=self._transposed,
                                                      programs=self.programs, columns=tuple(columns))
-        self._decoded = np.zeros(self._shards.count, np.int64)  # tokens, by shard
+        self._decoded = np.zeros(self._shards.parts, np.int64)  # tokens, by shard
         self.publish(version, params, lora)
 
     @property
@@ -415,7 +415,7 @@ class SlotEngine(Collects):
         """Dispatches a chunk after those in flight."""
         ahead, left = self._ahead(), self._most_left()
         steps = next((n for n in self._chunks if n >= left), self._chunks[-1])
-        patience = int(len(chunk.places) // self._shards.count * _LOOK) if self._queue else _NEVER
+        patience = int(len(chunk.places) // self._shards.parts * _LOOK) if self._queue else _NEVER
         lanes, drawn, entries = self._caches.decode(self._weights, self._in(chunk.places), chunk.lanes, self._key, patience,
                                                     chunk.common, chunk.following, steps=steps, ahead=ahead)
         self._flights.append(_Flight(chunk, steps, self.version, lanes, drawn, entries))
@@ -423,7 +423,7 @@ class SlotEngine(Collects):
     def _chunk(self) -> _Chunk:
         """The running rows in the smallest number of lanes that holds them, and the waiting ones that may follow them."""
         self._changed, self._entered = False, 0
-        places = places_of(self._slots, self._lanes_for(), self._shards.count)
+        places = places_of(self._slots, self._lanes_for(), self._shards.parts)
         rows = self._in(places)
         common = self._caches.common(rows)
         follow = not common.places and any(row.yields for row in rows if row)
@@ -443,7 +443,7 @@ class SlotEngine(Collects):
             return None
         chunk = flight.chunk._replace(lanes=flight.lanes, following=None)
         if not self._queue:  # not so if fewer lanes suffice, or will if as many rows end as in the last chunk
-            fewer = self._lanes_for(-(-self._ended // self._shards.count)) * self._shards.count
+            fewer = self._lanes_for(-(-self._ended // self._shards.parts)) * self._shards.parts
             return chunk if len(chunk.places) == fewer else None
         if flight.chunk.following is None:
             return None

@@ -38,7 +38,7 @@ class PagedCaches:
                  columns: tuple[str, ...] = ()):
         """Caches of rows of up to `tokens` tokens. ValueError for a model whose caches cannot be paged."""
         check_model(model)
-        self._columns, self._shards, self._rows = columns, shards, shards.count * shards.rows
+        self._columns, self._shards, self._rows = columns, shards, shards.parts * shards.rows
         self._model, self._mesh, self._transposed = model, shards.mesh, transposed
         most = pages_of(tokens)
         self._tables = rungs(most, _SPLIT if most >= _SPLIT * _RUNGS else 1)
@@ -50,8 +50,8 @@ class PagedCaches:
     def clear(self) -> None:
         """Drops all device arrays."""
         self.pool: Pool | None = None
-        self._free: list[list[int]] = [[] for _ in range(self._shards.count)]
-        self._users = np.zeros((self._shards.count, self._sizes[-1]), np.int32)
+        self._free: list[list[int]] = [[] for _ in range(self._shards.parts)]
+        self._users = np.zeros((self._shards.parts, self._sizes[-1]), np.int32)
         self.prefixes: OrderedDict[Prompt, list[int]] = OrderedDict()
         self._held: dict[Row, None] = {}  # rows that may have pages, the first to get some first
 
@@ -159,10 +159,10 @@ class PagedCaches:
         entries = sorted((entry for entry in entries if len(entry[2])), key=lambda entry: len(entry[2]))
         self._reserve([(shard, pages, before, before + len(tokens)) for shard, pages, tokens, before in entries], needed)
         while entries := [entry for entry in entries if len(entry[2])]:
-            parts, rest, lanes, width = parted(entries, lambda entry: entry[0], self._shards.rows, self._shards.count)
+            parts, rest, lanes, width = parted(entries, lambda entry: entry[0], self._shards.rows, self._shards.parts)
             rows = numbered(parts, lanes)
             table = self._table([(i, pages[:pages_of(before + width)]) for i, (_, pages, _, before) in rows],
-                                lanes * self._shards.count)
+                                lanes * self._shards.parts)
             length, real = (self._shards.padded(numbers, 0, lanes) for numbers in (
                 [[before for *_, before in part] for part in parts],
                 [[len(tokens[:width]) for *_, tokens, _ in part] for part in parts]))
@@ -188,7 +188,7 @@ class PagedCaches:
         """Pages of the pool of a shard."""
         if self.pool is None:
             return 0
-        return jax.tree.leaves(self.pool)[0].shape[page_axis(self._model.kernels)] // self._shards.count
+        return jax.tree.leaves(self.pool)[0].shape[page_axis(self._model.kernels)] // self._shards.parts
 
     def _left(self, shard: int) -> int:
         """Pages of a shard that can be had without anybody losing one."""
@@ -212,7 +212,7 @@ class PagedCaches:
 
     def _reserve(self, spans: Sequence[tuple[int, list[int], int, int]], needed: Iterable[Prompt] = ()) -> None:
         """Gives each list of pages of a shard those for places `begin` to `end`, for itself alone: shared ones are copied."""
-        copies: list[list[tuple[int, int]]] = [[] for _ in range(self._shards.count)]
+        copies: list[list[tuple[int, int]]] = [[] for _ in range(self._shards.parts)]
         for shard, pages, begin, end in spans:
             for n in range(begin // PAGE, pages_of(end)):
                 if n == len(pages):
@@ -244,7 +244,7 @@ class PagedCaches:
         before, pages = max(self._size, 1), next(n for n in self._sizes if n > self._size)
         if self.pool is None:
             axis, heads = page_axis(self._model.kernels), head_axis(self._model.kernels)
-            whole = programs_of.empty(self._model, pages * self._shards.count)
+            whole = programs_of.empty(self._model, pages * self._shards.parts)
             self.pool = self._shards.by_row(whole, axis, heads)
         else:
             self.programs.add(("lengthen", self._size, pages))
@@ -274,7 +274,7 @@ class PagedCaches:
 
     def _taken(self, shard: int, pages: Sequence[int]) -> Pool:
         """Copies of some pages on the host, padded to the width of a table."""
-        which = self._table([(shard, pages)], self._shards.count)
+        which = self._table([(shard, pages)], self._shards.parts)
         width = which.shape[1]
         self.programs.add(("take", width, self._size))
         taken = jax.device_get(programs_of.take(self._model.kernels, self.pool, which.reshape(-1), mesh=self._mesh))
@@ -285,9 +285,9 @@ class PagedCaches:
         """Gives a row pages of the shard of its slot with what its copy on the host has."""
         pages, shard = list[int](), self._shards.of(row.slot)
         self._reserve([(shard, pages, 0, row.cached)])
-        to = self._table([(shard, pages)], self._shards.count)
+        to = self._table([(shard, pages)], self._shards.parts)
         axis = page_axis(self._model.kernels)
-        cache = jax.tree.map(lambda x: np.concatenate([x] * self._shards.count, axis), row.cache)
+        cache = jax.tree.map(lambda x: np.concatenate([x] * self._shards.parts, axis), row.cache)
         self.programs.add(("put", to.shape[1], self._size))
         self.pool = programs_of.put(self._model.kernels, self.pool,
                                     self._shards.by_row(cache, axis, head_axis(self._model.kernels)), to.reshape(-1),

@@ -42,6 +42,7 @@ class ScanEngine(Collects):
     """
 
     computed = 0
+    decoded = ()
 
     def __init__(self, program: Callable[..., Completions], params: Any, lora: Any = None, version: int = 0, *, prompts: int,
                  group: int, parts: int, prompt_tokens: int, max_tokens: int, mesh: Mesh, vocab: int,

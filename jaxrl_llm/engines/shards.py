@@ -18,12 +18,12 @@ class Shards(NamedTuple):
 
     Slots have one number throughout, `shard * rows + slot of the shard`; programs see the slots of one shard.
 
-    device: where everything lies without a mesh.  mesh: None: one device.  count: N.  rows: R / N.
+    device: where everything lies without a mesh.  mesh: None: one device.  parts: N.  rows: R / N.
     """
 
     device: jax.Device
     mesh: Mesh | None
-    count: int
+    parts: int
     rows: int
 
     def of(self, slot: int) -> int:
@@ -73,11 +73,11 @@ class Places:
 
     def __init__(self, shards: Shards, slots: Sequence[Row | None], waiting: int, known: Iterable[tuple[int, tuple[int, ...]]]):
         """`waiting`: number of rows.  known: shard and tokens of the prompts that are read."""
-        of_shards = [[slots[slot] for slot in shards.slots(shard)] for shard in range(shards.count)]
+        of_shards = [[slots[slot] for slot in shards.slots(shard)] for shard in range(shards.parts)]
         self._load = [sum(row is not None and not row.idle for row in rows) for rows in of_shards]
         self._free = [shards.rows - load for load in self._load]
-        self._fair = -(-(sum(self._load) + min(waiting, self.left)) // shards.count)
-        self._known = {} if shards.count == 1 else {tokens: shard for shard, tokens in known}
+        self._fair = -(-(sum(self._load) + min(waiting, self.left)) // shards.parts)
+        self._known = {} if shards.parts == 1 else {tokens: shard for shard, tokens in known}
 
     @property
     def left(self) -> int:

@@ -157,7 +157,7 @@ class Source:
             "completion/tokens": float(policy_tokens(forest) + asked)} | {
             f"control/{name}": float(value) for name in _READ
             if (value := getattr(known, name)) is not None and np.ndim(value) == 0}
-        metrics |= by_task.metrics(own, [part.label for part in self.task.parts])
+        metrics |= by_task.metrics(own, [part.label for part in self.task.parts]) | balance(self.stream.shares())
         self.stream.rest()
         stored = self.buffer
         if mix is not None:
@@ -381,6 +381,11 @@ def host_settings(temperature: float | None = None, max_tokens: int | None = Non
 def policy_tokens(forest: Forest) -> int:
     """Number of tokens that the policy wrote."""
     return int(forest.length[forest.role == Role.POLICY].sum())
+
+
+def balance(shares: Sequence[int]) -> dict[str, float]:
+    """The metric `sampling/balance` of several replicas: the fewest tokens that one has drawn per those of the busiest."""
+    return {"sampling/balance": min(shares) / max(shares)} if len(shares) > 1 and max(shares) else {}
 
 
 def with_expected(forest: Forest, grown: Forest, successes: bool = False) -> tuple[Forest, int]:

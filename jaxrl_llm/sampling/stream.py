@@ -210,7 +210,7 @@ class Stream:
         self._begun: dict[int, int] = {}  # prompts of the trajectories that `take` is to return
         self._nodes: _Beside | None = None
         self._ready: list[Node] = []  # nodes that nobody has heard yet
-        self._computed = 0
+        self._computed, self._decoded = 0, tuple[int, ...]()
 
     @property
     def turns(self) -> int:
@@ -388,6 +388,13 @@ class Stream:
             grown = exchange(forest, grown)
         self.partner.check(grown)
         return grown
+
+    def shares(self) -> tuple[int, ...]:
+        """Number of tokens that each replica of all processes has drawn since the last call; () where it is not counted."""
+        decoded = () if self._engine is None else self._engine.decoded
+        before, self._decoded = self._decoded or (0,) * len(decoded), decoded
+        new = [now - then for now, then in zip(decoded, before, strict=True)]
+        return tuple(itertools.chain(*parallel.gather_objects(new)))
 
     def groups(self, forest: Forest, rows: np.ndarray, first_uid: int, timer: PhaseTimer | None = None,
                limits: np.ndarray | None = None, forced: Sequence[Sequence[Sequence[int]]] = ()) -> Forest:

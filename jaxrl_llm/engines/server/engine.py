@@ -51,6 +51,7 @@ class ExternalEngine(Collects):
     """
 
     computed = 0
+    decoded = ()
 
     def __init__(self, server: Server, params, key: jax.Array, *, slot_tokens: int, version: int = 0, lora=None):
         """
