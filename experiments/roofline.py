@@ -2,17 +2,19 @@
 
   python experiments/roofline.py --model=qwen3_8b --platform=tpu --work="prompts=8, completion_tokens=1024, dtype=bfloat16"
   python experiments/roofline.py --model=qwen3_0.6b --phases=decode [--device=v5p] [--ops=10]
+  python experiments/roofline.py --model=qwen3_8b --phases=slots --platform=tpu --device=v6e --mesh=2x4 --work="prompts=16"
 
-Nothing is run. --platform=cpu compiles with the compiler for CPUs, --platform=tpu with the TPU's own for a v5p chip, which need
-not exist here (pip install "jax[tpu]"). Phases: `decode` a step of the sampler at full caches, `prefill` all prompts, `layer`
-one layer forward and backward, `update` an update of all weights, `pages` a step of the engine with paged caches. Except for
-`layer`, models of one and of two layers are compiled; their difference is taken for each further layer. Seconds are the sum
+Nothing is run. --platform=cpu compiles with the compiler for CPUs, --platform=tpu with the TPU's own for chips that need not
+exist here (pip install "jax[tpu]"). Phases: `decode` a step of the sampler at full caches, `prefill` all prompts, `layer`
+one layer forward and backward, `update` an update of all weights, `pages` a step of the engine with paged caches, `slots` one
+of its rows on the replicas of --mesh, of which one device is counted. Except for `layer`, models of one and of two layers are compiled; their difference is taken for each further layer. Seconds are the sum
 over the operations, each at its own peak.
 """
 import dataclasses
 import importlib.util
 import json
 import os
+import re
 import time
 from typing import Any
 
@@ -20,13 +22,14 @@ from absl import flags
 
 from jaxrl_llm.commands import command_line
 
-PHASES = ("decode", "prefill", "layer", "update", "pages")
+PHASES = ("decode", "prefill", "layer", "update", "pages", "slots")
 _MODEL = flags.DEFINE_string("model", None, "Name of a published model, or \"tiny\".")
 _PHASES = flags.DEFINE_list("phases", list(PHASES[:3]), f"Some of {', '.join(PHASES)}.")
 _WORK = flags.DEFINE_string("work", "", "Changes to 1 prompt of 512 tokens, 8 completions of 1,024 tokens, bfloat16: fields of "
                             "jaxrl_llm.planning.plan.Work.")
 _PLATFORM = flags.DEFINE_enum("platform", "cpu", ["cpu", "tpu"], "Whose compiler.")
 _DEVICE = flags.DEFINE_string("device", "v5p", "Whose peaks.")
+_MESH = flags.DEFINE_string("mesh", "1x1", "Devices of the phase slots, data x tensor.")
 _OPS = flags.DEFINE_integer("ops", 0, "How many operations of each program to print, those that take longest.", lower_bound=0)
 _JSON = flags.DEFINE_bool("json", False, "One JSON object per phase instead of a table.")
 
@@ -63,26 +66,33 @@ def work_of(text: str):
 
 
 def mesh_of():
-    """One device of this process, or a v5p chip, which need not exist."""
+    """The devices of --mesh, of this process or TPU chips, which need not exist."""
     import jax
     import numpy as np
     from jax.sharding import Mesh
 
-    from jaxrl_llm.parallel import mesh_sizes
     from jaxrl_llm.parallel.mesh import MESH_AXES, mesh_shape
+    sizes = re.fullmatch(r"(\d+)x(\d+)", _MESH.value)
+    if sizes is None:
+        raise ValueError(f"--mesh={_MESH.value!r}; give sizes of data and tensor, such as 2x4")
+    data, tensor = map(int, sizes.groups())
+    devices = jax.devices()
     if _PLATFORM.value == "tpu":
         from jax.experimental import topologies
-        devices = topologies.get_topology_desc(
-            platform="tpu", topology_name="v5p:1x1x1", chips_per_host_bounds=[1, 1, 1]).devices
-    else:
-        devices = jax.devices()
-    return Mesh(np.reshape(devices[:1], mesh_shape(mesh_sizes(1))), MESH_AXES)
+        name, bounds = ("v6e:2x4", [2, 4, 1]) if _DEVICE.value == "v6e" else ("v5p:2x2x2", [2, 2, 1])
+        if data * tensor == 1:
+            name, bounds = name.split(":")[0] + (":1x1" if _DEVICE.value == "v6e" else ":1x1x1"), [1, 1, 1]
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=name, chips_per_host_bounds=bounds).devices
+    if data * tensor > len(devices):
+        raise ValueError(f"--mesh={_MESH.value} has more than the {len(devices)} devices that are there")
+    return Mesh(np.reshape(devices[:data * tensor], mesh_shape({"data": data, "tensor": tensor})), MESH_AXES)
 
 
 def measured(phase: str, c, w, mesh, device) -> dict:
     """The cost of the programs of a phase, and their minimum."""
     from jaxrl_llm.planning import ahead, roofline
-    lower, least = getattr(ahead, f"lower_{phase}"), getattr(roofline, f"{phase}_least")(c, w)
+    shape = (mesh.shape["data"], mesh.shape["tensor"]) if phase == "slots" else ()
+    lower, least = getattr(ahead, f"lower_{phase}"), getattr(roofline, f"{phase}_least")(c, w, *shape)
     began, costs, memory, operations = time.perf_counter(), [], [], []
     kernels = {}
     if _PLATFORM.value == "tpu" and phase == "pages":

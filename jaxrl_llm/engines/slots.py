@@ -178,7 +178,7 @@ def drawn_by(model: Transformer, weights: Weights, lanes: Lanes, key, patience, 
     routers, if `columns` ask for that; `enter(i, lanes, keys, cache)`
     returns the last three with other rows in some lanes from step i on, which is then run: each draws a token at least.
     """
-    step = functools.partial(_step, model, weights, states, columns, pieces)
+    step = functools.partial(step_of, model, weights, states, columns, pieces)
 
     def go_on(state):
         i, inert, now, *_ = state
@@ -241,7 +241,7 @@ def block_of(chunk: CompletionCache) -> Slots:
     return Slots(*jax.tree.map(lambda x: x[:, :, 0], (chunk.keys, chunk.values)))
 
 
-def _step(model: Transformer, weights: Weights, states: Callable, columns: tuple[str, ...], pieces: int, i, lanes: Lanes, keys,
+def step_of(model: Transformer, weights: Weights, states: Callable, columns: tuple[str, ...], pieces: int, i, lanes: Lanes, keys,
           cache) -> tuple[Lanes, Any, Drawn]:
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
     normed, cache, *read = states(lanes, i, cache)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxrl_llm import methods, parallel
 from jaxrl_llm.data import packing
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.engines import paged_caches, pages, sampler, slots
+from jaxrl_llm.engines import paged_caches, pages, sampler, shards, slots
 from jaxrl_llm.engines.paged_caches import pages_of
 from jaxrl_llm.engines.pages import PAGE
 from jaxrl_llm.engines.sampling import Sampling
@@ -22,8 +22,12 @@ from jaxrl_llm.learning import state as state_lib
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.step import make_update
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.models.transformer import PromptCache, Transformer
+from jaxrl_llm.parallel.rules import PIECES, path_name, spec_of
 from jaxrl_llm.planning.plan import Work
+
+
+_CHUNK = 16  # steps of the slot engine whose tokens are in a small cache of their own
 
 
 def lower_update(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
@@ -97,6 +101,70 @@ def lower_decode(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     return jax.jit(step, donate_argnums=(7,)).lower(*_whole(given, mesh))
 
 
+def lower_slots(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
+    """A step of the slot engine, including the draw, on the replicas of a mesh: P G rows that see S + T positions.
+
+    Each row has its prompt in its cache, as where prompts are not shared. The step is the last of a chunk.
+    """
+    R, places = w.prompts * w.group, w.prompt_tokens + w.completion_tokens - _CHUNK
+    model, pieces = _model(c, w, mesh), shards.pieces_of(mesh, c.num_kv_heads)
+    transposed = pieces == 1 and reads_transposed(R // parallel.shards_of(mesh.shape), w.completion_tokens)
+
+    @shards.of_rows(static=("model",), donated=("cache",), same=("weights", "i"))
+    def step(model, weights, cached, cache, lanes, keys, i):
+        prompt = PromptCache(*cached, jax.numpy.arange(places) < lanes.length[:, None], lanes.length)
+
+        def states(lanes, i, cache):
+            normed, cache = model.decode_step(weights.params, weights.layers, lanes.pending[:, None], i, prompt, cache,
+                                              transposed=transposed)
+            return normed[:, 0], cache
+
+        after, cache, drawn = slots.step_of(model, weights, states, (), pieces, i, lanes, keys, cache)
+        return after.pending, after.drawn, after.left, after.alive, cache, drawn.logprobs, drawn.entropies
+
+    def rows():
+        lanes = _lanes(R)
+        cached = model.zeros((R, c.num_kv_heads), c.places(places, None))
+        return cached, slots.chunk_cache(model, lanes.length, _CHUNK), lanes, jax.random.split(jax.random.key(0), R)
+
+    def lay(tree, *axes):
+        cut = NamedSharding(mesh, PartitionSpec(shards.rows_of(mesh), *axes))
+        return jax.tree.map(lambda x: x.update(sharding=cut), tree)
+
+    with jax.set_mesh(mesh):  # the kernels depend on the kind of device
+        cached, cache, lanes, keys = jax.eval_shape(rows)
+        cache = cache._replace(keys=lay(cache.keys, "tensor"), values=lay(cache.values, "tensor"),
+                               rotations=lay(cache.rotations))
+        return step.lower(model, _weights(model, mesh, transposed), lay(cached, "tensor"), cache, lay(lanes), lay(keys),
+                          np.int32(_CHUNK - 1), mesh=mesh if mesh.size > 1 else None)
+
+
+def _lanes(rows: int) -> slots.Lanes:
+    numbers, sampling = jax.numpy.zeros(rows, np.int32), Sampling(jax.numpy.ones(rows, np.float32))
+    return slots.Lanes(slot=numbers, uid=np.zeros((rows, 2), np.uint32), keyed=numbers > 0, length=numbers, pending=numbers,
+                       drawn=numbers, left=numbers, alive=numbers == 0, yields=numbers > 0,
+                       stops=np.zeros((rows, 4), np.int32), forced=np.zeros((rows, 0), np.int32), sampling=sampling)
+
+
+def _weights(model: Transformer, mesh: Mesh, transposed: bool) -> slots.Weights:
+    """The shapes of the weights as decoding reads them, sharded over `tensor`."""
+    def given():
+        params = _cast(model.init(jax.random.key(0)), model.dtype)
+        return params, model.unstack_layers(params, transposed=transposed), model.unembedding(params)
+
+    def laid(name, axes):
+        def of(path, x):
+            whole = (1,) * axes + x.shape
+            spec = spec_of(f"{name}{path_name(path)}", whole, mesh.shape, PIECES)
+            return x.update(sharding=NamedSharding(mesh, PartitionSpec(*spec[axes:])))
+        return of
+
+    params, layers, unembedding = jax.eval_shape(given)
+    return slots.Weights(parallel.with_shardings(params, parallel.rollout_shardings(params, mesh)), None,
+                         [(jax.tree.map_with_path(laid("layers/", 1), kernels), None) for kernels, _ in layers],
+                         laid("unembed", 0)((), unembedding))
+
+
 def lower_pages(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
     """A step of the engine with paged caches, including the draw, for P G rows that see S + T positions.
 
@@ -109,10 +177,7 @@ def lower_pages(c: ModelConfig, w: Work, mesh: Mesh) -> jax.stages.Lowered:
 
     def given():
         params = _cast(model.init(jax.random.key(0)), model.dtype)
-        numbers, sampling = np.zeros(R, np.int32), Sampling(np.ones(R, np.float32))
-        lanes = slots.Lanes(slot=numbers, uid=np.zeros((R, 2), np.uint32), keyed=numbers > 0, length=numbers, pending=numbers,
-                            drawn=numbers, left=numbers, alive=numbers == 0, yields=numbers > 0,
-                            stops=np.zeros((R, 4), np.int32), forced=np.zeros((R, 0), np.int32), sampling=sampling)
+        lanes = _lanes(R)
         weights = slots.Weights(params, None, model.unstack_layers(params, transposed=transposed), model.unembedding(params))
         return (weights, pages.empty(model, pool), lanes, np.zeros((R, pages_of(S + T)), np.int32), jax.random.key(0),
                 np.int32(0))

@@ -267,6 +267,12 @@ def decode_least(c: ModelConfig, w: Work) -> Least:
 pages_least = decode_least  # a step of the engine with paged caches: no least is different
 
 
+def slots_least(c: ModelConfig, w: Work, data: int = 1, tensor: int = 1) -> Least:
+    """As `decode_least`, of rows that have their prompts in their own caches, on one device of `data` x `tensor`."""
+    whole = decode_least(c, dataclasses.replace(w, prompts=w.prompts * w.group // data, group=1))
+    return Least(whole.flops / tensor, whole.moved / tensor)
+
+
 def prefill_least(c: ModelConfig, w: Work) -> Least:
     """P prompts of S tokens: weights of the layers once, and the caches written."""
     weights, tokens = flops.matmul_parameters(c, unembedding=False), w.prompts * w.prompt_tokens
