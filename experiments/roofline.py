@@ -5,10 +5,10 @@
   python experiments/roofline.py --model=qwen3_8b --phases=slots --platform=tpu --device=v6e --mesh=2x4 --work="prompts=16"
 
 Nothing is run. --platform=cpu compiles with the compiler for CPUs, --platform=tpu with the TPU's own for chips that need not
-exist here (pip install "jax[tpu]"). Phases: `decode` a step of the sampler at full caches, `prefill` all prompts, `layer`
-one layer forward and backward, `update` an update of all weights, `pages` a step of the engine with paged caches, `slots` one
-of its rows on the replicas of --mesh, of which one device is counted. Except for `layer`, models of one and of two layers are compiled; their difference is taken for each further layer. Seconds are the sum
-over the operations, each at its own peak.
+exist here (pip install "jax[tpu]"). Phases: `decode` a step of the sampler at full caches, `prefill` all prompts, `layer` one
+layer forward and backward, `update` an update of all weights, `pages` a step of the engine with paged caches, `slots` a step of
+the engine on the replicas of --mesh, of which one device is counted. Except for `layer`, models of one and of two layers are
+compiled; their difference is taken for each further layer. Seconds are the sum over the operations, each at its own peak.
 """
 import dataclasses
 import importlib.util

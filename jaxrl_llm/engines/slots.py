@@ -241,8 +241,8 @@ def block_of(chunk: CompletionCache) -> Slots:
     return Slots(*jax.tree.map(lambda x: x[:, :, 0], (chunk.keys, chunk.values)))
 
 
-def step_of(model: Transformer, weights: Weights, states: Callable, columns: tuple[str, ...], pieces: int, i, lanes: Lanes, keys,
-          cache) -> tuple[Lanes, Any, Drawn]:
+def step_of(model: Transformer, weights: Weights, states: Callable, columns: tuple[str, ...], pieces: int, i, lanes: Lanes,
+            keys, cache) -> tuple[Lanes, Any, Drawn]:
     """Step `i` of a chunk; token t of a row is drawn with `fold_in(its key, t)`, as `sampler.generate` does."""
     normed, cache, *read = states(lanes, i, cache)
     logits = model.finished(logits_of(normed, weights.unembedding, pieces))

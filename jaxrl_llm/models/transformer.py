@@ -44,16 +44,17 @@ Params = Any
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * (scale + offset) over the last axis, in float32."""
+    """x / sqrt(mean(x^2) + eps) * (scale + offset) over the last axis, in float32; see `rms_norm`."""
 
     eps: float
     offset: float
+    by_head: bool = False
 
     @nn.compact
     def __call__(self, x):
         init = nn.initializers.constant(1.0 - self.offset)
         scale = self.param("scale", init, (x.shape[-1],), jnp.float32)
-        return rms_norm(x, scale, self.offset, self.eps)
+        return rms_norm(x, scale, self.offset, self.eps, self.by_head)
 
 
 class Block(nn.Module):
@@ -73,8 +74,8 @@ class Block(nn.Module):
         c = self.config
         def dense(features, name, bias=False):
             return Dense(features, self.dtype, bias, self.transposed, name=name)
-        def norm(name):
-            return RMSNorm(c.norm_eps, c.norm_offset, name=name)
+        def norm(name, by_head=False):
+            return RMSNorm(c.norm_eps, c.norm_offset, by_head, name=name)
         def heads(y, n):
             return y.reshape(*y.shape[:-1], n, c.head_dim)
 
@@ -91,7 +92,7 @@ class Block(nn.Module):
         q, k = projected("q", c.num_heads, whole), projected("k", c.num_kv_heads, whole)
         v = projected("v", c.num_kv_heads)
         if c.qk_norm and not whole:
-            q, k = norm("q_norm")(q), norm("k_norm")(k)
+            q, k = norm("q_norm", by_head=True)(q), norm("k_norm", by_head=True)(k)
         out, kept = attend(apply_rotary(q, *rotation), apply_rotary(k, *rotation), v)
         x = added(dense(c.hidden_size, "o", c.o_bias)(out.reshape(*out.shape[:-2], -1)), "attention_post_norm")
 

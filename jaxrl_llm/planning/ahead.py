@@ -26,7 +26,6 @@ from jaxrl_llm.models.transformer import PromptCache, Transformer
 from jaxrl_llm.parallel.rules import PIECES, path_name, spec_of
 from jaxrl_llm.planning.plan import Work
 
-
 _CHUNK = 16  # steps of the slot engine whose tokens are in a small cache of their own
 
 

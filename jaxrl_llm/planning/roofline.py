@@ -123,8 +123,11 @@ def _moved(i: Instruction, shapes: Mapping[str, Instruction], computations) -> t
         body = computations[i.named("calls")[0]]
         read = sum(min(_bytes(one), _read(body, n, computations)) for n, one in enumerate(operands) if _bytes(one))
         return read, min(_bytes(i), _written(body, body[-1], computations)) if _bytes(i) else 0.0
-    if i.opcode.endswith("-start"):  # a copy from one memory to the other; its result names both
-        return sum(map(_bytes, operands[:1])), hlo.size(re.split(r"(?<=[})\]]), ", i.shape.lstrip("("))[0], main_memory=True)
+    if i.opcode.endswith("-start"):  # from one memory to the other; its result names both, of a slice the whole array first
+        named = re.split(r"(?<=[})\]]), ", i.shape.lstrip("("))
+        made = named[i.opcode == "slice-start"]
+        read = hlo.size(made) if i.opcode == "slice-start" else _bytes(operands[0])
+        return min(read, _bytes(operands[0])), hlo.size(made, main_memory=True)
     if i.opcode in _PARTS:
         whole = hlo.size(i.shape)
         return (whole if _bytes(operands[0]) else 0.0) + sum(map(_bytes, operands[1:])), _bytes(i)

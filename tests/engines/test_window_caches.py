@@ -9,9 +9,9 @@ from engines import KEY, SHAPE, V, drain
 
 from jaxrl_llm.engines import Sampling, generate, row_keys
 from jaxrl_llm.engines.caches import RowCaches, near_places
-from jaxrl_llm.engines.shards import shards
 from jaxrl_llm.engines.engine import Request, SlotEngine
 from jaxrl_llm.engines.sampling import draw
+from jaxrl_llm.engines.shards import shards
 from jaxrl_llm.models import ModelConfig, Transformer
 
 WINDOW, NEAR = 8, 96  # 8 + 64 places, in multiples of 32

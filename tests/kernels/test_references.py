@@ -68,7 +68,8 @@ def test_grouped_products(sizes):
 @pytest.mark.parametrize("shape", ((6,), (1, 5, 6), (2, 3, 4, 6)))
 @pytest.mark.parametrize("offset", (0.0, 1.0))
 def test_rms_norm(shape, offset):
-    assert_equal(lambda x, scale: norm.rms_norm(x, scale, offset, 1e-6),
+    by_head = len(shape) > 2
+    assert_equal(lambda x, scale: norm.rms_norm(x, scale, offset, 1e-6, by_head),
                  lambda x, scale: norm.plain_rms_norm(x, scale, offset, 1e-6), (normal(*shape), normal(6, seed=1)))
 
 

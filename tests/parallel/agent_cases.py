@@ -4,11 +4,11 @@ import itertools
 import json
 
 import chatter
+import few_devices
 import jax
 import numpy as np
 import tiny_config
 
-from jaxrl_llm import parallel
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.setup import setup
 
@@ -32,11 +32,9 @@ CASES = (("tools", (4, 1, 2)), ("tools", (1, 2, 2, 2)), ("game", (2, 2, 2)), ("t
 
 def stepped(kind, sizes):
     """Tokens and log-probs of each of three batches, and the weights behind them."""
-    make = parallel.mesh.make_mesh
-    parallel.make_mesh = functools.partial(make, devices=jax.devices()[:int(np.prod(sizes))])
     config = KINDS[kind]()
     config.mesh.update(dict(zip(("data", "fsdp", "tensor", "seq"), sizes)))
-    run, params = setup.build(config)
+    run, params = few_devices.built(config, int(np.prod(sizes)))
     state, frozen, found = setup.initial_state(run, params), run.learner.frozen(params), []
     for step in itertools.islice(schedules.make("sync").steps(run.source, run.learner, state, frozen), 3):
         rollouts = step.finished.rollouts

@@ -15,14 +15,15 @@ from jaxrl_llm.planning.communication import collectives
 V, P, G, T = 64, 4, 4, 12
 SHAPE = dict(vocab_size=V, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=4, head_dim=8, mlp_size=48,
              tie_embeddings=False)
-PLAIN = Transformer(ModelConfig(**SHAPE))
+PLAIN = Transformer(ModelConfig(**SHAPE, qk_norm=True))
 MODELS = {
     "plain": PLAIN, "paged": PLAIN,
-    "windows": Transformer(ModelConfig(**SHAPE, window=4, local_layers=(True, False), rope_local_theta=100.0), int8_cache=True),
+    "windows": Transformer(ModelConfig(**SHAPE, window=4, local_layers=(True, False), rope_local_theta=100.0)),
+    "int8": Transformer(ModelConfig(**SHAPE), int8_cache=True),
     "experts": Transformer(ModelConfig(**SHAPE, experts=Experts(count=4, per_token=2, size=24)))}  # with adapters
 # Model, data x fsdp x tensor x seq, slots: as many as rows, or half.
 CASES = (("plain", (4, 1, 1), 8), ("plain", (2, 1, 4), 16), ("plain", (1, 2, 2, 2), 16), ("paged", (2, 1, 2), 8),
-         ("windows", (2, 1, 2), 8), ("experts", (2, 1, 2), 16))
+         ("windows", (2, 1, 2), 8), ("int8", (2, 1, 1), 8), ("experts", (2, 1, 2), 16))
 
 
 def weights(model):
@@ -51,7 +52,8 @@ def played(name, mesh, slots):
     def drain():
         while nodes := one.collect():
             for node in nodes:
-                found.setdefault(node.uid, []).append([node.tokens.tolist(), node.logprobs.tolist(), node.policy_version.tolist()])
+                columns = node.tokens, node.logprobs, node.policy_version
+                found.setdefault(node.uid, []).append([x.tolist() for x in columns])
 
     one.submit(*(request(uid, keep=True, limit=T - uid % 3, forced=(3, 5) if uid % G == 1 else ()) for uid in range(P * G)))
     drain()

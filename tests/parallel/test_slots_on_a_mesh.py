@@ -13,7 +13,8 @@ from jaxrl_llm.engines.stopping import StopSearch
 
 
 def row(tokens, slot=None, finish=None):
-    return Row(Request(0, 4, tokens), list(tokens), StopSearch((), (), None, ()), slot=slot, finish=finish, begun=(0, len(tokens)))
+    search = StopSearch((), (), None, ())
+    return Row(Request(0, 4, tokens), list(tokens), search, slot=slot, finish=finish, begun=(0, len(tokens)))
 
 
 def dealt(slots, waiting, shards=2, rows=4, known=(), homes=None):
@@ -50,8 +51,18 @@ def result():
 def test_tokens_are_those_of_one_device(result, case):
     """Of groups, turns, forks, forced beginnings, limits, new weights, rows that wait for a slot and those that lost one."""
     found = result[case]
-    assert found["equal"] and found["apart"] < 1e-5 and found["left"] == 2
+    near = 1e-3 if case.startswith("int8") else 1e-5  # where rounding differs, so may a whole step of eight bits
+    assert found["equal"] and found["apart"] < near and found["left"] == 2
     assert max(found["drawn"]) <= 1.2 * min(found["drawn"]) and sum(found["drawn"]) == 128
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ("tools (4, 1, 2)", "tools (1, 2, 2, 2)", "game (2, 2, 2)", "turns (1, 2, 2)",
+                                  "replay (4, 1, 1)", "controllers (2, 1, 1)"))
+def test_runs_learn_what_they_learn_on_one_device(case):
+    """Three Adam steps with tools, in a game, of single turns, with a replay, with controllers."""
+    found = job.result_of("agent_cases.py", 8)[case]
+    assert found["same"] == [True] * 3 and found["first"] < 1e-5 and found["weights"] < 2e-4
 
 
 @pytest.mark.slow
@@ -62,4 +73,4 @@ def test_a_replica_sends_what_a_dense_layer_needs(result):
     assert sorted(size for kind, _, size in result["sent"] if kind == "all-reduce") == [4 * 32 * 8] * 5
     assert kinds.count("all-to-all") == 1 and {*kinds} == {"all-reduce", "all-to-all", "all-gather"}
     gathered = [size for kind, _, size in result["sent"] if kind == "all-gather"]
-    assert sorted(gathered)[:3] == [4 * 8] * 3 and sorted(gathered)[3:] in ([], [4 * 8 * 256])  # draws, and a block of their sums
+    assert sorted(gathered)[:3] == [4 * 8] * 3 and sorted(gathered)[3:] in ([], [4 * 8 * 256])  # draws, a block of sums

@@ -89,6 +89,7 @@ ENTRY %main (p0: f32[1000,64]) -> f32[8,64] {
   %near = f32[1000,64]{1,0:T(8,128)S(1)} copy-done(%begun)
   %begun = (f32[1000,64]{1,0:T(8,128)S(1)}, f32[1000,64]{1,0}, u32[]{:S(2)}) copy-start(%p0)
   %inside = f32[1000,64]{1,0:T(8,128)S(1)} negate(%near)
+  %part = ((f32[1000,64]{1,0:T(8,128)}), f32[250,64]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%p0), slice={[0:250], [0:64]}
   %init = (s32[], bf16[8,64]{1,0}, bf16[64,32]{1,0}) tuple(%p4, %p7, %p8)
   %loop = (s32[], bf16[8,64], bf16[64,32]) while(%init), condition=%more, body=%body, known_trip_count={"n":"7"}
   ROOT %last = f32[8,64]{1,0} negate(%rows)
@@ -99,12 +100,13 @@ SLOW = Device("slow", 1e9, 1e6, 1e6)
 
 def test_what_moves_is_counted_and_nothing_else():
     result = {one.name: one for one in operations(PROGRAM)}
-    assert set(result) == {"rows", "kept", "met", "rounded", "begun", "f", "last"}
+    assert set(result) == {"rows", "kept", "met", "rounded", "begun", "part", "f", "last"}
     assert (result["rows"].read, result["rows"].written) == (8 * 64 * 4 + 8 * 4, 8 * 64 * 4)  # not the table
     assert (result["kept"].read, result["kept"].written) == (16 * 4 + 4, 16 * 4)  # in place
     assert (result["met"].read, result["met"].flops) == (16 * 64 * 4 + 16 * 4 + 4 + 8 * 16 * 4, 2 * 8 * 64 * 16)  # all of it
     assert (result["rounded"].read, result["rounded"].written) == (16 * 64 * 4, 16 * 64 * 4)
     assert (result["begun"].read, result["begun"].written) == (1000 * 64 * 4, 0)  # into the core
+    assert (result["part"].read, result["part"].written) == (250 * 64 * 4, 0)
     product = result["f"]
     assert (product.times, product.flops, product.source) == (7, 2 * 8 * 32 * 64, "jit(f)/dot")
     assert product.moved == 7 * (8 * 64 * 2 + 64 * 32 * 2 + 8 * 32 * 4)
@@ -243,7 +245,7 @@ def test_the_command_compares_what_is_compiled_with_the_least():
 
 @pytest.mark.slow
 def test_all_phases_are_compared():
-    done = command("--model=tiny", "--phases=prefill,layer,update,pages", "--work=prompts=2, group=2, prompt_tokens=8, "
+    done = command("--model=tiny", "--phases=prefill,layer,update,pages,slots", "--work=prompts=2, group=2, prompt_tokens=8, "
                    "completion_tokens=64, dtype=float32", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     for result in map(json.loads, done.stdout.splitlines()):
