@@ -62,13 +62,15 @@ def plain(forest: Forest) -> dict:
             "counts": [dict(forest.failures), dict(forest.invalid)]}
 
 
-def steps(name: str, count: int = 2, **changes) -> list[dict]:
-    """The forests of an evaluation and of the first steps of a run."""
+def forests(name: str, **changes) -> list[dict]:
+    """The forests of an evaluation and of the first two batches of a run, between which those learn that control sampling."""
     run, params = setup.build(config_of(name, **changes))
     state = setup.initial_state(run, params)
-    seen = [plain(evaluate(run.source, params, state.lora, problems=3, key=jax.random.key(7)).forest)]
+    seen = [evaluate(run.source, params, state.lora, problems=3, key=jax.random.key(7)).forest]
     taken = sync.steps(run.source, run.learner, state)
-    return seen + [plain(next(taken).finished.forest) for _ in range(count)]
+    learns = bool(run.learner.controls.by_name or run.source.buffer)
+    seen += [next(taken).finished.forest if learns else run.source.next(run.learner.publish(state)).forest for _ in range(2)]
+    return [plain(forest) for forest in seen]
 
 
 def stuck() -> Environment:
