@@ -14,10 +14,10 @@ from test_processes import reported, several, trained, weights
 from jaxrl_llm import parallel
 from jaxrl_llm.parallel.mesh import MESH_AXES
 
-# Single turns with a reward of the batch over replicas of two devices; lost trajectories and unequal groups; a replay and a
-# controller; tools; a compiled game; agents with contexts of their own.
-CASES = {"turns": {"mesh.fsdp": 4, "mesh.data": 1, "sampling.tensor": 2, "sampling.micro_batches": 1}, "lost": {}, "replay": {},
-         "tools": {}, "game": {}, "agents": {"mesh.tensor": 2}}
+# Single turns with a reward of the batch over replicas of two devices; lost trajectories and unequal groups by a controller; a
+# replay; tools; a compiled game.
+CASES = {"turns": {"mesh.fsdp": 4, "mesh.data": 1, "sampling.tensor": 2, "sampling.micro_batches": 1}, "lost": {},
+         "replay": {}, "tools": {"mesh.tensor": 2}, "game": {}}
 
 
 @pytest.fixture(scope="module")
