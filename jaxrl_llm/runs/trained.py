@@ -65,6 +65,7 @@ def mesh_here(workdir: Path, config: ConfigDict) -> Mesh:
     try:
         return setup.sampling_mesh(config)
     except ValueError:
+        config.sampling.tensor = 0  # it was one of that mesh
         devices, prompts = jax.devices(), config.prompts.per_step // config.sampling.micro_batches
         count = max(n for n in range(1, len(devices) + 1) if prompts % n == 0)
         sizes = ", ".join(f"{axis}={size}" for axis, size in config.mesh.items())

@@ -122,7 +122,7 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.stop_strings = ()       # texts that end a completion, and belong to what rewards read; what follows them is cut
     c.sampling.micro_batches = 1       # parts of a batch that are sampled one after another; more parts need less memory
     c.sampling.engine = "auto"         # "scan", "slots", module:kind; "auto": the faster engine, see docs/guides/engine.md
-    c.sampling.tensor = 0              # devices that hold the sampler's weights together; they need not fit one; 0: mesh.tensor
+    c.sampling.tensor = 0              # devices of a process over which the sampler's weights are sharded; 0: mesh.tensor
     c.sampling.paged_cache = False     # the engine's keys and values lie in pages of one pool, see docs/guides/engine.md
     c.sampling.max_draws = 4           # largest number of draws of problems by which a filter fills a batch
 

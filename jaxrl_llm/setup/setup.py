@@ -229,7 +229,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     run = Wanted(model, replicas, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
                  prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
                  columns=columns)
-    several = mesh.size > jax.process_count() and not partner.goes_on and server is None
+    several = mesh.size > 1 and not partner.goes_on and server is None
     wanted = {**(wanted or {}), **({"extend": f"environment {config.environment!r}"} if partner.goes_on else {}),
               **({"mesh": f"a mesh of {mesh.size} devices"} if several else {}),
               **({"paged": "sampling.paged_cache=True"} if s.paged_cache else {})}

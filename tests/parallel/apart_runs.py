@@ -22,9 +22,8 @@ CASES = {
     "turns": TASK | {"rewards": "format(pattern='(?s).*[a-z].*'), rank(weight=0.5)", "sampling.micro_batches": 2},
     "lost": {"environment": "apart_runs:fragile", "method": "dars", "sampling.group": 2, "sampling.max_group": 6},
     "tools": {"environment": "tool_use(options={'level': 'digit', 'chat': True})", "prompts.max_tokens": 256},
-    "game": {"environment": "chatter:alphabet", "method": "vade", "sampling.max_draws": 2},
-    "agents": {"environment": "chatter:cards", "method": "dr_mas"},
-    "replay": TASK | {"method": "dots_rr", "learner.minibatches": 2},
+    "game": {"environment": "chatter:alphabet"},
+    "replay": TASK | {"method": "rapo", "learner.minibatches": 1},
 }
 
 
@@ -62,13 +61,15 @@ def plain(forest: Forest) -> dict:
             "counts": [dict(forest.failures), dict(forest.invalid)]}
 
 
-def steps(name: str, count: int = 2, **changes) -> list[dict]:
-    """The forests of an evaluation and of the first steps of a run."""
+def forests(name: str, **changes) -> list[dict]:
+    """The forests of an evaluation and of the first two batches of a run, between which those learn that control sampling."""
     run, params = setup.build(config_of(name, **changes))
     state = setup.initial_state(run, params)
-    seen = [plain(evaluate(run.source, params, state.lora, problems=3, key=jax.random.key(7)).forest)]
+    seen = [evaluate(run.source, params, state.lora, problems=3, key=jax.random.key(7)).forest]
     taken = sync.steps(run.source, run.learner, state)
-    return seen + [plain(next(taken).finished.forest) for _ in range(count)]
+    learns = bool(run.learner.controls.by_name or run.source.buffer)
+    seen += [next(taken).finished.forest if learns else run.source.next(run.learner.publish(state)).forest for _ in range(2)]
+    return [plain(forest) for forest in seen]
 
 
 def stuck() -> Environment:
@@ -95,9 +96,9 @@ def refusal(call: Callable, *arguments) -> str:
 def refusals(process: int) -> dict[str, str]:
     """What two processes say that differ, or of which one has an environment that hangs."""
     level = ("digit", "sum3")[process]
-    found = {"data": refusal(setup.build, config_of("turns", task=f"arithmetic(level={level})"))}
+    found = {"data": refusal(setup.build, config_of("replay", task=f"arithmetic(level={level})"))}
     own, agreement._of = agreement._of, lambda *files: f"code {process}"
-    found["code"] = refusal(setup.build, config_of("turns"))
+    found["code"] = refusal(setup.build, config_of("replay"))
     agreement._of = own
     run, params = setup.build(config_of("lost", environment="apart_runs:stuck", environment_deadline=0.5, method="grpo"))
     state, told = setup.initial_state(run, params), []

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = [ROOT / "tests" / name for name in ("", "parallel", "properties", "learning", "integration")]  # scripts import them
+FOLDERS = [ROOT / "tests" / name for name in (".", "parallel", "properties", "learning", "integration")]  # of scripts
 TINY = ["--config=configs/arithmetic.py"] + [f"--config.{option}" for option in (
     "task=arithmetic(level=digit)", "rewards=format(pattern='(?s).*[a-z].*')",  # half of what an untrained model writes
     "model.hidden_size=32", "model.num_layers=2", "model.num_heads=4", "model.mlp_size=48",
