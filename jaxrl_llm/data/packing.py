@@ -55,11 +55,13 @@ class Packed:
     rows: see `PackedRows`.
     node: i32[R, N], the node of each slot; -1 on padding.
     index: i32[P, G, T], for trained tokens of trajectories the slot that computes them, counted through `[R, N]`; else -1.
+    root: i32[P, G], the first slot of the root of each trajectory, counted likewise; -1 where the trajectory is not computed.
     """
 
     rows: PackedRows
     node: np.ndarray
     index: np.ndarray
+    root: np.ndarray
 
 
 class _Tree(NamedTuple):
@@ -164,7 +166,8 @@ def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[
     rows, node, home = _lay_out(forest, tree, filled[best], counts[best], length)
     index = _view(tree, paths, home, mask)
     rows.wanted.reshape(-1)[index[index >= 0]] = True
-    return Packed(rows, node, index)
+    root = np.array([home[path[0]] if path else -1 for path in paths], np.int32).reshape(leaves.shape)
+    return Packed(rows, node, index, root)
 
 
 def at_temperatures(packed: Packed, temperature_P: np.ndarray) -> Packed:

@@ -24,6 +24,7 @@ from jaxrl_llm.learning.state import TrainState, with_trained
 from jaxrl_llm.learning.step import add_pulled_back, advance, losses
 from jaxrl_llm.models import moe
 from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.parallel import indexed
 from jaxrl_llm.tools.memo import remembered
 
 
@@ -72,8 +73,7 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
         return cotangents, metrics, new, as_ruled(jax.tree.map(jnp.zeros_like, tree))
 
     def accumulate(grads, params, lora, rows, index, start, cotangents):
-        inside = (index >= start) & (index < start + rows.tokens.size)
-        cotangents = jnp.where(inside, cotangents[0], 0), cotangents[1]
+        cotangents = jnp.where(indexed.inside(index - start, rows.tokens.size), cotangents[0], 0), cotangents[1]
         def pulled(tree, c):
             return optax.tree.vdot(_forward(policy, *with_trained(params, lora, tree), rows, index - start)[0], c)
         tree = params if lora is None else lora

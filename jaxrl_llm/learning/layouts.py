@@ -14,10 +14,11 @@ from jaxrl_llm import parallel
 from jaxrl_llm.data.packing import Packed, at_temperatures, of_groups, pack, with_experts
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.data.shapes import Ladders, quarters_filled
-from jaxrl_llm.learning import accumulate
-from jaxrl_llm.learning.policy import Policy
+from jaxrl_llm.learning import accumulate, packed_features
+from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.learning.step import jitted, make_update
 from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.tools.guard import Guarded
 
 
@@ -27,6 +28,9 @@ class Layout(NamedTuple):
     logprobs: `(params, lora, rollouts) -> (logprobs, entropies)`, f32[P, G, T] each; see `Policy.logprobs`.
     update: `(state, rollouts, advantages, rate=None) -> (state, metrics)`, see `learning.step.make_update`.
     ready: rollouts on the host -> the same with the promise to the programs, see `Rollouts.filled`.
+    features: `(params, lora, rollouts) -> (logprobs, entropies, features)`, see `Policy.logprobs_and_features`; None without a
+      `Capture`.
+    placed: `rollouts -> (micro_batches, index)`, see `accumulate.placed`; None for rectangular rows.
     objective, optimizer: those of `update`, which is compiled with them.
     update_programs, logprob_programs: the compiled programs of each.
     """
@@ -34,6 +38,8 @@ class Layout(NamedTuple):
     logprobs: Callable
     update: Callable
     ready: Callable[[Rollouts], Rollouts]
+    features: Callable | None
+    placed: Callable | None
     objective: Objective
     optimizer: optax.GradientTransformation
     update_programs: tuple[Guarded, ...]
@@ -41,26 +47,30 @@ class Layout(NamedTuple):
 
 
 def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, sizes: Ladders, *,
-                clip_norm: float | None, balance: float, micro_batches: int, parts: int, together: int) -> Layout:
+                clip_norm: float | None, balance: float, micro_batches: int, parts: int, together: int,
+                capture: Capture | None = None) -> Layout:
     """Batches `[P, G, T]` of these sizes.
 
     Args:
-      parts: number of parts of a batch, whose log-probs are computed one after another.
+      parts: number of parts of a batch, whose log-probs and features are computed one after another.
       together: number of prompts that go through the model at a time.
     """
     logprobs = Guarded("log-probs", jitted(type(policy).logprobs, policy, parts), sizes.programs)
     update = Guarded("update", make_update(policy, objective, optimizer, clip_norm=clip_norm, micro_batches=micro_batches,
                                            balance=balance), sizes.programs)
 
+    features = None if capture is None else Guarded(
+        "features", jitted(type(policy).logprobs_and_features, policy, parts, capture=capture), sizes.programs)
+
     def ready(rollouts: Rollouts) -> Rollouts:
         least = sizes.filled_of(rollouts.mask.shape[2])
         return rollouts.replace(filled=max(least, quarters_filled(np.asarray(rollouts.token_mask), together)))
 
-    return Layout(logprobs, update, ready, objective, optimizer, (update,), (logprobs,))
+    return Layout(logprobs, update, ready, features, None, objective, optimizer, (update,), (logprobs,))
 
 
 def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, lengths: Sequence[int], size: int, *,
-           clip_norm: float | None, balance: float) -> Layout:
+           clip_norm: float | None, balance: float, capture: Capture | None = None) -> Layout:
     """Rows of one of the `lengths`, `size` of them at a time; batches `[P, G, T]` come in one shape.
 
     Rows are packed on the host, once for consecutive measurements and updates of a batch.
@@ -69,7 +79,9 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
     limits = {"logprobs": 2 * len(lengths), "accumulate": len(lengths), "whole": len(lengths)}
     made = accumulate.make_parts(policy, objective, optimizer, clip_norm=clip_norm, balance=balance)
     guards: dict[str, Any] = {name: Guarded(name, getattr(made, name), limits.get(name, 1)) for name in made._fields[1:]}
-    parts = made._replace(**guards)
+    parts, of_states = made._replace(**guards), None if capture is None else packed_features.make(policy, capture)
+    if of_states is not None:
+        of_states = of_states._replace(add=Guarded("features", of_states.add, len(lengths)))
 
     @remembers_last
     def pack_arrays(prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts) -> Packed:
@@ -85,15 +97,22 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
         return pack_arrays(r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, r.valid, r.temperature, policy.given(r))
 
     def logprobs(params, lora, rollouts: Rollouts):
-        micro_batches, index = accumulate.placed(policy, size, packed_of(rollouts))
+        micro_batches, index = placed(rollouts)
         (values, _), entropies = accumulate.view_of(parts.logprobs, policy, params, lora, micro_batches, index)
         return values, entropies
+
+    def features(params, lora, rollouts: Rollouts):
+        return packed_features.seen(of_states, policy, params, lora, texts_of(rollouts), size, packed_of(rollouts))
+
+    def placed(rollouts: Rollouts):
+        return accumulate.placed(policy, size, packed_of(rollouts))
 
     def update(state, rollouts: Rollouts, advantages, rate=None):
         return accumulate.update(parts, size, state, packed_of(rollouts), rollouts, advantages, rate)
 
     updates = tuple(guards[name] for name in ("differentiate", "accumulate", "apply", "whole"))
-    return Layout(logprobs, update, lambda rollouts: rollouts, objective, optimizer, updates, (guards["logprobs"],))
+    return Layout(logprobs, update, lambda rollouts: rollouts, None if capture is None else features, placed, objective,
+                  optimizer, updates, (guards["logprobs"],))
 
 
 def remembers_last(function: Callable) -> Callable:

@@ -1,5 +1,6 @@
 """Log-probs of completions under a policy: one function shared by the update, the pass before it and the reference."""
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jaxrl_llm.models.logprobs import most_likely, token_logprobs
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.unpadding import moved, unpadding
-from jaxrl_llm.parallel import over_rows
+from jaxrl_llm.parallel import indexed, over_rows
 from jaxrl_llm.values import features
 
 
@@ -170,13 +171,30 @@ class Policy:
           `(logprobs, entropies, loads)`: `f32[P, G, T]`, 0 where the index is outside these rows; the loads of all rows
           together, `f32[1, L, E]`, None without experts.
         """
-        experts, rows = self.model.config.experts is not None, jax.tree.map(jnp.asarray, rows)
-        axis = "seq" if self.mesh is not None and self.mesh.shape["seq"] > 1 else None
+        return self._of_rows(params, lora, rows, index)[:3]
 
-        def forward(params, lora, rows, whole):
-            outputs = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
-                                           return_loads=experts, axis=axis, experts=rows.experts)
-            states, loads = outputs if experts else (outputs, None)
+    def packed_features(self, params, lora, rows: PackedRows, index, last, layer: int):
+        """`(logprobs, entropies)` as of `packed_logprobs`, and the sums of the states of these rows in the slots `last`.
+
+        `last` is a tree of `i32[..., n]`, counted like the index; the sums `f32[..., D]` are of states behind block `layer`.
+        """
+        logprobs, entropies, _, sums = self._of_rows(params, lora, rows, index, last, layer)
+        return logprobs, entropies, sums
+
+    def _of_rows(self, params, lora, rows: PackedRows, index, last=None, layer: int | None = None):
+        """`(logprobs, entropies, loads, sums)` of `packed_logprobs` and `packed_features`."""
+        experts, axis, (R, N) = self.model.config.experts is not None, indexed.cut_axis(self.mesh), rows.tokens.shape
+        rows, number = jax.tree.map(jnp.asarray, rows), None if last is None else indexed.numbered(R, N)
+
+        def forward(params, others, rows, whole):
+            (lora, last), (rows, number) = others, rows
+            def pool(x):
+                return jax.tree.map(functools.partial(indexed.sums, x, number, N), last)
+            outputs = self.model.tree_states(
+                params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole, return_loads=experts, axis=axis,
+                experts=rows.experts, pool=None if last is None else pool, only=layer)
+            states, *more = outputs if experts or last is not None else (outputs,)
+            loads, sums = more[0] if experts else None, None if last is None else more[-1]
             if axis is not None:  # the state that predicts a token may be on another device
                 states = jax.lax.all_gather(states, axis, axis=1, tiled=True)
             # Wanted tokens come first: chunks of logits without wanted tokens are skipped.
@@ -189,13 +207,11 @@ class Policy:
             def back(x):
                 return jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)
             loads = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
-            return *map(back, numbers), loads if axis is None else jax.tree.map(lambda x: x[:, None], loads)
+            return *map(back, numbers), loads if axis is None else jax.tree.map(lambda x: x[:, None], loads), sums
 
-        *numbers, loads = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows, cut=True)
-        slots = rows.tokens.size
-        inside = jnp.where((index >= 0) & (index < slots), index, slots)
-        def view(x):
-            return jnp.take(x.reshape(-1), inside, mode="fill", fill_value=0)
+        logprobs, entropies, loads, sums = over_rows(
+            forward, self.mesh, self.model.dtype, params, (lora, last), (rows, number), cut=True)
         if axis is not None:  # [R, seq, L, E], loads of each device's slots
             loads = jax.tree.map(lambda x: x.sum(1), loads)
-        return *map(view, numbers), jax.tree.map(lambda x: x.sum(0, keepdims=True), loads)
+        loads, sums = jax.tree.map(lambda x: x.sum(0, keepdims=True), loads), jax.tree.map(lambda x: x.sum((0, 1)), sums)
+        return indexed.seen(logprobs, index), indexed.seen(entropies, index), loads, sums

@@ -257,26 +257,31 @@ class Transformer:
                                  f"{most}")
 
     def _scan_layers(self, params, lora, x, positions, attend, pool, whole=lambda layer: layer, tally=None, perturb=None,
-                     experts=None):
+                     experts=None, only=None):
         """Runs all layers over `x [B, N, D]`; `attend(q, k, v, local)`.
 
         Returns `(x, kept, pooled [L, ..., D] | None, tallied [L, ...] | None)`.
 
-        `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer; `whole` maps the given
-        weights of a layer to those that are used; `tally` (or None) maps a router's output, see `moe.Router`, to what is kept
-        of it; `perturb` (or None) maps `x` and the number of a layer to what that layer reads instead; `experts [B, N, L, k]`
-        (or None) are taken instead of the routers' choice where they are not negative.
+        `pool` (or None) maps a residual stream `[B, N, D]` to what is kept of it after each layer, or after the single layer of
+        the number `only`, in which case pooled has no axis L; `whole` maps the given weights of a layer to those that are used;
+        `tally` (or None) maps a router's output, see `moe.Router`, to what is kept of it; `perturb` (or None) maps `x` and the
+        number of a layer to what that layer reads instead; `experts [B, N, L, k]` (or None) are taken instead of the routers'
+        choice where they are not negative.
         """
         tables = rotations(self.config, positions)
 
-        def layer(x, inputs):
+        def layer(carry, inputs):
+            x, pooled = carry
             weights, adapters, local, rotated, number, given = inputs
             weights = whole(weights)
             x = x if perturb is None else perturb(x, number)
             variables = {"params": weights} if adapters is None else {"params": weights, "lora": adapters}
             rotation = tables.of_layer(local, rotated)
             (x, kept), seen = tallied(self.block, tally, variables, x, rotation, lambda q, k, v: attend(q, k, v, local), given)
-            return x, (kept, None if pool is None else pool(jax.lax.stop_gradient(x)), seen)
+            if only is not None:
+                pooled = jax.lax.cond(number == only, pool, lambda _: pooled, jax.lax.stop_gradient(x))
+            every = None if pool is None or only is not None else pool(jax.lax.stop_gradient(x))
+            return (x, pooled), (kept, every, seen)
 
         # Matrix products are worth storing for the backward pass; operations between them are cheaper to compute again.
         policies = jax.checkpoint_policies
@@ -284,11 +289,12 @@ class Transformer:
             policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(SAVED, moe.SAVED, moe.CHOSEN))
         step = jax.checkpoint(layer, prevent_cse=False, policy=policy)
         rotated = None if all(self.config.rotary_layers) else jnp.asarray(self.config.rotary_layers)
-        numbers = None if perturb is None else jnp.arange(self.config.num_layers)
+        numbers = None if perturb is None and only is None else jnp.arange(self.config.num_layers)
         inputs = (params["layers"], scaled(lora), jnp.asarray(self.config.local_layers), rotated, numbers,
                   None if experts is None else jnp.moveaxis(experts, -2, 0))
-        x, (kept, pooled, seen) = jax.lax.scan(step, x, inputs)
-        return x, kept, pooled, seen
+        nothing = None if only is None else jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype), jax.eval_shape(pool, x))
+        (x, pooled), (kept, every, seen) = jax.lax.scan(step, (x, nothing), inputs)
+        return x, kept, every if only is None else pooled, seen
 
     def hidden_states(self, params, tokens, mask, *, lora=None, pool=None, perturb=None):
         """Causal forward pass over plain rows.
@@ -421,7 +427,7 @@ class Transformer:
         return attend
 
     def tree_states(self, params, tokens, positions, end, *, lora=None, whole=lambda layer: layer, return_loads: bool = False,
-                    axis: str | None = None, experts=None):
+                    axis: str | None = None, experts=None, pool=None, only: int | None = None):
         """States of rows that hold trees of tokens in depth-first order, see `packing.PackedRows`.
 
         A token sees itself and its ancestors. Values and gradients equal those of one plain row for each path.
@@ -433,8 +439,9 @@ class Transformer:
           axis: a mesh axis over which rows are cut, so that each device gets only its own slots; None: rows are not cut. Keys
             and values of all slots are then gathered layer by layer, and their gradients scattered.
           experts: `i[R, N, L, k]`, as of `packed_states`.
+          pool, only: optional function `[R, N, D] -> pytree` of the stream after the layer of this number.
         Returns:
-          Normed states `[R, N, D]`; with `return_loads` also `moe.Loads`, f32[L, R, E].
+          Normed states `[R, N, D]`; with `return_loads` also `moe.Loads`, f32[L, R, E]; with `pool` also its result.
         """
         chex.assert_rank([tokens, positions, end], 2)
         chex.assert_equal_shape([tokens, positions, end])
@@ -451,10 +458,10 @@ class Transformer:
                                   softcap=c.attention_softcap, kernels=self.kernels, begin=begin), None
 
         tally = (lambda routing: moe.loads(routing, lambda y: (y,), end > 0)) if return_loads else None
-        x, _, _, loads = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, None, whole, tally,
-                                          experts=experts)
-        normed = self.normed(params, x)
-        return (normed, loads) if return_loads else normed
+        x, _, pooled, loads = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool, whole, tally,
+                                                experts=experts, only=only)
+        normed, *more = self.normed(params, x), *((loads,) if return_loads else ()), *(() if pool is None else (pooled,))
+        return (normed, *more) if more else normed
 
     def prefill(self, params, prompt_tokens, prompt_mask, *, lora=None):
         """Fills the shared cache. Returns `(PromptCache, normed [P, D])`: the state that predicts the first token."""

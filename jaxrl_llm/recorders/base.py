@@ -54,7 +54,7 @@ class Context(NamedTuple):
         on each mini-batch.
       loaded: `(key) -> [(logprobs, weights)]` of the frozen models that `config.teacher` names under this key.
       pieces: number of parts of a batch whose log-probs are computed one after another.
-      capture: the states that `features` are pooled from; None if the method reads none.
+      features, placed: those of the layout of the run, see `learning.layouts.Layout`.
       square_norms: see `learning.gradient_norms`.
       as_sampled: see `replay.Replay`.
     """
@@ -69,7 +69,8 @@ class Context(NamedTuple):
     optimizer: Callable
     loaded: Callable
     pieces: int = 1
-    capture: Any = None
+    features: Callable | None = None
+    placed: Callable | None = None
     square_norms: Callable | None = None
     as_sampled: bool = False
 

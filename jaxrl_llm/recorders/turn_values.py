@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import jax
 
+from jaxrl_llm.data.packing import MAX_LENGTHS
 from jaxrl_llm.recorders.base import Context, Recorder, recorder
 from jaxrl_llm.values import turn_critic
 from jaxrl_llm.values.turn_critic import TurnCritic
@@ -31,8 +32,21 @@ def of_run(context: Context) -> Recorder:
                         mesh=policy.mesh, **numbers._asdict())
 
     def predict(own, params, lora, rollouts):
-        states = critic.states(params, lora, rollouts)
+        return valued(own, critic.states(params, lora, rollouts))
+
+    def valued(own, states):
         return dict(zip(NAMES, turn_critic.values(own, states))) | {"turn_states": states}
 
-    return turn_values(critic, context.guarded("values of turns", jax.jit(predict)),
-                       context.guarded("update of the critic", jax.jit(critic.fit, donate_argnums=0)))
+    fit = context.guarded("update of the critic", jax.jit(critic.fit, donate_argnums=0))
+    if context.placed is None:
+        return turn_values(critic, context.guarded("values of turns", jax.jit(predict)), fit)
+    add = context.guarded("states of turns", jax.jit(critic.with_packed, donate_argnums=0), MAX_LENGTHS)
+    value = context.guarded("values of turns", jax.jit(valued))
+
+    def packed(own, params, lora, rollouts):
+        (micro_batches, index), states = context.placed(rollouts), critic.no_states(rollouts)
+        for rows, start in micro_batches:
+            states = add(states, params, lora, rollouts, rows, index, start)
+        return value(own, states)
+
+    return turn_values(critic, packed, fit)

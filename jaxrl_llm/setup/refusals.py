@@ -38,8 +38,6 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
                          "would begin again and not end at 0; set optimizer.schedule=constant, or take another method")
     if config.budget.utility:
         check_budget(config, made)
-    if c.learner.packed_rows:
-        check_packed(made)
     check_group(config, made)
     if estimator.has_critic and c.critic.pretrain_steps >= c.steps:
         raise ValueError(f"config.critic.pretrain_steps={c.critic.pretrain_steps} leave none of the {c.steps} steps "
@@ -217,16 +215,6 @@ def check_pool(config: ConfigDict, made: Parts) -> None:
     if others:
         raise ValueError(f"config.pool.path={config.pool.path} shares groups as texts, and method {made.method.slug!r} "
                          f"{', '.join(others)}; leave it empty, or take another method, for example swarm_sapo")
-
-
-def check_packed(made: Parts) -> None:
-    """Raises ValueError for features that need rectangular rows."""
-    others = ["pools hidden states of completions"] * ("features" in made.needs)
-    others += ["trains a critic"] * made.estimator.has_critic
-    if others:
-        raise ValueError(f"method {made.method.slug!r} {' and '.join(others)}, which takes rectangular rows; set "
-                         "learner.packed_rows=0, and learner.micro_batches to save memory, or take another method, for example "
-                         "grpo")
 
 
 def check_budget(config: ConfigDict, made: Parts) -> None:

@@ -365,12 +365,12 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
     alone = c.critic.pretrain_steps if estimator.has_critic else 0
     optimizer, schedule = optimizer_of(c, c.optimizer.learning_rate, c.steps - alone)
     objective = against_sampler(made.objective) if as_sampled else made.objective
-    layout = make_layout(c, objective, optimizer, policy, ladders)
+    capture = capture_of(c, tokenizer, policy.model.config.num_layers) if "features" in made.needs else None
+    layout = make_layout(c, objective, optimizer, policy, ladders, capture)
     filters = {name: one for name, one in made.filters.items() if one.per == "rollout"}
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and ladders.groups == (1,)
-    capture = capture_of(c, tokenizer, policy.model.config.num_layers) if "features" in made.needs else None
     joint = None
-    if capture is not None and once and not (learner.balance or filters or as_sampled):  # one update, with uncut groups
+    if capture is not None and once and not (learner.balance or filters or as_sampled or learner.packed_rows):  # uncut groups
         together = make_joint_update(policy, capture, made.objective, estimator, optimizer, clip_norm=clip_norm)
         joint = Guarded("update", together, ladders.programs)
 
@@ -383,7 +383,7 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
         guarded=lambda name, function, times=1: Guarded(name, function, times * ladders.programs),
         optimizer=lambda rate, updates=1: optimizer_of(c, rate, c.steps * updates)[0],
         loaded=teachers.loader(c, task, tokenizer, policy.mesh, longest_text, logprobs_of),
-        pieces=pieces_of(c), capture=capture, square_norms=gradient_norms.make(policy),
+        pieces=pieces_of(c), features=layout.features, placed=layout.placed, square_norms=gradient_norms.make(policy),
         as_sampled=made.replay is not None and made.replay.as_sampled)
     offloaded = tuple(written.parts(learner.offload))
     return Learner(
@@ -405,10 +405,10 @@ def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str
 
 
 def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
-                ladders: Ladders) -> Layout:
+                ladders: Ladders, capture: Capture | None = None) -> Layout:
     """Packed rows if `learner.packed_rows` sets their number per micro-batch, else rectangular ones."""
     learner = config.learner
-    settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance)
+    settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance, capture=capture)
     if learner.packed_rows:
         lengths = row_lengths(ladders.prompt_tokens[-1], ladders.tokens[-1], config.sampling.group, policy.mesh.shape["seq"])
         return packed(policy, objective, optimizer, lengths, learner.packed_rows, **settings)

@@ -8,10 +8,12 @@ V_t is the value of the state before token t: the prompt and the tokens up to t 
     state = critic.init(params)
     rollouts = rollouts.replace(extras={"values": critic.values(state.params, policy, rollouts), "value_targets": ...})
     state, metrics = make_update(critic)(state, policy, rollouts)          # policy = (params, lora)
+
+Packed rows have the same values and updates, see `in_packed_rows`; a micro-batch of them is a number of rows.
 """
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -20,12 +22,13 @@ import optax
 from jax import Array
 from jax.sharding import Mesh
 
+from jaxrl_llm.data.packing import PackedRows
 from jaxrl_llm.data.rollouts import Rollouts, clean
 from jaxrl_llm.maths import masked
 from jaxrl_llm.maths.descent import descend, split
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.aggregation import token_weights
-from jaxrl_llm.parallel import over_rows, tree_shardings
+from jaxrl_llm.parallel import batch_sharding, indexed, over_rows, tree_shardings
 from jaxrl_llm.tools.memo import remembered
 
 KINDS = ("separate", "head")
@@ -72,10 +75,29 @@ class Critic:
                                                  lora=lora, whole=whole)
             return states.astype(jnp.float32) @ head["weight"] + head["bias"]
 
-        r, (trunk, lora) = rollouts, policy if self.kind == "head" else (params["trunk"], None)
+        r, (trunk, lora) = rollouts, self._trunk(params, policy)
         rows = r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask
         values = over_rows(forward, self.mesh, self.model.dtype, trunk, (lora, params["head"]), rows)
         return jnp.where(r.token_mask, values, 0)
+
+    def packed_values(self, params, policy: tuple[Any, Any], rows: PackedRows, index: Array) -> Array:
+        """As `values`, of the tokens that an index `i32[P, G, T]` names in these rows, see `Policy.packed_logprobs`."""
+        def forward(trunk, others, rows, whole):
+            lora, head = others
+            states = self.model.tree_states(trunk, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole, axis=axis)
+            values = states.astype(jnp.float32) @ head["weight"] + head["bias"]
+            if axis is not None:  # the state that predicts a token may be on another device
+                values = jax.lax.all_gather(values, axis, axis=1, tiled=True)
+            return jnp.take_along_axis(values, rows.before, axis=1)
+
+        axis, (trunk, lora) = indexed.cut_axis(self.mesh), self._trunk(params, policy)
+        rows = rows._replace(temperature=None, experts=None)
+        values = over_rows(forward, self.mesh, self.model.dtype, trunk, (lora, params["head"]), rows, cut=True)
+        return indexed.seen(values, index)
+
+    def _trunk(self, params, policy: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Parameters and adapters of the transformer whose states are read."""
+        return policy if self.kind == "head" else (params["trunk"], None)
 
 
 def value_loss(values: Array, old_values: Array, targets: Array, clip: float | None) -> tuple[Array, Array]:
@@ -116,26 +138,105 @@ def make_update(critic: Critic, *, clip_norm: float | None = 1.0, micro_batches:
     """
 
     def part_loss(params, policy, part):
-        values, weights = critic.values(params, policy, part), part.loss_weights["token"]
-        loss, clipped = value_loss(values, part.extras["values"], part.extras["value_targets"], critic.clip)
-        loss = (loss * weights).sum()
-        return loss, {"value/loss": loss, "value/clip_fraction": (clipped * weights).sum()}
+        return _mean_loss(critic, critic.values(params, policy, part), part, part.loss_weights["token"])
 
     def update(state: CriticState, policy, rollouts: Rollouts):
-        rollouts = clean(rollouts, "values", "value_targets")
-        parts = split(rollouts.replace(loss_weights={"token": token_weights(rollouts, "token_mean")}), micro_batches)
+        parts = split(_weighed(rollouts), micro_batches)
 
         def add(total, part):
             (_, terms), gradient = jax.value_and_grad(part_loss, has_aux=True)(state.params, policy, part)
             return jax.tree.map(jnp.add, total, gradient), terms
 
         gradient, terms = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, state.params), parts)
-        terms = jax.tree.map(jnp.sum, terms)
-        params, opt_state, norm, finite = descend(
-            critic.optimizer, clip_norm, gradient, terms["value/loss"], state.params, state.opt_state)
-        state = CriticState(params, opt_state)
-        if critic.mesh is not None:
-            state = jax.lax.with_sharding_constraint(state, tree_shardings(state, critic.mesh))
-        return state, terms | {"value/grad_norm": norm, "value/skipped": (~finite).astype(jnp.float32)}
+        return _stepped(critic, clip_norm, state, gradient, jax.tree.map(jnp.sum, terms))
 
     return jax.jit(update, donate_argnums=0)
+
+
+class PackedCritic(NamedTuple):
+    """The jitted parts of a critic in packed rows. `rows` are those of a micro-batch, whose first slot is `start`.
+
+    values: `(view, params, policy, rows, index, start) -> view` f32[P, G, T], the first donated.
+    begin: `(params, rollouts) -> ((gradient, terms), rollouts)`, zeros to add to, and what `add` reads of a mini-batch.
+    add: `(total, params, policy, rollouts, rows, index, start) -> total`, the first donated.
+    finish: `(state, total) -> (state, metrics)`, the state donated.
+    """
+
+    values: Callable
+    begin: Callable
+    add: Callable
+    finish: Callable
+
+
+@remembered(8)
+def make_packed(critic: Critic, *, clip_norm: float | None = 1.0) -> PackedCritic:
+    """The parts of `in_packed_rows`."""
+
+    def values(view, params, policy, rows, index, start):
+        view = view + critic.packed_values(params, policy, rows, index - start)
+        return view if critic.mesh is None else jax.lax.with_sharding_constraint(view, batch_sharding(critic.mesh))
+
+    def begin(params, rollouts):
+        zeros = jax.tree.map(jnp.zeros_like, params), dict.fromkeys(("value/loss", "value/clip_fraction"), jnp.zeros(()))
+        return _laid(critic, zeros), _weighed(rollouts)
+
+    def add(total, params, policy, rollouts, rows, index, start):
+        def loss(params):
+            weights = jnp.where(indexed.inside(index - start, rows.tokens.size), rollouts.loss_weights["token"], 0)
+            return _mean_loss(critic, critic.packed_values(params, policy, rows, index - start), rollouts, weights)
+
+        (_, terms), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        return _laid(critic, jax.tree.map(jnp.add, total, (gradient, terms)))
+
+    def finish(state, total):
+        return _stepped(critic, clip_norm, state, *total)
+
+    return PackedCritic(jax.jit(values, donate_argnums=0), jax.jit(begin), jax.jit(add, donate_argnums=0),
+                        jax.jit(finish, donate_argnums=0))
+
+
+def in_packed_rows(parts: PackedCritic, placed: Callable) -> tuple[Callable, Callable]:
+    """The functions of `Critic.values` and `make_update` in packed rows; `placed(rollouts)` as of `learning.layouts.Layout`."""
+
+    def values(params, policy, rollouts):
+        micro_batches, index = placed(rollouts)
+        view = jnp.zeros_like(index, jnp.float32)
+        for rows, start in micro_batches:
+            view = parts.values(view, params, policy, rows, index, start)
+        return view
+
+    def update(state, policy, rollouts):
+        micro_batches, index = placed(rollouts)
+        total, rollouts = parts.begin(state.params, rollouts)
+        for rows, start in micro_batches:
+            total = parts.add(total, state.params, policy, rollouts, rows, index, start)
+        return parts.finish(state, total)
+
+    return values, update
+
+
+def _weighed(rollouts: Rollouts) -> Rollouts:
+    """The rollouts with finite targets, and weights of the mean over all their tokens."""
+    rollouts = clean(rollouts, "values", "value_targets")
+    return rollouts.replace(loss_weights={"token": token_weights(rollouts, "token_mean")})
+
+
+def _mean_loss(critic: Critic, values: Array, rollouts: Rollouts, weights: Array) -> tuple[Array, dict[str, Array]]:
+    """The sum of `value_loss` with these weights, and its metrics."""
+    loss, clipped = value_loss(values, rollouts.extras["values"], rollouts.extras["value_targets"], critic.clip)
+    loss = (loss * weights).sum()
+    return loss, {"value/loss": loss, "value/clip_fraction": (clipped * weights).sum()}
+
+
+def _stepped(critic: Critic, clip_norm: float | None, state: CriticState, gradient, terms: dict[str, Array]
+             ) -> tuple[CriticState, dict[str, Array]]:
+    """The state after a step of the optimiser, and the metrics."""
+    params, opt_state, norm, finite = descend(
+        critic.optimizer, clip_norm, gradient, terms["value/loss"], state.params, state.opt_state)
+    state = _laid(critic, CriticState(params, opt_state))
+    return state, terms | {"value/grad_norm": norm, "value/skipped": (~finite).astype(jnp.float32)}
+
+
+def _laid(critic: Critic, tree):
+    """A tree of the critic's parameters with the shardings of the partition table."""
+    return tree if critic.mesh is None else jax.lax.with_sharding_constraint(tree, tree_shardings(tree, critic.mesh))

@@ -17,11 +17,12 @@ import optax
 from jax import Array, lax
 from jax.sharding import Mesh
 
+from jaxrl_llm.data.packing import PackedRows
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.maths import masked
 from jaxrl_llm.maths.descent import descend
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.parallel import over_rows, tree_shardings
+from jaxrl_llm.parallel import batch_sharding, indexed, over_rows, tree_shardings
 from jaxrl_llm.values import critic as critic_lib
 
 _TWINS, _LAYERS = 2, 3
@@ -81,6 +82,27 @@ class TurnCritic:
         rows = r.prompt_tokens, r.prompt_mask, r.tokens, turn_places(r)
         states = over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
         return jnp.where(turns_of(r)[..., None, None], states, 0)
+
+    def no_states(self, rollouts: Rollouts) -> Array:
+        """What `with_packed` adds to first."""
+        where = None if self.mesh is None else batch_sharding(self.mesh)
+        return jnp.zeros((*rollouts.extras["step"].shape, 2, self.model.config.hidden_size), device=where)
+
+    def with_packed(self, states: Array, params, lora, rollouts: Rollouts, rows: PackedRows, index: Array, start) -> Array:
+        """`states` with those of the turns in a micro-batch of packed rows, whose first slot is `start` of the index."""
+        def forward(params, others, rows, whole):
+            (lora, ends), (rows, number) = others, rows
+            states = self.model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=lora, whole=whole,
+                                            axis=indexed.cut_axis(self.mesh))
+            return indexed.sums(states, number, N, ends)
+
+        (R, N), (first, behind) = rows.tokens.shape, jnp.moveaxis(turn_places(rollouts), -1, 0)
+        begin, last = (jnp.take_along_axis(index - start, jnp.maximum(at, 0), axis=2) for at in (first, behind - 1))
+        ends = jnp.stack([indexed.before(rows.before, begin), last], axis=-1)
+        ends = jnp.where(turns_of(rollouts)[..., None], ends, -1)[..., None]
+        given = rows._replace(temperature=None, experts=None), indexed.numbered(R, N)
+        more = over_rows(forward, self.mesh, self.model.dtype, params, (lora, ends), given, cut=True).sum((0, 1))
+        return states + (more if self.mesh is None else lax.with_sharding_constraint(more, batch_sharding(self.mesh)))
 
     def fit(self, state: TurnCriticState, rollouts: Rollouts) -> tuple[TurnCriticState, dict[str, Array]]:
         """`epochs` updates on all turns of a batch with `extras["turn_states"]`; metrics are from the first one.
