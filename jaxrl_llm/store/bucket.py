@@ -30,6 +30,7 @@ BEAT = 30.0  # seconds between two writes of what has changed, and of the lock
 PATIENCE = 3  # beats without which another run is taken for dead
 COMPLETE = ("commit_success.txt", "_CHECKPOINT_METADATA")  # written last, by orbax on gs:// and here
 _PAGES = ("samples", "tensorboard", "eval", "wandb", "diagnostics")  # folders that nothing reads when a run continues
+_PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
 _THREADS = 16
 AnyPath: TypeAlias = Path | epath.Path
 
@@ -47,11 +48,11 @@ def place(path: str | os.PathLike) -> AnyPath:
     """The path, absolute, of a local folder or of one in a bucket. Raises ValueError for other URLs and without a bucket."""
     if not is_bucket(path):
         return expanded(path).absolute()
-    found = epath.Path(path)
-    if not is_bucket(found) or not str(found).partition("://")[2].partition("/")[2].strip("/"):
-        raise ValueError(f"{str(path)!r} is a URL of another kind; give a local or mounted folder, or gs://BUCKET/FOLDER (or s3, "
-                         "az, hf)")
-    return found
+    scheme, _, rest = str(path).partition("://")
+    if scheme not in _PACKAGES or not rest.partition("/")[2].strip("/"):
+        raise ValueError(f"{str(path)!r} is a URL of another kind; give a local or mounted folder, or gs://BUCKET/FOLDER "
+                         "(s3, az and hf likewise)")
+    return epath.Path(path)
 
 
 def complete(step: AnyPath) -> bool:
@@ -65,12 +66,11 @@ def reaching(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        package = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}[str(path).partition("://")[0]]
-        raise ValueError(f"{path} needs a package: pip install {package}") from error
+        raise ValueError(f"{path} needs a package: pip install {_PACKAGES[str(path).partition('://')[0]]}") from error
     except Exception as error:
         text = str(error).strip().splitlines() or [""]
-        raise OSError(f"cannot reach or write {path}: {type(error).__name__}: {text[0][:300]}; check that the bucket exists and "
-                      "this machine may list, read, write and delete in it (gcloud auth application-default login, aws "
+        raise OSError(f"cannot reach or write {path}: {type(error).__name__}: {text[0][:300]}; check that the bucket exists "
+                      "and this machine may list, read, write and delete in it (gcloud auth application-default login, aws "
                       "configure, or the role of the machine), or choose another folder") from error
 
 
