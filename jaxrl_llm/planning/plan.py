@@ -242,9 +242,9 @@ def _gathered_of_slot(c: ModelConfig, item: int, tensor: int) -> float:
 
 
 class Replicas(NamedTuple):
-    """The sampler's layout of a mesh: `count` replicas of `size` devices, which share heads and matrices in `pieces`."""
+    """The sampler's layout of a mesh: `number` replicas of `size` devices, which share heads and matrices in `pieces`."""
 
-    count: int
+    number: int
     size: int
     pieces: int
 
@@ -262,8 +262,8 @@ def _travels(w: Work, mesh: Mapping[str, int]) -> bool:
 
 def _gathered(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> float:
     """Bytes per device of the weights in the sampler's layout, if they travel there."""
-    count, size, _ = replicas(c, w, mesh)
-    return weights_per_device(c, {"data": count, "fsdp": 1, "tensor": size}) * w.itemsize * _travels(w, mesh)
+    number, size, _ = replicas(c, w, mesh)
+    return weights_per_device(c, {"data": number, "fsdp": 1, "tensor": size}) * w.itemsize * _travels(w, mesh)
 
 
 def publish_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:

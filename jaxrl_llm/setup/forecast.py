@@ -35,7 +35,7 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
                      optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0], rows=learner.packed_rows,
                      row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group, c.mesh.seq)[-1],
                      int8_cache=c.model.int8_cache, slots=bool(c.environment) or c.sampling.engine == "slots",
-                     replica=c.sampling.get("tensor", 0))
+                     replica=c.sampling.tensor)
 
 
 def recorders_of(config: ConfigDict, needs: Set[str]) -> list[RecorderKind]:
