@@ -80,6 +80,7 @@ setup(
         "flax>=0.12",
         "optax>=0.2.6",
         "orbax-checkpoint>=0.11.30",
+        "etils[epath]>=1.12",
         "chex>=0.1.90",
         "filelock>=4.0",  # its earlier releases empty the file of a lock that another process holds
         "ml-collections>=1.0",
@@ -117,6 +118,8 @@ setup(
         "gpu": ["jax[cuda12]>=0.8"],
         "gpu13": ["jax[cuda13]>=0.8"],  # needs a driver of 580 or later
         "tpu": ["jax[tpu]>=0.8"],
+        "gs": ["gcsfs>=2024.10"],  # run folders in buckets; it brings google-cloud-storage, which orbax asks there
+        "s3": ["s3fs>=2024.10"],
         "wandb": ["wandb>=0.22"],
         "notebooks": ["jupyterlab>=4.2", "ipykernel>=6.29"],
         "parity": ["trl==1.16.0", "verl==0.9.1"],  # compared with in tests/parity, which skips what is absent

@@ -11,7 +11,7 @@
 """
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.recipes import sized
-from jaxrl_llm.setup.variants import parse_one_device
+from jaxrl_llm.setup.variants import parse
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 
@@ -47,7 +47,7 @@ def _tiny(c):
 
 
 def _published(c, variant):
-    _, machine = parse_one_device(variant)
+    _, machine = parse(variant)
     c.environment = f"treasure(size={2 if machine == 'cpu' else 3})"
     c.prompts.max_tokens = 256
     c.sampling.max_turns = 12

@@ -7,13 +7,11 @@
                   python experiments/train.py --config=configs/tools.py --workdir=runs/tools
   :smollm2        SmolLM2-135M-Instruct, which reads one example of a call (get it with scripts/get_smollm2.sh).
                   python experiments/train.py --config=configs/tools.py:smollm2 --workdir=runs/tools_smollm2
-  :MODEL-MACHINE  a published model on cpu or h100 (one device samples turns), with calls as Qwen writes them. Three turns of
-                  256 tokens, on a cpu of 128
+  :MODEL-MACHINE  a published model, with calls as Qwen writes them. Three turns of 256 tokens, on a cpu of 128
                   python experiments/train.py --config=configs/tools.py:qwen2.5_1.5b-h100 --workdir=runs/tools
 """
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.recipes import sized
-from jaxrl_llm.setup.variants import parse_one_device
 
 TEMPLATE = "{% for m in messages %}{{ m.content + ('<|eos|>' if m.role == 'assistant' else '') + '\\n' }}{% endfor %}"
 # The chat template of SmolLM2 does not describe tools, so a rule and an example come before the problem.
@@ -76,7 +74,6 @@ def _smollm2(c):
 
 
 def _published(c, variant):
-    parse_one_device(variant)
     c.environment = "tool_use(options={'level': 'mul2', 'chat': True}, parser=hermes, turns=3)"
     c.prompts.max_tokens = 512
     c.sampling.max_turns = 3

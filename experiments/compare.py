@@ -168,8 +168,9 @@ def fill_in_defaults() -> None:
 
 def main():
     from jaxrl_llm.compare import plan
+    from jaxrl_llm.store import bucket
     fill_in_defaults()
-    base, out = _CONFIG.value, Path(_OUT.value).expanduser()
+    base = _CONFIG.value
     if (base is None) == (not _SUITE.value):
         raise ValueError("give either --config, what all runs share, or --suite, several tasks that say it themselves")
     if base is not None and not _METHODS.value:
@@ -181,10 +182,14 @@ def main():
         raise ValueError("--trials and --test_all belong to a search: give its space, --grid=...")
     if _GRID.value and _SHARE.value != "1/1":
         raise ValueError("--share runs what is known from the start; with --grid the testing runs depend on all tuning runs")
-    if base is None:
-        failures = compare_suite(out)
-    else:
-        failures = compare(plan.read_entries(_METHODS.value, base), plan.read_budget(_BUDGET.value, base), out)[2]
+    home = bucket.place(_OUT.value)
+    with bucket.kept(home) as (out, _):
+        if base is None:
+            failures = compare_suite(out)
+        else:
+            failures = compare(plan.read_entries(_METHODS.value, base), plan.read_budget(_BUDGET.value, base), out)[2]
+    if bucket.is_bucket(home):
+        print(f"all that is in {out} lies in {home}")
     if failures:
         sys.exit("; ".join(failures) + "; the same command tries them again")
 

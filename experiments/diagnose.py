@@ -18,6 +18,7 @@ _OUT = flags.DEFINE_string("out", None, "Folder of results.json and the figure; 
 def main(words):
     from jaxrl_llm import diagnostics
     from jaxrl_llm.diagnostics.base import strict
+    from jaxrl_llm.store import bucket
     from jaxrl_llm.tools.written import calls
     text, *folders = words or [""]
     listed = "\n".join(f"  {name:22}{diagnostics.about(name)}" for name in diagnostics.names())
@@ -30,17 +31,19 @@ def main(words):
                          f"diagnostics are\n{listed}")
     name, options = named[0]
     chosen = diagnostics.make(name, **options)
-    paths = [Path(folder).expanduser() for folder in folders]
-    missing = [str(path) for path in paths if not path.is_dir()]
+    places = [bucket.place(folder) for folder in folders]
+    missing = [str(path) for path in places if isinstance(path, Path) and not path.is_dir()]
     if missing:
         raise FileNotFoundError(f"no folder {', '.join(missing)}")
-    results = chosen.measure(paths)
-    out = Path(_OUT.value).expanduser() if _OUT.value else paths[0] / "diagnostics" / name
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(json.dumps(strict(results), indent=1, allow_nan=False))
+    results = chosen.measure([bucket.local(path, "samples", "checkpoints", "best") for path in places])
+    out = bucket.place(_OUT.value) if _OUT.value else places[0] / "diagnostics" / name
+    with bucket.kept(out) as (folder, _):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_text(json.dumps(strict(results), indent=1, allow_nan=False))
+        chosen.figure(results, folder / f"{name}.png")
     for title, rows in results["tables"].items():
         command_line.print_table(rows, title)
-    print(f"wrote {out}/results.json and {chosen.figure(results, out / f'{name}.png')}")
+    print(f"wrote {out}/results.json and {out}/{name}.png")
 
 
 if __name__ == "__main__":

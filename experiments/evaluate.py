@@ -7,6 +7,7 @@
 It reports pass@k, votes (maj@k), lengths and rates with 95% intervals, by level if the task has levels. The same command
 continues an interrupted measurement.
 """
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -38,11 +39,12 @@ _AGAINST = flags.DEFINE_string("against", None, "Folder of another measurement o
 def measured_policy():
     """The policy that the flags name."""
     from jaxrl_llm.runs.trained import trained, untrained, with_task
+    from jaxrl_llm.store import bucket
     workdir, config = _WORKDIR.value, _CONFIG.value
     if workdir is not None and config is not None:
         raise ValueError("give --workdir (a trained policy) or --config (an untrained one), not both")
     if workdir is not None:
-        return trained(Path(workdir).expanduser(), _STEP.value, _TASK.value, _BEST.value, _AVERAGE.value)
+        return trained(bucket.place(workdir), _STEP.value, _TASK.value, _BEST.value, _AVERAGE.value)
     if config is None:
         raise ValueError("nothing to measure: give --workdir=RUN_FOLDER or --config=FILE")
     given = ["--step"] * (_STEP.value is not None) + ["--best"] * _BEST.value + ["--average"] * _AVERAGE.value
@@ -54,32 +56,41 @@ def measured_policy():
     return untrained(config)
 
 
-def folder_of(step: int, temperature: float) -> Path | None:
-    """The folder in which the measurement is kept; None for a configuration without --out."""
+def folder_of(step: int, temperature: float):
+    """The folder in which the measurement is kept, maybe in a bucket; None for a configuration without --out."""
+    from jaxrl_llm.store import bucket
     if _OUT.value:
-        return Path(_OUT.value).expanduser()
+        return bucket.place(_OUT.value)
     if not _WORKDIR.value:
         return None
     task = "_" + re.sub(r"\W+", "_", _TASK.value).strip("_") if _TASK.value else ""
     average = "_average" if _AVERAGE.value else ""
     name = f"evaluation_step{step}{average}_temperature{temperature:g}_seed{_SEED.value}{task}"
-    return Path(_WORKDIR.value).expanduser() / name
+    return bucket.place(_WORKDIR.value) / name
 
 
 def main():
+    from jaxrl_llm.store import bucket
+    run = measured_policy()
+    temperature = run.config.sampling.temperature if _TEMPERATURE.value is None else _TEMPERATURE.value
+    home = folder_of(run.step, temperature)
+    with contextlib.nullcontext((None, None)) if home is None else bucket.kept(home) as (folder, _):
+        measure(run, temperature, folder, home)
+
+
+def measure(run, temperature: float, folder: Path | None, home) -> None:
+    """Draws what is not in `folder` yet, and prints and keeps the measurement; `home` is the folder's name for the reader."""
     import jax
 
     from jaxrl_llm.compare import evaluation_page, held_out
     from jaxrl_llm.evaluation import summary
-    run = measured_policy()
+    from jaxrl_llm.store import bucket
     step, problems = run.step, _PROBLEMS.value or run.config.eval.problems
     if _UNTIL.value and _AGAINST.value:
         raise ValueError("--until draws another number of completions for each problem, which --against cannot pair; give one")
-    temperature = run.config.sampling.temperature if _TEMPERATURE.value is None else _TEMPERATURE.value
     header = held_out.header_of(run, problems=problems, temperature=temperature, seed=_SEED.value)
-    against = Path(_AGAINST.value).expanduser() if _AGAINST.value else None
+    against = bucket.local(_AGAINST.value) if _AGAINST.value else None
     other, theirs = held_out.measured(against, header["task"]) if against else ({}, None)  # fails before sampling
-    folder = folder_of(step, temperature)
     what = {**header, "model": run.config.model.path, "workdir": _WORKDIR.value, "average": _AVERAGE.value}
     file = folder / held_out.FILE if folder else None
     rows = held_out.draw(
@@ -108,7 +119,7 @@ def main():
         file.write_text(json.dumps(facts, indent=1, allow_nan=False))
         if not _UNTIL.value:
             evaluation_page.draw(facts, folder / "pass_at_k.png")
-        print(f"wrote {file}")
+        print(f"wrote {home}/{file.name}")
 
 
 if __name__ == "__main__":

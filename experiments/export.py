@@ -7,7 +7,6 @@
 from absl import flags
 
 from jaxrl_llm.commands import command_line
-from jaxrl_llm.tools.files import expanded
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a run of experiments/train.py.")
 _OUT = flags.DEFINE_string("out", None, "Folder of the model; made if absent.")
@@ -21,8 +20,10 @@ _DTYPE = flags.DEFINE_enum("dtype", None, ("float32", "bfloat16", "float16"), "P
 
 def main():
     from jaxrl_llm.runs.trained import export
-    workdir, out = (expanded(folder) for folder in (_WORKDIR.value, _OUT.value))
-    step = export(workdir, out, _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value, _DTYPE.value or "")
+    from jaxrl_llm.store import bucket
+    workdir, out = (bucket.place(folder) for folder in (_WORKDIR.value, _OUT.value))
+    with bucket.kept(out) as (folder, _):
+        step = export(workdir, folder, _STEP.value, _ADAPTER.value, _BEST.value, _AVERAGE.value, _DTYPE.value or "")
     print(f"wrote step {step} to {out}")
 
 

@@ -59,13 +59,14 @@ def check_token(host: str, token: str) -> None:
 def loaded():
     """The model that the flags name."""
     from jaxrl_llm.serving import policy
+    from jaxrl_llm.store import bucket
     if (_MODEL.value is None) == (_WORKDIR.value is None):
         raise ValueError("give one of --model (a Hugging Face directory or .gguf file) and --workdir (the folder of a run)")
     if _WORKDIR.value is not None:
         if _TOKENIZER.value or _DTYPE.value or _INT8_CACHE.value:
             raise ValueError("--tokenizer, --dtype and --int8_cache go with --model; a run is served with its own, so leave "
                              "them out")
-        return policy.of_run(Path(_WORKDIR.value).expanduser(), _STEP.value)
+        return policy.of_run(bucket.place(_WORKDIR.value), _STEP.value)
     if _STEP.value is not None:
         raise ValueError(f"--step={_STEP.value} goes with --workdir, the folder of a run; --model has one set of weights, so "
                          "leave --step out")

@@ -19,13 +19,18 @@ def main(folders):
     from jaxrl_llm.show.page import write_page
     from jaxrl_llm.show.runs import read_runs
     from jaxrl_llm.show.terminal import print_summary
+    from jaxrl_llm.store import bucket
     if not folders:
         raise ValueError("no run folder is given; usage: python experiments/show.py runs/first [runs/second ...]")
     runs = read_runs(folders)
     print_summary(runs)
     if _PAGE.value:
-        out = Path(_OUT.value or runs[0].path / "page.html").expanduser()
-        print(f"page: {write_page(runs, out, _COMPLETIONS.value)}")
+        out = bucket.place(_OUT.value or f"{folders[0]}/page.html")
+        page = write_page(runs, out if isinstance(out, Path) else runs[0].path / "page.html", _COMPLETIONS.value)
+        if bucket.is_bucket(out):
+            with bucket.reaching(out):
+                out.write_bytes(page.read_bytes())
+        print(f"page: {out}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 #          -- TRAIN
 #        bash scripts/launch_tpu_pod.sh [--dry-run] xpk --name=N --type=v6e-8 --zone=Z --project=P --cluster=C --image=I [--slices=K] \
 #          -- TRAIN
-# TRAIN: options of experiments/train.py, with --workdir on storage that outlives the machine and that all hosts of a slice see.
+# TRAIN: options of experiments/train.py, with --workdir=gs://BUCKET/FOLDER, or a folder on storage that all hosts mount.
 # --nfs (Filestore, for instance) is mounted at /mnt/SHARE on every host.
 # --dry-run, as the first option, prints the commands and does not run them. Exit codes: 0 launched, 2 wrong usage, others from
 # gcloud or xpk.
@@ -39,19 +39,20 @@ for option in $needed; do [ -n "${!option}" ] || fail "--$option=... is missing"
 workdir=""
 for option in "$@"; do [[ "$option" != --workdir=* ]] || workdir="${option#*=}"; done
 [ -n "$workdir" ] || fail "--workdir=... is missing after --"
-mount="mount storage of all hosts and give a folder in it:"
+mount="give --workdir=gs://BUCKET/FOLDER, or mount storage of all hosts and give a folder in it:"
 if [ "$form" = vm ]; then mount="$mount --nfs=SERVER:/SHARE, then --workdir=/mnt/SHARE/..."
 else mount="$mount xpk storage attach ... --mount-point=/mnt/SHARE, then --workdir=/mnt/SHARE/..."; fi
 folder=""  # of an absolute path, without the first slash
 case "$workdir" in
-  *://*) fail "--workdir=$workdir is a URL; $mount" ;;
+  gs://?*/?*) folder="$workdir" ;;
+  *://*) fail "--workdir=$workdir is a URL to which several hosts cannot write; $mount" ;;
   /?*) folder="${workdir#/}" ;;
 esac
 case "$folder" in
   ""|tmp/*|var/*|home/*|root/*|run/*|dev/*|usr/*|opt/*)
     fail "--workdir=$workdir lies on the disk of a host: it is lost with the host, and other hosts cannot read it; $mount" ;;
 esac
-if [ -n "$nfs" ] && [[ "$workdir" != "/mnt/${nfs#*:/}/"* ]]; then
+if [ -n "$nfs" ] && [[ "$workdir" != gs://* && "$workdir" != "/mnt/${nfs#*:/}/"* ]]; then
   fail "--workdir=$workdir is not in /mnt/${nfs#*:/}, where --nfs=$nfs is mounted"
 fi
 # Weights: models/ is not copied to the hosts, so what a recipe reads there is given by paths on that storage.
@@ -76,13 +77,15 @@ case "$variant" in
   "") if [ -f "$file" ] && grep -q 'model\.path = "models/' "$file"; then published=1; fi ;;
 esac
 if [ -n "$published" ]; then
-  [ -n "$weights" ] || missing=" --config.model.path=${workdir%/*}/models/..."
+  models="${workdir%/*}/models/..."
+  if [[ "$workdir" == gs://* ]]; then models="/mnt/SHARE/models/..."; fi  # weights are read from mounted storage
+  [ -n "$weights" ] || missing=" --config.model.path=$models"
   if [ -z "$teacher" ] && [ -f "$file" ] && grep -q 'taught=True' "$file"; then
-    missing="$missing --config.teacher.path=${workdir%/*}/models/..."
+    missing="$missing --config.teacher.path=$models"
   fi
 fi
-[ -z "$missing" ] || fail "--config=$config reads weights in models/, which is not copied to the hosts; copy them to the storage of \
---workdir and add$missing"
+[ -z "$missing" ] || fail "--config=$config reads weights in models/, which is not copied to the hosts; copy them to \
+mounted storage and add$missing"
 
 # The software image, and the units of the type (cores for v4 and v5p, chips otherwise) on one host.
 case "$type" in
@@ -104,11 +107,14 @@ if [ "$form" = vm ]; then
   archive="/tmp/$name.tar.gz"
   python="{ command -v python3.11 > /dev/null || { sudo apt-get update -qq && sudo apt-get install -yqq python3.11 python3.11-venv; }; }"
   start="mkdir -p jaxrl_llm && tar xzf $name.tar.gz -C jaxrl_llm && cd jaxrl_llm && $python && PYTHON=python3.11"
-  start="$start bash scripts/setup.sh tpu,data,tasks && source .venv/bin/activate"
+  extras=tpu,data,tasks
+  if [[ "$workdir" == gs://* ]]; then extras="$extras,gs"; fi
+  start="$start bash scripts/setup.sh $extras && source .venv/bin/activate"
   if [ -n "$nfs" ]; then
     share="/mnt/${nfs#*:/}"
     start="$start && { mountpoint -q $share || { sudo apt-get install -yqq nfs-common && sudo mkdir -p $share"
-    start="$start && sudo mount -t nfs $nfs $share; }; } && sudo install -d -o \$(id -u) $(printf '%q' "$workdir")"
+    start="$start && sudo mount -t nfs $nfs $share; }; }"
+    [[ "$workdir" == gs://* ]] || start="$start && sudo install -d -o \$(id -u) $(printf '%q' "$workdir")"
   fi
   start="$start && bash scripts/keep_training.sh --dry-run --mounted $training"  # reports wrong usage in the terminal, not in the log
   start="$start && { setsid nohup bash scripts/keep_training.sh --mounted $training >> train.log 2>&1 < /dev/null & }"

@@ -56,6 +56,23 @@ def test_a_dry_run_of_a_tpu_vm_prints_its_commands():
     assert "nfs" not in start and "bash scripts/setup.sh tpu,data,tasks && " in start  # data sets are what recipes read
 
 
+def test_dry_runs_start_agents_on_a_node_and_on_a_pod():
+    node = ("--config=configs/agent.py:qwen2.5_7b-h100-8", "--workdir=gs://bucket/agent")
+    printed = bash("scripts/slurm.sbatch", "--dry-run", *node).stdout
+    assert f"srun bash scripts/keep_training.sh {' '.join(node)}\n" in printed
+    assert bash("scripts/keep_training.sh", "--dry-run", "--mounted", *node).stdout == (
+        f"python experiments/train.py {' '.join(node)}\n")
+    pod = ("vm", "--name=a", "--type=v5p-16", "--zone=z", "--nfs=10.0.0.2:/share", "--", "--workdir=gs://bucket/agent",
+           "--config=configs/agent.py:qwen3_30b_a3b-v5p-16")
+    refused = bash("scripts/launch_tpu_pod.sh", "--dry-run", *pod)
+    assert refused.returncode == 2 and "add --config.model.path=/mnt/SHARE/models/..." in refused.stderr
+    answer = bash("scripts/launch_tpu_pod.sh", "--dry-run", *pod, "--config.model.path=/mnt/share/models/Qwen3-30B-A3B")
+    start = answer.stdout.splitlines()[-2]
+    assert answer.returncode == 0 and "setup.sh tpu,data,tasks,gs && " in start and "install -d" not in start
+    assert start.count("--workdir=gs://bucket/agent --config=configs/agent.py:qwen3_30b_a3b-v5p-16 "
+                       "--config.model.path=/mnt/share/models/Qwen3-30B-A3B --multihost") == 2
+
+
 @pytest.mark.parametrize("state, verbs", (
     ("", "describe create scp ssh"), ("READY", "describe scp ssh"), ("PREEMPTED", "describe delete create scp ssh"),
     ("TERMINATED", "describe delete create scp ssh"), ("fails", "describe create")))
@@ -126,8 +143,10 @@ def test_a_run_executes_the_commands_of_a_dry_run(tmp_path):
     ((*VM, "--", TRAIN[0]), "--workdir=... is missing"),
     (("vm", "--name=a", "--type=h100-8", "--zone=z", "--", *TRAIN), "unknown type 'h100-8'"),
     (("--dry-run", *VM, "--", TRAIN[0], "--workdir=runs/a"), "lies on the disk of a host"),
-    ((*VM, "--", TRAIN[0], "--workdir=/tmp/a"), "mount storage of all hosts and give a folder in it: --nfs=SERVER:/SHARE"),
-    ((*VM, "--", TRAIN[0], "--workdir=gs://bucket/a"), "is a URL; mount"),
+    ((*VM, "--", TRAIN[0], "--workdir=/tmp/a"), "or mount storage of all hosts and give a folder in it: --nfs=SERVER:/SHARE"),
+    ((*VM, "--", TRAIN[0], "--workdir=s3://bucket/a"), "is a URL to which several hosts cannot write; give --workdir=gs://BUCKET"),
+    ((*VM, "--", TRAIN[0], "--workdir=gs://bucket"), "is a URL to which several hosts cannot write"),
+    (("--dry-run", *VM, "--", "--config=configs/gsm8k.py", "--workdir=gs://r/a"), "=/mnt/SHARE/models/..."),
     ((*VM, "--nfs=10.0.0.2:/share", "--", *TRAIN), "is not in /mnt/share, where --nfs=10.0.0.2:/share is mounted"),
     ((*VM, "--nfs=/share", "--", *TRAIN), "--nfs=/share is no SERVER:/SHARE"),
     (("xpk", *VM[1:], "--project=p", "--cluster=c", "--image=i", "--", "--workdir=/home/a"), "xpk storage attach"),

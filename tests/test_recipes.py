@@ -19,18 +19,23 @@ from jaxrl_llm.planning.presets import MODELS, parse_devices
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import recipes, setup
 from jaxrl_llm.setup.config import default_config
-from jaxrl_llm.setup.variants import MACHINES, ONE_DEVICE, PUBLISHED, TEACHERS, check_there, parse
+from jaxrl_llm.setup.variants import MACHINES, PUBLISHED, TEACHERS, check_there, parse
 from jaxrl_llm.store.lines import read_metrics
 from jaxrl_llm.tools.written import calls
 
 ROOT = Path(__file__).parents[1]
-ENVIRONMENTS = ("game", "tools")  # one device samples them
+ENVIRONMENTS = ("agent", "game", "tools")
 RECIPES = ("code", "countdown", "distill", *ENVIRONMENTS, "gsm8k", "math", "reasoning_gym")
-TOO_LARGE = {("qwen2.5_7b", "cpu"), ("qwen3_4b", "cpu"), ("qwen3_8b", "cpu")}  # 16 GB hold no such weights in float32
-TOO_LONG = {"code": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")}, "math": {("qwen2.5_7b", "v5e-8"), ("qwen3_8b", "v5e-8")},
-            "distill": {(model, machine) for machine, models in {  # beside a teacher
-                "cpu": ("qwen2.5_1.5b", "qwen3_0.6b", "qwen3_1.7b"), "h100": ("qwen2.5_7b", "qwen3_8b"),
-                "v5e-8": ("qwen2.5_7b", "qwen3_8b")}.items() for model in models}}
+TOO_LARGE = {("qwen2.5_7b", "cpu"), ("qwen3_4b", "cpu"), ("qwen3_8b", "cpu"),  # 16 GB hold no such weights in float32
+             *(("qwen3_30b_a3b", machine) for machine in ("cpu", "h100", "v5e-8"))}
+FEW_TURNS = {"cpu": ("qwen3_1.7b",), "h100": ("qwen3_8b",), "v5e-8": ("qwen2.5_7b",)}  # caches of all trajectories at once
+TOO_LONG = {name: {(model, machine) for machine, models in own.items() for model in models} for name, own in {
+    "code": {"v5e-8": ("qwen2.5_7b", "qwen3_8b")}, "math": {"v5e-8": ("qwen2.5_7b", "qwen3_8b")},
+    "distill": {"cpu": ("qwen2.5_1.5b", "qwen3_0.6b", "qwen3_1.7b"), "h100": ("qwen2.5_7b", "qwen3_8b"),  # beside a teacher
+                "v5e-8": ("qwen2.5_7b", "qwen3_8b")},
+    "game": FEW_TURNS, "tools": FEW_TURNS,
+    "agent": {"cpu": ("qwen3_1.7b",), "h100": ("qwen2.5_7b", "qwen3_0.6b", "qwen3_1.7b", "qwen3_4b", "qwen3_8b"),
+              "v5e-8": ("qwen2.5_7b", "qwen3_4b", "qwen3_8b")}}.items()}
 TINY = {"model.path": "", "model.tokenizer": "", "model.hidden_size": 16, "model.num_layers": 1, "model.num_heads": 2,
         "model.mlp_size": 16, "model.dtype": "float32", "mesh.fsdp": 1, "mesh.tensor": 1, "prompts.max_tokens": 1024,
         "model.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
@@ -61,7 +66,7 @@ def recipe(name, *variant):
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_variant_fits_its_machine_with_the_margin(name):
     for model in PUBLISHED:
-        for machine in ONE_DEVICE if name in ENVIRONMENTS else MACHINES:
+        for machine in MACHINES:
             if (model, machine) in TOO_LARGE | TOO_LONG.get(name, set()):
                 with pytest.raises(ValueError, match=f"{model} does not fit {machine}, even where adapters alone are trained; "
                                                      "take a smaller model, a larger machine of cpu, h100, "):
@@ -84,21 +89,27 @@ def test_a_teacher_is_counted_in_shards_of_float32():
     assert kept["teachers"] == quarter and recipes.work_of(recipe("gsm8k"), teacher).teachers is None
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", ("game", "tools"))
 def test_environments_of_published_models_are_sized_by_the_machine(name):
     calculator = "tool_use(options={'level': 'mul2', 'chat': True}, parser=hermes, turns=3)"
     wanted = {"game": {"cpu": ("treasure(size=2)", 4, 64, 256), "h100": ("treasure(size=3)", 12, 64, 1536)},
               "tools": {"cpu": (calculator, 3, 128, 256), "h100": (calculator, 3, 256, 1024)}}
-    for machine in ONE_DEVICE:
+    for machine in ("cpu", "h100"):
         c = recipe(name, f"qwen2.5_0.5b-{machine}")
         s = c.sampling
         assert (c.environment, s.max_turns, s.turn_tokens, s.max_tokens) == wanted[name][machine]
         assert c.model.path == "models/Qwen2.5-0.5B-Instruct"
-    with pytest.raises(ValueError, match="one device samples environments, so h100-8 has no variant; take qwen2.5_1.5b-cpu or "
-                                         "qwen2.5_1.5b-h100"):
-        recipe(name, "qwen2.5_1.5b-h100-8")
     with pytest.raises(ValueError, match="Did you mean 'qwen3_8b'"):
         recipe(name, "qwen3_9b-h100")
+
+
+def test_agents_fit_a_node_and_a_pod():
+    """All trajectories of a batch are alive together: fewer prompts where their caches do not fit beside the weights."""
+    node, pod = recipe("agent"), recipe("agent", "qwen3_30b_a3b-v5p-16")
+    assert node == recipe("agent", "qwen2.5_7b-h100-8") and "tools=['python']" in node.environment
+    assert (node.prompts.per_step, node.lora.rank, node.sampling.max_turns, node.sampling.max_tokens) == (64, 0, 6, 4096)
+    assert (pod.prompts.per_step, pod.lora.rank, pod.mesh.tensor) == (32, recipes.RANK, 4)
+    assert recipes.work_of(node, MODELS["qwen2.5_7b"]).slots and not recipes.work_of(recipe("math"), MODELS["qwen2.5_7b"]).slots
 
 
 def test_the_table_of_the_documentation_is_what_the_recipes_say():
@@ -107,11 +118,11 @@ def test_the_table_of_the_documentation_is_what_the_recipes_say():
     assert {row[0] for row in rows} == {*RECIPES} and all(f"`{name}`" in text for name in (*PUBLISHED, *MACHINES))
     for name, _, extra, tokens, variant, minutes in rows:
         c, (model, machine) = recipe(name, variant), parse(variant)
-        assert name in ENVIRONMENTS or c == recipe(name)  # the default
+        assert name in ("game", "tools") or c == recipe(name)  # the default
         assert tokens == f"{c.prompts.max_tokens}, {c.sampling.max_tokens}"
         steps = {"distill": 100} | dict.fromkeys(ENVIRONMENTS, 200)
         assert (c.steps, c.prompts.per_step, c.sampling.group) == (steps.get(name, 500), 64, 8)
-        assert extra == ("" if c.environment else "tasks" if "reasoning_gym(" in c.task else "data")
+        assert extra == ("" if name in ("game", "tools") else "tasks" if "reasoning_gym(" in c.task else "data")
         (device, count), architecture = recipes.machine_of(machine), MODELS[PUBLISHED[model][0]]
         mesh = mesh_sizes(count, fsdp=c.mesh.fsdp, tensor=c.mesh.tensor)
         seconds = plan.ideal_seconds(architecture, recipes.work_of(c, architecture), mesh, device)
@@ -139,7 +150,7 @@ def test_sizes_are_those_that_the_docstrings_say():
                              ("smollm2", "Unknown machine of a recipe ''")):
         with pytest.raises(ValueError, match=message):
             recipe("gsm8k", variant)
-    assert {parse_devices(name)[1] for name in MACHINES if name != "cpu"} == {1, 8, 32}
+    assert {parse_devices(name)[1] for name in MACHINES if name != "cpu"} == {1, 8, 32}  # v5p-16 has 8 chips
     assert recipe("distill", "qwen3_0.6b-h100").teacher.path == TEACHERS["qwen3_0.6b"][1] and not big.teacher.path
 
 
@@ -202,7 +213,8 @@ def test_every_recipe_is_built_at_tiny_size(name, hub, tmp_path, teacher):
     run, _ = setup.build(config)
     if name in ENVIRONMENTS:
         environment = run.source.stream.partner.runner.environment
-        assert environment.name.startswith({"game": "treasure", "tools": "arithmetic/mul2+calculator"}[name])
+        begins = {"agent": "dataset", "game": "treasure", "tools": "arithmetic/mul2+calculator"}
+        assert environment.name.startswith(begins[name])
         assert run.source.stream.prompt_tokens == 1024 and json.dumps(config.to_dict())
         return
     task, reward = run.source.task, run.source.stream.partner.reward

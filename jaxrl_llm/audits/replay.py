@@ -17,6 +17,7 @@ from jaxrl_llm.environments.runner import Lost
 from jaxrl_llm.runs.lost import FILE_NAME, KEPT, read_lost
 from jaxrl_llm.setup.setup import named_environment
 from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.store import bucket
 from jaxrl_llm.store.workdir import load_code
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tools.visible import visible
@@ -79,18 +80,19 @@ def _show(message: base.Message) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replays a lost trajectory; returns 1 if the environment fails, else 0."""
     parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.audits.replay", description=__doc__)
-    parser.add_argument("workdir", type=Path, help="the folder of a run")
+    parser.add_argument("workdir", help="the folder of a run")
     parser.add_argument("uid", type=int, help="of the trajectory, as errors and invalid.jsonl have it")
     given = parser.parse_args(arguments)
     try:
-        config = stored_config(given.workdir)
-        step, lost = find(given.workdir, given.uid)
-        load_code(given.workdir)
+        folder = bucket.local(given.workdir)
+        config = stored_config(folder)
+        step, lost = find(folder, given.uid)
+        load_code(folder)
         name, options = named_environment(config)
         environment = environments.make(name, **options)
         base.check_replayable(environment)
         problem = problem_of(environment.task, lost.problem)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     print(f"trajectory {lost.uid} of step {step} in {environment.name}, problem {problem.id}: {lost.kind} at turn {lost.turn}, "
           f"{visible(lost.message)}", flush=True)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -28,6 +28,7 @@ from jaxrl_llm.planning.presets import Device
 MARGIN = 0.15  # of the usable memory: on kinds of devices that never ran estimated work, a smaller margin is no fit
 USABLE = 0.9  # share of a device's memory to plan with: the runtime, its programs and fragmentation take the rest
 _VIEW = 16  # bytes per token of a mini-batch in an update from packed rows: index, log-prob, entropy, cotangent
+_READ_AT_ONCE = 8  # prompts that the slot engine computes together
 _CHUNK = 512  # rows of logits at a time, see `learning.policy.Policy`
 _ITEMSIZE = {"float32": 4, "bfloat16": 2}
 Bytes = dict[str, float]
@@ -53,6 +54,8 @@ class Work:
       optimizer: the optimiser of the policy, and of the critic.
       rows, row_tokens: packed rows of a micro-batch and tokens of the longest; 0 rows: a prompt with its group is one row.
       int8_cache: whether the sampler's caches hold eight bits for a number and 32 for the scale of a vector.
+      slots: whether the slot engine samples: each row has a cache of its own for the longest trajectory, prompt included.
+      replica: number of devices that share the sampler's weights, `sampling.tensor`; 0: as many as `tensor` of the mesh.
     """
 
     prompts: int
@@ -76,6 +79,8 @@ class Work:
     rows: int = 0
     row_tokens: int = 0
     int8_cache: bool = False
+    slots: bool = False
+    replica: int = 0
 
     @property
     def itemsize(self) -> int:
@@ -100,8 +105,8 @@ class Work:
         """Whether the mesh divides the prompts of every part, and the packed rows."""
         shards, seq = shards_of(mesh), mesh.get("seq", 1)
         cut = seq == 1 or self.rows > 0 and self.row_tokens % seq == 0
-        return cut and self.rows % (shards // seq) == 0 and all(
-            count % shards == 0 for count in (self.learned_at_once, self.sampled_at_once))
+        sampled = (self.slots or self.sampled_at_once % shards == 0) and math.prod(mesh.values()) % (self.replica or 1) == 0
+        return cut and self.rows % (shards // seq) == 0 and self.learned_at_once % shards == 0 and sampled
 
     def computed_at_once(self, mesh: Mapping[str, int]) -> tuple[float, float, float]:
         """Per shard of a mesh and micro-batch: tokens, scores of a head, and the tokens that have logits.
@@ -236,26 +241,65 @@ def _gathered_of_slot(c: ModelConfig, item: int, tensor: int) -> float:
     return max(2 * c.num_kv_heads * c.head_dim * (item + 4) / tensor, 2 * c.hidden_size * item)
 
 
-def _heads_over(c: ModelConfig, mesh: Mapping[str, int]) -> int:
-    """Number of shards of heads, and with them of all matrices, in sampling: one if the heads do not divide."""
-    return mesh["tensor"] if c.num_kv_heads % mesh["tensor"] == 0 else 1
+class Replicas(NamedTuple):
+    """The sampler's layout of a mesh: `number` replicas of `size` devices, which share heads and matrices in `pieces`."""
+
+    number: int
+    size: int
+    pieces: int
+
+
+def replicas(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Replicas:
+    """Pieces are as many as devices of a replica, or one if these do not divide the heads."""
+    size = w.replica or mesh["tensor"]
+    return Replicas(math.prod(mesh.values()) // size, size, size if c.num_kv_heads % size == 0 else 1)
+
+
+def _travels(w: Work, mesh: Mapping[str, int]) -> bool:
+    """Whether the sampler needs the weights in another layout than that of the learner."""
+    return mesh["fsdp"] * mesh.get("seq", 1) > 1 or w.replica not in (0, mesh["tensor"])
+
+
+def _gathered(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> float:
+    """Bytes per device of the weights in the sampler's layout, if they travel there."""
+    number, size, _ = replicas(c, w, mesh)
+    return weights_per_device(c, {"data": number, "fsdp": 1, "tensor": size}) * w.itemsize * _travels(w, mesh)
+
+
+def publish_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
+    """Bytes per device at the peak of a publication, beside `kept_memory`; none if the weights do not travel.
+
+    Layers travel one after the other: beside the result a device holds its shards in the sampler's precision, and one matrix
+    of a layer, or the tables, whole.
+    """
+    if not _travels(w, mesh):
+        return {}
+    size = replicas(c, w, mesh).size
+    layers = [math.prod(shape[1:]) for path, shape in _leaves(c) if path.startswith("layers/")]
+    tables = c.vocab_size * c.hidden_size * (1 if c.tie_embeddings else 2)
+    return {"gathered weights": _gathered(c, w, mesh), "shards to send": weights_per_device(c, mesh) * w.itemsize,
+            "largest leaf": max(*layers, tables) * w.itemsize / (size if size == mesh["tensor"] else 1)}
 
 
 def sampler_memory(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Bytes:
     """Bytes per device at the peak of sampling, beside `kept_memory`: weights as sampling needs them, caches.
 
     gathered: the weights in the layout of rollouts, sharded over `tensor` alone, unless they are kept so; and whole ones if
-    `tensor` does not divide the heads. copy: their matrices one by one, as decoding reads them.
+    `tensor` does not divide the heads. copy: their matrices one by one, as decoding reads them. Rows of the slot engine have
+    caches for prompt and completion, beside which it keeps the batch's prompts, computed a few at a time.
     """
-    shards, tensor, item = shards_of(mesh), _heads_over(c, mesh), w.itemsize
+    (shards, size, tensor), item = replicas(c, w, mesh), w.itemsize
     P, G, S, T = w.sampled_at_once / shards, w.group, w.prompt_tokens, w.completion_tokens
     matrices = _layer_matrices(c) * item / tensor
-    gathered = weights_per_device(c, {**mesh, "fsdp": 1, "seq": 1}) * item if mesh["fsdp"] * mesh.get("seq", 1) > 1 else 0.0
-    gathered += parameters(c) * item if tensor < mesh["tensor"] else 0.0
+    gathered = _gathered(c, w, mesh) + (parameters(c) * item if tensor < size else 0.0)
     table = c.vocab_size * c.hidden_size * item / tensor if item < 4 and not gathered else 0
-    places = sum(G * own + S + near for own, near in zip(c.places(T - 1, c.window), c.places(S, c.window)))
-    caches = w.cached_token(c) / tensor * P * places
-    prefill = P * (3 * 4 * c.num_heads * S * S / tensor + S * item * (3 * _mlp_width(c) / tensor + 6 * c.hidden_size))
+    if w.slots:
+        rows = math.ceil(P * G)
+        places, read = sum(rows * own + P * S for own in c.places(S + T, c.window)), min(P, _READ_AT_ONCE)
+    else:
+        places, read = P * sum(G * own + S + near for own, near in zip(c.places(T - 1, c.window), c.places(S, c.window))), P
+    caches = w.cached_token(c) / tensor * places
+    prefill = read * (3 * 4 * c.num_heads * S * S / tensor + S * item * (3 * _mlp_width(c) / tensor + 6 * c.hidden_size))
     return {"gathered weights": gathered, "copy of the weights": matrices + table, "caches": caches,
             "logits": 4 * 4 * P * G * c.vocab_size / tensor, "prefill": prefill}
 
@@ -268,6 +312,7 @@ class Estimate:
     kept: Bytes
     update: Bytes
     sampler: Bytes
+    publish: Bytes
 
     @property
     def updating(self) -> float:
@@ -275,7 +320,7 @@ class Estimate:
 
     @property
     def sampling(self) -> float:
-        return sum(self.kept.values()) + sum(self.sampler.values())
+        return sum(self.kept.values()) + max(sum(self.sampler.values()), sum(self.publish.values()))
 
     @property
     def peak(self) -> float:
@@ -296,7 +341,8 @@ class Estimate:
 
 def estimate(c: ModelConfig, w: Work, mesh: Mapping[str, int]) -> Estimate:
     """Memory per device of the work on a mesh `{data, fsdp, tensor}`, with `seq` where it cuts rows."""
-    return Estimate(dict(mesh), kept_memory(c, w, mesh), update_memory(c, w, mesh), sampler_memory(c, w, mesh))
+    return Estimate(dict(mesh), kept_memory(c, w, mesh), update_memory(c, w, mesh), sampler_memory(c, w, mesh),
+                    publish_memory(c, w, mesh))
 
 
 def step_flops(c: ModelConfig, w: Work) -> dict[str, float]:
@@ -316,8 +362,8 @@ def ideal_seconds(c: ModelConfig, w: Work, mesh: Mapping[str, int], device: Devi
     """
     count = math.prod(mesh.values())
     seconds = {phase: operations / (count * device.flops) for phase, operations in step_flops(c, w).items()}
-    rows = w.sampled_at_once * w.group / shards_of(mesh)
-    weights = (_layer_matrices(c, rows) + c.vocab_size * c.hidden_size) * w.itemsize / _heads_over(c, mesh)
+    shards, _, pieces = replicas(c, w, mesh)
+    weights = (_layer_matrices(c, w.sampled_at_once * w.group / shards) + c.vocab_size * c.hidden_size) * w.itemsize / pieces
     traffic = (weights + sampler_memory(c, w, mesh)["caches"] / 2) * (w.completion_tokens - 1) * w.sampling_parts
     return seconds | {"decode": max(seconds["decode"], traffic / device.bandwidth)}
 
@@ -339,9 +385,20 @@ def meshes(c: ModelConfig, w: Work, count: int) -> Iterator[dict[str, int]]:
 
 
 def best(c: ModelConfig, w: Work, device: Device, count: int) -> Estimate | None:
-    """The first mesh that fits, else the one that needs least; None if no mesh divides the batch."""
+    """The first mesh that fits, else the one that needs least; None if no mesh divides the batch.
+
+    Of meshes that do not fit, those come first on which the sampler's weights do, and the caches of the slot engine: smaller
+    parts of a batch do not change these.
+    """
     estimates = [estimate(c, w, mesh) for mesh in meshes(c, w, count)]
-    return next((e for e in estimates if e.fits(device)), min(estimates, key=lambda e: e.peak, default=None))
+    room = USABLE * device.memory * (1 if device.measured else 1 - MARGIN)
+    divided = () if w.slots else ("caches", "logits", "prefill")
+
+    def stays(e: Estimate) -> float:
+        return sum(e.kept.values()) + sum(size for name, size in e.sampler.items() if name not in divided)
+
+    least = min(estimates, key=lambda e: (stays(e) > room, e.peak), default=None)
+    return next((e for e in estimates if e.fits(device)), least)
 
 
 _KEYS = {"micro_batches": "learner.micro_batches", "sampling_parts": "sampling.micro_batches", "dtype": "model.dtype",
@@ -357,7 +414,8 @@ def remedies(c: ModelConfig, w: Work, device: Device, count: int) -> tuple[dict[
     while current is not None and not current.fits(device):
         by_update = current.updating >= current.sampling
         smaller = {"rows": w.rows // 2} if w.rows > 1 else {} if w.rows else {"micro_batches": 2 * w.micro_batches}
-        options: list[dict[str, Any]] = [smaller if by_update else {"sampling_parts": 2 * w.sampling_parts}]
+        fewer = {} if w.slots else {"sampling_parts": 2 * w.sampling_parts}  # trajectories of a batch are alive together
+        options: list[dict[str, Any]] = [smaller if by_update else fewer]
         options += [{"dtype": "bfloat16"}] * (w.dtype == "float32") + [{"remat": True}] * (by_update and not w.remat)
         for option in options:
             changed = dataclasses.replace(w, **option)

@@ -25,6 +25,7 @@ def page(name: str, c: ModelConfig, w: plan.Work, device: Device, chosen: plan.E
     lines += [row(label, size(x), size(x)) for label, x in chosen.kept.items() if counts(x)]
     lines += [row(label, size(x), "") for label, x in chosen.update.items() if counts(x)]
     lines += [row(label, "", size(x)) for label, x in chosen.sampler.items() if counts(x)]
+    lines += [row("or, when weights are published", "", size(x)) for x in [sum(chosen.publish.values())] if counts(x)]
     lines += [row("together", size(chosen.updating), size(chosen.sampling)),
               row(f"usable of {device.memory / 1e9:.0f}", *[size(plan.USABLE * device.memory)] * 2),
               f"{chosen.answer(device)}: {_room(chosen.margin(device))}", "",

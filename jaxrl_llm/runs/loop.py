@@ -3,7 +3,6 @@ import contextlib
 import errno
 import functools
 import io
-import shutil
 import time
 import warnings
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from etils import epath
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
@@ -41,8 +41,9 @@ from jaxrl_llm.store import given as given_lib
 from jaxrl_llm.store import pending, preemption
 from jaxrl_llm.store import workdir as folders
 from jaxrl_llm.store.best import Best
+from jaxrl_llm.store.bucket import AnyPath
 from jaxrl_llm.store.checkpoints import Checkpoints, Restored
-from jaxrl_llm.store.lock import locked
+from jaxrl_llm.store.lock import Held, locked
 from jaxrl_llm.store.workdir import Workdir, check_agreement, open_workdir, records
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.tools.files import expanded
@@ -78,9 +79,10 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
           ) -> dict[str, Evaluation]:
     """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
 
-    "before" is missing when the run was resumed. The folder then holds config.json, metrics.jsonl, TensorBoard events,
-    samples/, curves.png and checkpoints/, and invalid.jsonl if its environment lost trajectories. `warm_starts`: a folder in
-    which runs of one process share the weights after equal supervised warm-ups; None: nothing is shared.
+    "before" is missing when the run was resumed. The folder, local or in a bucket, then holds config.json, metrics.jsonl,
+    TensorBoard events, samples/, curves.png and checkpoints/, and invalid.jsonl if its environment lost trajectories.
+    `warm_starts`: a local folder in which runs of one process share the weights after equal supervised warm-ups; None: nothing
+    is shared.
 
     Raises:
       ValueError, FileExistsError: for configurations that cannot work and folders that belong to another run.
@@ -91,25 +93,25 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
       Preempted (SystemExit 75): after SIGTERM or SIGUSR1.
     """
     folder = folders.folder_of(workdir)
-    with preemption.watch(), locked(folder):
+    with preemption.watch(), locked(folder) as held:
         try:
-            return _train(config, folder, resume, None if warm_starts is None else expanded(warm_starts))
+            return _train(config, held, resume, None if warm_starts is None else expanded(warm_starts))
         except preemption.Preempted as stopped:
             if parallel.is_primary():
-                saved = folders.checkpoint_steps(folder / "checkpoints")
+                saved = folders.checkpoint_steps(held.weights / "checkpoints")
                 how = "continue with --resume" if saved else "nothing was trained yet: start it again, without --resume"
                 preemption.say("\n".join([*getattr(stopped, "__notes__", ()), how]))
             raise
 
 
-def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: Path | None) -> dict[str, Evaluation]:
+def _train(config: ConfigDict, held: Held, resume: bool | str, warm_starts: Path | None) -> dict[str, Evaluation]:
     with preemption.at_once():
         run, params = setup.build(config)
     preemption.check()
     replaced = replaced_table(config, run.method.defaults)
     config, primary = run.config, parallel.is_primary()
-    check_other(config.model.path, workdir)
-    work = open_workdir(workdir, config, resume)  # compares the resolved numbers of the run
+    check_other(config.model.path, held.path)
+    work = open_workdir(held, config, resume)  # compares the resolved numbers of the run
     check_agreement(work)  # nothing is written before every process has checked
     if not work.resume and primary:
         work.record()
@@ -130,13 +132,13 @@ def _train(config: ConfigDict, workdir: Path, resume: bool | str, warm_starts: P
         if work.resume and primary:  # only now it is certain that the folder can continue with this configuration
             work.record()
         with (MetricWriter(folder, restored_step=start or None, also=log) as writer,  # step 0 is evaluated and written again
-              Best(work.path, config.checkpoint.best, start) as best):
+              Best(held.weights, config.checkpoint.best, start, held.folder) as best):
             if work.resume and primary and start and writer.last_step is None:
                 warnings.warn(f"{writer.path} is gone or empty: curves and reports lack the history of steps 0 to {start}. The "
                               "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
             try:
                 reached, first = first, None  # the session consumes it
-                return _Session(run, folder, checkpoints, best, writer, progress, reached, frozen, given).steps()
+                return _Session(run, work, folder, checkpoints, best, writer, progress, reached, frozen, given).steps()
             finally:
                 if writer.last_step is not None:
                     draw_or_warn(plot_curves, writer.path, folder / "curves.png")
@@ -226,15 +228,15 @@ def _warmed_up(run: setup.Run, params, progress):
 
 def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
     """Weights that recorders keep from step 0, by name, in folders beside the checkpoints, read by a resumed run."""
-    frozen = {}
+    frozen, held = {}, work.held
     for one in run.learner.keeping:
-        folder = work.path / one.name
+        folder = held.weights / one.name
         if work.resume and not folder.is_dir():
             raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
                              f"a {one.name} method); start a new run, or resume without it")
         if not work.resume:
             if parallel.is_primary():
-                shutil.rmtree(folder, ignore_errors=True)  # of a start that saved no checkpoint
+                epath.Path(folder).rmtree(missing_ok=True)  # of a start that saved no checkpoint
             parallel.barrier(f"cleared_{one.name}")
             frozen |= keep_weights(folder, 0, one, state)
             continue
@@ -250,7 +252,7 @@ def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str
     return frozen
 
 
-def keep_weights(folder: Path, step: int, recorder: Recorder, state: TrainState) -> dict[str, Any]:
+def keep_weights(folder: AnyPath, step: int, recorder: Recorder, state: TrainState) -> dict[str, Any]:
     """A recorder's weights from the policy, by its name, kept in `folder` for runs that continue from this step or later."""
     assert recorder.init is not None
     own = recorder.init(state.params)
@@ -262,15 +264,16 @@ def keep_weights(folder: Path, step: int, recorder: Recorder, state: TrainState)
 class _Session:
     """The steps of a run from `reached` on, with everything that happens between two of them."""
 
-    def __init__(self, run: setup.Run, folder: Path, checkpoints: Checkpoints, best: Best, writer: MetricWriter,
+    def __init__(self, run: setup.Run, work: Workdir, folder: Path, checkpoints: Checkpoints, best: Best, writer: MetricWriter,
                  progress: Progress, reached: Reached, frozen: dict[str, Any], given: given_lib.Sums):
-        self.run, self.folder, self.checkpoints, self.writer, self.progress = run, folder, checkpoints, writer, progress
+        self.run, self.work, self.folder = run, work, folder
+        self.checkpoints, self.writer, self.progress = checkpoints, writer, progress
         self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
         self.best, self.frozen, self.given, self.changed = best, frozen, given, False
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
         runner = run.source.stream.partner.runner
-        self.lost = None if runner is None else LostWriter(folder, self.saved, runner, progress.note)
+        self.lost = None if runner is None else LostWriter(folder, self.saved, runner, progress.note, work.path)
 
     def steps(self) -> dict[str, Evaluation]:
         """Runs all remaining steps; returns the evaluations before and after them."""
@@ -285,6 +288,7 @@ class _Session:
             if start == 0:
                 self.save()
                 self.checkpoints.wait()  # a folder that cannot hold checkpoints ends the run before anything is trained
+                self.work.held.write()
             preemption.check()
             for step in range(start + 1, self.run.config.steps + 1):
                 self.step(step)
@@ -392,6 +396,7 @@ class _Session:
         self.progress.phase("saving")
         state = self.reached.state
         with self.timer("checkpoint"):
+            self.work.held.write()  # a bucket has the lines of all steps up to its newest checkpoint
             self.checkpoints.save(int(state.step), state, self.reached.host | {"given": self.given})
         self.saved = int(state.step)
 

@@ -4,7 +4,7 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from jaxrl_llm.environments.runner import Lost, Runner
@@ -22,11 +22,12 @@ class LostWriter:
     Runners `apart` from it report the same way. The first message of each kind is said as well. The file keeps the newest lines
     of each kind. After a resume from `restored_step` (0: a new run) it loses the lines of later steps, which are done again.
     The evaluation after the restored step may be repeated too, so trajectories that already have a line of this step get no
-    second one.
+    second one. `home` is the folder to name where it will be read, if another.
     """
 
-    def __init__(self, folder: Path, restored_step: int, runner: Runner, say: Callable[[str], None]):
-        self.path, self.step, self._say = folder / FILE_NAME, restored_step, say
+    def __init__(self, folder: Path, restored_step: int, runner: Runner, say: Callable[[str], None],
+                 home: PurePath | None = None):
+        self.path, self.step, self._say, self._home = folder / FILE_NAME, restored_step, say, home or folder
         lines = lines_up_to(self.path, restored_step) if restored_step else []
         with naming(f"begin {self.path}"):
             if lines:
@@ -46,9 +47,10 @@ class LostWriter:
 
     def _where(self, uid: int) -> str:
         if not self._runner.environment.replayable:
-            return f"{self.path} has what the policy said; the environment is not replayable, so it cannot be played again"
-        command = f"python -m jaxrl_llm.audits.replay {shlex.quote(str(self.path.parent))} {uid}"
-        return f"{self.path} has it, and `{command}` plays it again alone"
+            return (f"{self._home}/{FILE_NAME} has what the policy said; the environment is not replayable, so it cannot be "
+                    "played again")
+        command = f"python -m jaxrl_llm.audits.replay {shlex.quote(str(self._home))} {uid}"
+        return f"{self._home}/{FILE_NAME} has it, and `{command}` plays it again alone"
 
     def _write(self, lost: Lost) -> None:
         self._last = lost

@@ -1,7 +1,7 @@
 """The report at the end of a run: a before/after table, and the files of the run."""
 import os
 import sys
-from pathlib import Path
+from pathlib import PurePath
 
 from rich.console import Console
 from rich.table import Table
@@ -37,7 +37,7 @@ def _rate(rate: Rate, evaluation: Evaluation) -> str:
     return f"{rate.mean:.1%}" + (f" ({rate.low:.1%} to {rate.high:.1%})" if len(evaluation.forest.problems) > 1 else "")
 
 
-def print_report(evaluations: dict, workdir: Path) -> None:
+def print_report(evaluations: dict, workdir: PurePath) -> None:
     """Prints the report at the end of a run; a closed output does not make the run a failure."""
     try:
         _print_report(evaluations, workdir)
@@ -46,7 +46,7 @@ def print_report(evaluations: dict, workdir: Path) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest of the buffer would fail again at exit
 
 
-def _print_report(evaluations: dict, workdir: Path) -> None:
+def _print_report(evaluations: dict, workdir: PurePath) -> None:
     """Prints held-out results before and after, and the contents of the run folder."""
     if not evaluations:
         print("this run was already finished; raise --config.steps to continue it")

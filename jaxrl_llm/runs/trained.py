@@ -18,7 +18,9 @@ from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.start import DTYPES, described, run_at, tokenizer_source
 from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.store import bucket
 from jaxrl_llm.store.best import FOLDER
+from jaxrl_llm.store.bucket import AnyPath
 from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.store.workdir import load_code
 from jaxrl_llm.tokenizers.described import write_chat_templates
@@ -57,7 +59,7 @@ def untrained(config: ConfigDict, mesh: Mesh | None = None) -> Trained:
     return Trained(config, policy, source, params, parallel.put(lora, parallel.tree_shardings(lora, source.mesh)), 0)
 
 
-def mesh_here(workdir: Path, config: ConfigDict) -> Mesh:
+def mesh_here(workdir: AnyPath, config: ConfigDict) -> Mesh:
     """The mesh of a run where it fits the devices here; else one that shards weights over them, which a line announces.
 
     Of the devices it has the largest number that divides the prompts of a sampler's call.
@@ -74,7 +76,7 @@ def mesh_here(workdir: Path, config: ConfigDict) -> Mesh:
         return parallel.make_mesh(data=1, fsdp=count, devices=devices[:count])
 
 
-def trained(workdir: Path, step: int | None = None, task: str | None = None, best: bool = False, average: bool = False
+def trained(workdir: AnyPath, step: int | None = None, task: str | None = None, best: bool = False, average: bool = False
             ) -> Trained:
     """The policy of a run's newest checkpoint, or that of `step`, with the run's own task or another one and its rewards.
 
@@ -85,8 +87,9 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
       FileNotFoundError: no run folder, or no checkpoint of that step.
       ValueError: no average was kept, the average of the best weights is requested, or another task in an environment.
     """
-    load_code(workdir)  # tasks and rewards
-    config = stored_config(workdir)
+    records = bucket.local(workdir)
+    load_code(records)  # tasks and rewards
+    config = stored_config(records)
     config.server.url = ""  # it may be gone, or have other weights than this checkpoint
     if task:
         with_task(config, task)
@@ -99,12 +102,12 @@ def trained(workdir: Path, step: int | None = None, task: str | None = None, bes
         names["params" if start.lora is None else "lora"] = "average"
     target = {stored: described(getattr(start, name)) for name, stored in names.items() if getattr(start, name) is not None}
     start = start._replace(params=None, lora=None)  # frees memory for the weights of the checkpoint
-    with Checkpoints(workdir / (FOLDER if best else "checkpoints"), read_only=True) as checkpoints:
+    with Checkpoints(bucket.stored(workdir, FOLDER if best else "checkpoints", step), read_only=True) as checkpoints:
         restored = checkpoints.restore(target, step, part=True)
     return start._replace(**{name: restored.state.get(stored) for name, stored in names.items()}, step=restored.step)
 
 
-def export(workdir: Path, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False,
+def export(workdir: AnyPath, directory: Path, step: int | None = None, adapter: bool = False, best: bool = False,
            average: bool = False, dtype: str = "") -> int:
     """Writes the model of a checkpoint as a Hugging Face directory, adapters merged in, with its tokenizer and chat templates.
 
@@ -116,7 +119,7 @@ def export(workdir: Path, directory: Path, step: int | None = None, adapter: boo
     """
     wanted = EXPORTED[one_of("dtype", dtype, EXPORTED)] if dtype else None
     if adapter:
-        check_adapter(workdir, stored_config(workdir))
+        check_adapter(workdir, stored_config(bucket.local(workdir)))
     run = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = run.policy.model.config, run.source.stream.tokenizer
     if adapter:
@@ -150,7 +153,7 @@ def cast(tree: Any, dtype: Any) -> Any:
     return jax.tree.map_with_path(one, tree)
 
 
-def check_adapter(workdir: Path, config: ConfigDict) -> None:
+def check_adapter(workdir: AnyPath, config: ConfigDict) -> None:
     """Raises ValueError if the run trained no adapter, or one on weights that are not those of `model.path`."""
     if not config.lora.rank:
         raise ValueError(f"{workdir} trained all weights (lora.rank=0), so there is no adapter; export without --adapter")

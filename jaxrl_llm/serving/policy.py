@@ -6,6 +6,7 @@ from jaxrl_llm import tokenizers
 from jaxrl_llm.models import Transformer, weights
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.setup.start import DTYPES
+from jaxrl_llm.store.bucket import AnyPath
 from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.tools.registry import one_of
 
@@ -29,7 +30,7 @@ def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32", *, int
     return LoadedPolicy(model, params, tokenizers.load(tokenizer or path).limited_to(config.vocab_size), Path(path).name)
 
 
-def of_run(workdir: Path, step: int | None = None) -> LoadedPolicy:
+def of_run(workdir: AnyPath, step: int | None = None) -> LoadedPolicy:
     """A checkpoint of a run, the newest one or that of `step`, adapters merged in. Errors as in `trained.trained`."""
     from jaxrl_llm.runs.trained import trained
     restored = trained(workdir, step)

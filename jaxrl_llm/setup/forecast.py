@@ -26,14 +26,16 @@ _CERTAIN = 1.25  # estimates are within 25% of the compilers' allocations
 def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: bool) -> plan.Work:
     """The step of a resolved configuration; `needs`, the fields of `Rollouts` that its method reads."""
     c, learner, made = config, config.learner, recorders_of(config, needs)
+    parts_sampled = 1 if c.environment else c.sampling.micro_batches
     return plan.Work(c.prompts.per_step, c.sampling.group, prompt_tokens, c.sampling.max_tokens, learner.minibatches,
-                     learner.micro_batches, c.sampling.micro_batches, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
+                     learner.micro_batches, parts_sampled, learner.epochs, c.model.dtype, c.model.remat, c.lora.rank,
                      passes=sum(one.passes for one in made), critic=critic and c.critic.kind == "separate",
                      average=bool(c.optimizer.ema), reference=any(one.copies for one in made) and not c.lora.rank,
                      offload=tuple(written.parts(learner.offload)),
                      optimizer=optimizer_of(c, c.optimizer.learning_rate, c.steps)[0], rows=learner.packed_rows,
                      row_tokens=row_lengths(prompt_tokens, c.sampling.max_tokens, c.sampling.group, c.mesh.seq)[-1],
-                     int8_cache=c.model.int8_cache)
+                     int8_cache=c.model.int8_cache, slots=bool(c.environment) or c.sampling.engine == "slots",
+                     replica=c.sampling.tensor)
 
 
 def recorders_of(config: ConfigDict, needs: Set[str]) -> list[RecorderKind]:

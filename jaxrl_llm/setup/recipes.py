@@ -1,5 +1,6 @@
 """Shared code of the files of configs/: one recipe for several published models and machines, sized by the memory plan."""
 import dataclasses
+import itertools
 
 from ml_collections import ConfigDict
 
@@ -52,10 +53,11 @@ def sized(c: ConfigDict, variant: str, *, taught: bool = False) -> ConfigDict:
     """The recipe `c` for a model on a machine, `variant` being e.g. `qwen2.5_1.5b-h100-8`.
 
     On accelerators a step has 64 prompts, in bfloat16; on a CPU 100 steps have 4 prompts and completions of up to 256 tokens.
-    Batches are split, and weights sharded, until `planning.plan` finds a fit with its margin. If training all weights does not
-    fit, adapters are trained. Adapters, and the few prompts of a CPU, get ten times the learning rate. Later changes on the
-    command line are not planned again. `taught`: whether the model is taught by its model in `TEACHERS`. Raises ValueError:
-    unknown variants, and models that do not fit the machine even then.
+    Batches are split, and weights sharded, until `planning.plan` finds a fit with its margin. Trajectories of an environment
+    are alive together: if they do not fit, a step has 32 or 16 prompts. If training all weights does not fit, adapters are
+    trained. Adapters, and the few prompts of a CPU, get ten times the learning rate. Later changes on the command line are not
+    planned again. `taught`: whether the model is taught by its model in `TEACHERS`. Raises ValueError: unknown variants, and
+    models that do not fit the machine even then.
     """
     model, machine = parse(variant)
     (device, count), (row, c.model.path) = machine_of(machine), PUBLISHED[model]
@@ -66,8 +68,10 @@ def sized(c: ConfigDict, variant: str, *, taught: bool = False) -> ConfigDict:
         c.eval.problems = min(c.eval.problems, 16)
     else:
         c.prompts.per_step, c.model.dtype = 64, "bfloat16"
-    for rank in (0, RANK):
-        c.lora.rank = rank
+    fewer = (1, 2, 4) if c.environment and machine != "cpu" else (1,)
+    most = c.prompts.per_step
+    for rank, parts in itertools.product((0, RANK), fewer):
+        c.lora.rank, c.prompts.per_step = rank, most // parts
         changes, _, estimate = plan.remedies(MODELS[row], work_of(c, MODELS[row]), device, count)
         if estimate is not None:
             c.update_from_flattened_dict(changes)

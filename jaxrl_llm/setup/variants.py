@@ -13,10 +13,10 @@ PUBLISHED = {
     "qwen3_1.7b": ("qwen3_1.7b", "models/Qwen3-1.7B"),
     "qwen3_4b": ("qwen3_4b", "models/Qwen3-4B"),
     "qwen3_8b": ("qwen3_8b", "models/Qwen3-8B"),
+    "qwen3_30b_a3b": ("qwen3_30b_a3b", "models/Qwen3-30B-A3B"),
     "gemma3_1b": ("gemma3_1b", "models/gemma-3-1b-it"),
 }
-MACHINES = ("cpu", "h100", "h100-8", "v5e-8", "v5p-64")
-ONE_DEVICE = ("cpu", "h100")  # those of recipes with an environment
+MACHINES = ("cpu", "h100", "h100-8", "v5e-8", "v5p-16", "v5p-64")
 # Variant: a larger model with the same tokens, as its row of `presets.MODELS` and its folder. gemma3_1b has none that loads.
 TEACHERS = {
     "smollm2": ("smollm2_360m", "models/SmolLM2-360M-Instruct"),
@@ -57,12 +57,3 @@ def parse(variant: str) -> tuple[str, str]:
     """Model and machine of a variant; ValueError with the known names."""
     model, _, machine = variant.partition("-")
     return one_of("model of a recipe", model, PUBLISHED), one_of("machine of a recipe", machine, MACHINES)
-
-
-def parse_one_device(variant: str) -> tuple[str, str]:
-    """`parse` for a recipe with an environment, which one device samples; ValueError for machines of several, too."""
-    model, machine = parse(variant)
-    if machine not in ONE_DEVICE:
-        raise ValueError(f"{variant}: one device samples environments, so {machine} has no variant; take {model}-"
-                         + f" or {model}-".join(ONE_DEVICE))
-    return model, machine

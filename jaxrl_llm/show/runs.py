@@ -13,8 +13,8 @@ from jaxrl_llm.runs.progress import format_seconds
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.stored import stored_config
 from jaxrl_llm.show.health import findings
+from jaxrl_llm.store import bucket
 from jaxrl_llm.store.workdir import starts_of
-from jaxrl_llm.tools.files import expanded
 from jaxrl_llm.tools.visible import visible
 
 _FIRST_AND_LAST = (("training reward", "reward/mean", "{:.3f}"), ("completion length", "completion/length", "{:.1f}"),
@@ -41,7 +41,7 @@ def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
 
     Raises FileNotFoundError for a folder without config.json or metrics, ValueError for one that is given twice.
     """
-    folders = [expanded(path).absolute() for path in paths]
+    folders = [bucket.local(path, "samples") for path in paths]
     if len(set(folders)) < len(folders):
         raise ValueError(f"a run folder is given twice: {', '.join(map(str, folders))}")
     return [_read(folder, name) for folder, name in zip(folders, short_names(folders))]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.store.bucket import AnyPath
 from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.store.lines import read_metrics
 from jaxrl_llm.tools.registry import unknown
@@ -15,15 +16,17 @@ class Best:
     """Keeps in `best/` the weights at the largest value of `metric`, the first of equal values; with "" nothing.
 
     A run that continues from `start` takes the value of the weights that it kept. If these are of a later step, on a branch
-    that the run left, or had no such value, the next evaluation is kept unconditionally.
+    that the run left, or had no such value, the next evaluation is kept unconditionally. `records`: the folder of its metrics,
+    if another.
     """
 
-    def __init__(self, folder: Path, metric: str, start: int):
+    def __init__(self, folder: AnyPath, metric: str, start: int, records: Path | None = None):
         self.metric, self.largest, self.store = metric, -math.inf, None
         if not metric:
             return
         self.store = Checkpoints(folder / FOLDER, keep=1)
-        kept, seen = self.store.steps(), read_metrics(folder) if start and (folder / "metrics.jsonl").is_file() else {}
+        lines = (records or folder) / "metrics.jsonl"
+        kept, seen = self.store.steps(), read_metrics(lines) if start and lines.is_file() else {}
         if kept and kept[-1] <= start and metric in seen:
             own = seen[metric][seen["step"] == kept[-1]]  # of the weights that are there: a larger one may not have been saved
             self.largest = float(max(own[own == own], default=-math.inf))

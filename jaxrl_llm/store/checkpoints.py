@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,9 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import psutil
+from etils import epath
 
 from jaxrl_llm import parallel
-from jaxrl_llm.store import preemption
+from jaxrl_llm.store import bucket, preemption
+from jaxrl_llm.store.bucket import AnyPath
 
 PyTree = Any
 
@@ -43,16 +46,15 @@ class Checkpoints:
     of a killed save. Raises FileNotFoundError if a reader's directory does not exist.
     """
 
-    def __init__(self, directory: str | Path, keep: int = 3, keep_every: int | None = None, read_only: bool = False):
+    def __init__(self, directory: str | AnyPath, keep: int = 3, keep_every: int | None = None, read_only: bool = False):
         if keep < 1:
             raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
-        self.directory = Path(directory).absolute()
+        self.directory = bucket.place(directory)
         self.keep = keep
         if read_only and not self.directory.is_dir():
             raise FileNotFoundError(f"no checkpoint directory {self.directory}; give the checkpoints folder of a run")
         # Listed before the writer clears them, so that `restore` can report which save was cut short.
-        names = {path.name.split(".")[0] for path in self.directory.glob("*.orbax-checkpoint-tmp*")}
-        self._unfinished = sorted(int(name) for name in names if name.isdecimal())
+        self._unfinished = sorted(step for step, _ in self._remains())
         self._handlers = {"state": ocp.StandardCheckpointHandler(), "host": ocp.JsonCheckpointHandler()}
         with _quiet() if read_only else contextlib.nullcontext():
             if read_only:
@@ -143,8 +145,9 @@ class Checkpoints:
         an earlier version, whose structure the state of a checkpoint with these names has.
 
         `target` has arrays or `jax.ShapeDtypeStruct`s (with `sharding`; without one the leaf goes to the first local device) as
-        leaves. Damaged checkpoints are skipped with a warning unless `step` names one. Raises FileNotFoundError if there is
-        nothing to read, ValueError naming each tensor whose shape or type differs, OSError if nothing intact is left.
+        leaves. Damaged checkpoints are skipped with a warning unless `step` names one, or they lie in a bucket. Raises
+        FileNotFoundError if there is nothing to read, ValueError naming each tensor whose shape or type differs, OSError if
+        nothing intact is left.
         """
         self.wait()
         available = self.steps()
@@ -155,7 +158,7 @@ class Checkpoints:
         skipped, candidates = [], [step]
         if step is None:
             skipped = [(s, "its save was cut short") for s in self._unfinished if s > available[-1]]
-            candidates = available[::-1]
+            candidates = available[::-1][:None if isinstance(self.directory, Path) else 1]
         for candidate in candidates:
             stored, problem = _in_all(self._stored_tensors, candidate)
             if problem is None:
@@ -172,6 +175,8 @@ class Checkpoints:
         reasons = "; ".join(f"step {s}: {reason}" for s, reason in skipped)
         others = [s for s in available if s != step]
         hint = f"other steps: {others}" if step is not None and others else "no other checkpoint is left"
+        if step is None and len(candidates) < len(available):  # the bucket may have failed for a moment
+            hint = "try again; if it stays so, delete that folder, and the run continues from the one before"
         raise OSError(f"no intact checkpoint in {self.directory} ({reasons}); {hint}")
 
     def _restored(self, step: int, state: PyTree, host: Any, skipped: list[tuple[int, str]]) -> Restored:
@@ -210,7 +215,7 @@ class Checkpoints:
         leaves = jax.tree.leaves(arrays)
         # Compression does not shrink trained weights; the rest is metadata.
         needed = sum(x.nbytes for x in leaves) * 1.05 + others + 2**20
-        free = shutil.disk_usage(self.directory).free
+        free = shutil.disk_usage(self.directory).free if isinstance(self.directory, Path) else math.inf
         if needed > free:
             raise OSError(errno.ENOSPC,
                           f"checkpoint of step {step} needs {_size(needed)} but {_size(free)} is free in {self.directory}; "
@@ -223,20 +228,36 @@ class Checkpoints:
                           RuntimeWarning,
                           stacklevel=3)
 
+    def _remains(self) -> list[tuple[int, AnyPath]]:
+        """(step, folder) of each save that was cut short."""
+        if isinstance(self.directory, Path):
+            found = [(path.name.split(".")[0], path) for path in self.directory.glob("*.orbax-checkpoint-tmp*")]
+        else:
+            children = self.directory.iterdir() if self.directory.is_dir() else ()
+            found = [(path.name, path) for path in children if path.name.isdecimal() and not bucket.complete(path)]
+        return [(int(name), path) for name, path in found if name.isdecimal()]
+
     def abandon(self, step: int) -> None:
-        """Moves checkpoints at or after `step` to `abandoned/`: orbax silently skips a save when a newer step exists."""
+        """Moves checkpoints at or after `step` to `abandoned/`: orbax silently skips a save when a newer step exists.
+
+        In a bucket, which cannot move them, they are deleted: `restore` passes over none of them there.
+        """
         newer = [s for s in self.steps() if s >= step]
         parallel.barrier(f"listed_{step}")  # nothing is moved before every process has listed the steps
         if newer and parallel.is_primary():
-            aside = self.directory / "abandoned"
-            aside.mkdir(exist_ok=True)
+            where = "deleted"
+            if isinstance(self.directory, Path):
+                aside = self.directory / "abandoned"
+                aside.mkdir(exist_ok=True)
+                where = f"in {aside}; delete them when you no longer need them"
             for s in newer:
-                count = sum(path.name.split("-")[0] == str(s) for path in aside.iterdir())
-                (self.directory / str(s)).rename(aside / f"{s}-{count}")
-            warnings.warn(f"step {step} is on a new branch: checkpoints {newer} of the old one are now in {aside}; "
-                          "delete them when you no longer need them",
-                          RuntimeWarning,
-                          stacklevel=3)
+                if isinstance(self.directory, Path):
+                    count = sum(path.name.split("-")[0] == str(s) for path in aside.iterdir())
+                    (self.directory / str(s)).rename(aside / f"{s}-{count}")
+                else:
+                    (self.directory / str(s)).rmtree()
+            warnings.warn(f"step {step} is on a new branch: checkpoints {newer} of the old one are now {where}",
+                          RuntimeWarning, stacklevel=3)
         parallel.barrier(f"abandoned_{step}")
         self._manager.reload()
 
@@ -248,9 +269,10 @@ class Checkpoints:
 
     def _discard(self, step: int) -> None:
         """Removes the remains of a failed save: on a full disk they would make the next one fail too."""
-        if parallel.is_primary():
-            for path in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
+        for own, path in self._remains() if parallel.is_primary() else ():
+            if own == step:
+                with contextlib.suppress(OSError):
+                    epath.Path(path).rmtree()
         self._manager.reload()
 
 

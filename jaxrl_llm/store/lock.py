@@ -7,38 +7,64 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
 from jaxrl_llm import parallel
-from jaxrl_llm.tools.files import expanded
+from jaxrl_llm.store import bucket
+from jaxrl_llm.store.bucket import LOCK as FILE_NAME
+from jaxrl_llm.store.bucket import AnyPath
 
-FILE_NAME = "run.lock"
 PATIENCE = 60.0  # seconds for which some network file systems cache that a file does not exist
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of some NFS and FUSE mounts
 
 
+class Held(NamedTuple):
+    """The folder `path` of a run, the local `folder` of its records, and `write`, which puts these into a bucket.
+
+    `weights`: the folder of its checkpoints. All are one folder, and `write` does nothing, if the run's is local.
+    """
+
+    path: AnyPath
+    folder: Path
+    weights: AnyPath
+    write: Callable[[], None] = lambda: None
+
+
+def at_home(folder: Path) -> Held:
+    """A local folder, as one that is held."""
+    return Held(folder, folder, folder)
+
+
 @contextlib.contextmanager
-def locked(path: str | Path) -> Iterator[None]:
+def locked(path: str | os.PathLike) -> Iterator[Held]:
     """Locks the run folder `path`, which is created if needed, and removed again if it stays empty.
 
-    Only the first of several processes locks. Readers of the folder need no lock. Raises, in every process, RuntimeError if
-    another live run has the folder, OSError if it cannot be written and ValueError if a process does not see it.
+    Only the first of several processes locks, and writes what a bucket gets. Readers of the folder need no lock. Raises, in
+    every process, RuntimeError if another live run has the folder, OSError if it cannot be written and ValueError if a process
+    does not see it, or if several cannot write to this bucket.
     """
-    path, problem = expanded(path).absolute(), None
+    home, problem, folder, write = bucket.place(path), None, None, lambda: None
+    if bucket.is_bucket(home) and not bucket.native(home) and parallel.several():
+        raise ValueError(f"workdir {home}: several processes write checkpoints to gs:// or to mounted storage, which orbax "
+                         "knows, and to no other bucket; mount it on all hosts")
     with contextlib.ExitStack() as held:
         if parallel.is_primary():
             try:
-                held.enter_context(_hold(path))
-            except (RuntimeError, OSError) as error:
+                if isinstance(home, Path):
+                    held.enter_context(_hold(home))
+                folder, write = held.enter_context(bucket.kept(home))
+            except (RuntimeError, OSError, ValueError) as error:
                 problem = error
         first = next(filter(None, parallel.gather_objects(problem)), None)
         if first is not None:
             raise first
-        _check_seen(path)
-        yield
+        _check_seen(home)
+        folder = bucket.local(home) if folder is None else folder
+        yield Held(home, folder, home if bucket.native(home) else folder, write)
 
 
 def is_locked(path: Path) -> bool:
@@ -54,7 +80,7 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-def _check_seen(path: Path) -> None:
+def _check_seen(path: AnyPath) -> None:
     """Raises ValueError in every process if one does not see the file that the first process has locked."""
     end = time.monotonic() + PATIENCE
     while not (path / FILE_NAME).exists() and time.monotonic() < end:

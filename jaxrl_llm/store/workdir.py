@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from jaxrl_llm import parallel
-from jaxrl_llm.store import own_code
-from jaxrl_llm.store.lock import writing
+from jaxrl_llm.store import bucket, own_code
+from jaxrl_llm.store.bucket import AnyPath
+from jaxrl_llm.store.bucket import steps_in as checkpoint_steps
+from jaxrl_llm.store.lock import Held, at_home, writing
 from jaxrl_llm.tools import files
-from jaxrl_llm.tools.files import expanded
 
 SCHEMA_VERSION = 2
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
@@ -28,50 +29,55 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", 
 class Workdir(NamedTuple):
     """A checked run folder; `resume` says that a checkpoint exists and the run must continue from it.
 
-    `config` is the resolved configuration, `earlier` that of the folder, if there is one.
+    `config` is the resolved configuration, `earlier` that of the folder, if there is one. `held`: where its parts lie.
 
     Nothing is written before `record()`: a resume that fails earlier leaves the folder unchanged.
     """
 
-    path: Path
+    held: Held
     resume: bool
     config: dict[str, Any]
     changes: list[str]
     earlier: dict[str, Any] | None = None
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def path(self) -> AnyPath:
+        return self.held.path
+
+    @property
+    def checkpoints(self) -> AnyPath:
+        return self.held.weights / "checkpoints"
 
     def record(self) -> None:
         """Writes the configuration (config.json; an older one is kept) and the software versions (environment.json)."""
-        path = self.path
+        path = self.held.folder
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
             if self.changes:
                 warnings.warn(
-                    f"resuming {path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2)
+                    f"resuming {self.path} with a changed configuration: {_list(self.changes)}", RuntimeWarning, stacklevel=2)
                 earlier = files.read_object(path, "config.json")
                 _write_json(path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json", earlier)
             if self.changes or not (path / "config.json").exists():  # replaced in one piece: a full disk leaves the old one
                 _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
             starts = starts_of(path) + [describe_environment()]
             _write_json(path / "environment.json", {"starts": starts})
+        self.held.write()
 
 
-def folder_of(path: str | Path) -> Path:
-    """A workdir as an absolute path; ValueError for a URL, and for characters with which checkpoints could not be read."""
-    if "://" in str(path):
-        raise ValueError(f"workdir {str(path)!r} is a URL; give a local or mounted folder")
-    folder = expanded(path).absolute()
+def folder_of(path: str | os.PathLike) -> AnyPath:
+    """A workdir as an absolute path; ValueError for most URLs, and for characters with which checkpoints could not be read."""
+    folder = bucket.place(path)
     if special := [part for part in folder.parts if set("*?[\\") & {*part} or part in ("gs:", "s3:")]:
         raise ValueError(f"workdir {str(folder)!r}: orbax, which writes the checkpoints, reads {special[0]!r} as a pattern or "
                          "an address; take a folder without *, ?, [ and backslash, and none named gs: or s3:")
     return folder
 
 
-def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
+def open_workdir(place: str | Path | Held, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
     """Checks the folder of a run, new or old, against `config`; `record()` then writes the run's records.
+
+    place: the folder as `lock.locked` has it, or a local one.
 
     resume: False starts a run and refuses a folder that already has checkpoints; True continues one, also with a
     changed configuration (the change is reported, the old file kept); "auto" continues if there is something to
@@ -83,12 +89,12 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
     """
     if resume not in (True, False, "auto"):
         raise ValueError(f"resume={resume!r}; allowed: True, False, 'auto'")
-    path = folder_of(path)
-    resolved = resolve_config(config)
-    has_checkpoints = bool(checkpoint_steps(path / "checkpoints"))
+    held = place if isinstance(place, Held) else at_home(folder_of(place))
+    path, resolved = held.path, resolve_config(config)
+    has_checkpoints = bool(checkpoint_steps(held.weights / "checkpoints"))
     if resume is True and not has_checkpoints:
         raise FileNotFoundError(f"nothing to resume: no checkpoint in {path}; start without --resume or correct --workdir")
-    stored = read_config(path / "config.json")
+    stored = read_config(held.folder / "config.json")
     if stored is not None and has_checkpoints and resume:
         _check_scale(path, stored, resolved)
     changes = [] if stored is None else config_changes(stored, resolved)
@@ -98,7 +104,7 @@ def open_workdir(path: str | Path, config: ml_collections.ConfigDict, resume: bo
     if has_checkpoints and resume is False:
         raise FileExistsError(f"{path} holds checkpoints of this configuration; continue with --resume, "
                               "start afresh in another --workdir, or delete the folder")
-    return Workdir(path, has_checkpoints, resolved, changes, stored)
+    return Workdir(held, has_checkpoints, resolved, changes, stored)
 
 
 def check_agreement(work: Workdir) -> None:
@@ -115,7 +121,7 @@ def check_agreement(work: Workdir) -> None:
 def records(work: Workdir) -> Iterator[Path]:
     """The folder for this process's metrics, curves and samples: the run folder, or for other processes a temporary one."""
     if parallel.is_primary():
-        yield work.path
+        yield work.held.folder
     else:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
@@ -180,11 +186,6 @@ def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def checkpoint_steps(directory: Path) -> list[int]:
-    """Steps of the published checkpoints in a folder that need not exist, ascending."""
-    return sorted(int(child.name) for child in directory.iterdir() if child.name.isdecimal()) if directory.is_dir() else []
-
-
 def what_to_free(path: Path) -> str:
     """For a full disk: the free space, the contents of the run folder `path`, and parts that the run does not need."""
     def size(folder):
@@ -218,7 +219,7 @@ def current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
     return config | {"lora": lora | {"alpha": float(lora["rank"])}} if version == 1 and lora.get("rank") else config
 
 
-def _check_scale(path: Path, stored: dict[str, Any], new: dict[str, Any]) -> None:
+def _check_scale(path: AnyPath, stored: dict[str, Any], new: dict[str, Any]) -> None:
     """Raises ValueError where the adapters of a run would be scaled by another alpha than that of their training."""
     was, now = stored.get("lora", {}), new.get("lora", {})
     if was.get("rank") and was["rank"] == now.get("rank") and was["alpha"] != now["alpha"]:

@@ -11,7 +11,9 @@ LINES_LIMIT = 1 << 32  # bytes of a file that is read line by line
 
 
 def expanded(path: str | os.PathLike) -> Path:
-    """The path with `~` and `~user` replaced by their folders. Raises ValueError where the user is unknown."""
+    """The path with `~` and `~user` replaced by their folders. Raises ValueError where the user is unknown, and for URLs."""
+    if "://" in str(path):
+        raise ValueError(f"{str(path)!r} is a URL, but this is read from a disk: copy or mount it, and give its path")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

@@ -20,6 +20,7 @@ from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling.source import sample_held_out
 from jaxrl_llm.setup import setup
 from jaxrl_llm.store.checkpoints import Checkpoints
+from jaxrl_llm.store.lock import at_home
 from jaxrl_llm.store.workdir import Workdir
 
 NAMES = {"prorl", "t1"}
@@ -174,7 +175,7 @@ def test_a_reference_of_a_branch_that_was_left_is_not_read_later(tmp_path):
         return types.SimpleNamespace(step=step, params={"w": jnp.full(4, float(step))})
 
     def read(step, resume=True):
-        work = Workdir(tmp_path, resume, {}, [])
+        work = Workdir(at_home(tmp_path), resume, {}, [])
         return float(loop.frozen_weights(run, state(step), work)["reference"]["w"][0])
 
     (tmp_path / "reference/7").mkdir(parents=True)  # of a start that saved no checkpoint

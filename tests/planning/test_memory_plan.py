@@ -116,6 +116,29 @@ def test_what_is_kept_by_hand():
     assert adapted["weights"] == 4 * (162_624 + adapters) and adapted["optimiser"] == 8 * adapters + 4
 
 
+def test_the_slot_engine_and_its_replicas_by_hand():
+    """A token has 2 x 2 heads x 16 numbers of four bytes in each of two layers; rows of 48 places, and the prompts of 16."""
+    slots, mesh = dataclasses.replace(WORK, slots=True), {"data": 1, "fsdp": 4, "tensor": 2}
+    caches = plan.sampler_memory(SMALL, slots, mesh)["caches"]
+    assert caches == 2 * 256 / 2 * (8 * 48 + 2 * 16)  # 2 of 8 prompts, half the heads
+    alone = dataclasses.replace(slots, replica=1)
+    assert plan.sampler_memory(SMALL, alone, mesh)["caches"] == 2 * 256 * (4 * 48 + 16)
+    assert plan.sampler_memory(SMALL, alone, mesh)["gathered weights"] == 4 * 162_624
+    own = 4 * (162_304 / 8 + 320)  # a device's pieces
+    assert plan.publish_memory(SMALL, alone, mesh) == {"gathered weights": 4 * 162_624, "shards to send": own,
+                                                       "largest leaf": 4 * 64_000}
+    assert plan.publish_memory(SMALL, slots, mesh) == {"gathered weights": 4 * (162_304 / 2 + 320), "shards to send": own,
+                                                       "largest leaf": 4 * 64_000 / 2}
+    assert plan.publish_memory(SMALL, slots, {"data": 4, "fsdp": 1, "tensor": 2}) == {}
+    tables = dataclasses.replace(SMALL, vocab_size=100_000)  # then sending them needs more than sampling
+    result = plan.estimate(tables, dataclasses.replace(alone, prompts=8, group=1, completion_tokens=2), mesh)
+    assert result.sampling == sum(result.kept.values()) + sum(result.publish.values()) > sum(
+        [*result.kept.values(), *result.sampler.values()])
+    assert not dataclasses.replace(slots, replica=3).fits_mesh(mesh) and slots.fits_mesh(mesh)
+    few = dataclasses.replace(slots, sampling_parts=4, micro_batches=1)
+    assert few.fits_mesh({"data": 8, "fsdp": 1, "tensor": 1})  # two prompts, sixteen rows
+
+
 def test_activations_and_caches_by_hand():
     result = plan.update_memory(SMALL, WORK, ONE)
     tokens = 8 * (16 + 4 * 32)

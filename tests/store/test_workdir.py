@@ -155,8 +155,8 @@ def test_damaged_environment_does_not_stop_a_run(tmp_path):
 def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match="resume='yes'; allowed: True, False, 'auto'"):
         recorded(tmp_path, make_config(), resume="yes")
-    with pytest.raises(ValueError, match="gs://bucket/run' is a URL"):
-        recorded("gs://bucket/run", make_config())
+    with pytest.raises(ValueError, match="'http://bucket/run' is a URL of another kind; give a local or mounted folder, or gs://"):
+        recorded("http://bucket/run", make_config())
 
 
 @pytest.mark.parametrize("name", ("star**dir", "a*b", "q?x", "lr[1e-4]", "a\\b", "gs:"))
