@@ -1,10 +1,10 @@
 """Runs whose completions begin with solutions: the batch, the counted metrics, refusals, and a resume."""
 import shutil
 
+import chatter
 import jax
 import numpy as np
 import pytest
-import chatter
 import run_files
 import tiny_config
 from run_files import assert_same, lines, repeatable
