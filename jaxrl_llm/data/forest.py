@@ -28,7 +28,7 @@ class Forest:
       problems: [P], the problems.  facts: facts about each by name, [P, ...].
       columns: the columns by name, each of which is also an attribute; None where the forest does not keep it.
       declared: their declarations, see `columns`.
-      solved_above: threshold of the first component above which a problem counts as solved, for each task.
+      solved_above: threshold of the first component above which a problem counts as solved, for each task, or one for all.
       names: names of the K parts of the reward.
       computed: tokens that an engine computed.  failures: failures of rewards, by name.
       invalid: number of trajectories and openings that an environment lost, by name of the failure.
@@ -81,7 +81,7 @@ class Forest:
     @property
     def solved(self) -> np.ndarray:
         """bool[N], trajectories that end here and solve their problem by the first reward's own criterion."""
-        return self.components[:, 0] > np.array(self.solved_above)[self.task[self.prompt]]
+        return self.components[:, 0] > np.take(self.solved_above, self.task[self.prompt], mode="clip")  # one may be all tasks'
 
     @property
     def task(self) -> np.ndarray:
