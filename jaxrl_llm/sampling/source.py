@@ -296,9 +296,9 @@ class Source:
         limits, own = known.token_limits, dict[str, Any]()
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.stream.group
         if shares is not None:
-            uids = first + np.arange(shares.size).reshape(shares.shape)
-            own["forced"] = [self.stream.partner.beginnings(forest.problems[row], some_uids, some)
-                             for row, some_uids, some in zip(rows, uids.tolist(), shares)]
+            uids = range(first, self.next_uid, self.stream.group)
+            own["forced"] = [self.stream.partner.beginnings(forest.problems[row], range(uid, uid + len(some)), some)
+                             for row, uid, some in zip(rows, uids, shares)]
         if limits is not None:
             if limits.shape != (len(self.task.train),) or limits.min() < 1:
                 raise ValueError(f"controllers propose token limits of shape {limits.shape}, from {limits.min(initial=1)} on, "
