@@ -175,3 +175,12 @@ def test_a_policy_that_solves_nothing_learns_from_experts():
         if len(likely) == 40:
             break
     assert np.mean(likely[-5:]) > np.mean(likely[:5]) + 1, likely
+
+
+def test_an_expert_of_an_environment_is_the_problems_solution_where_it_has_one():
+    run, _ = setup.build(chatter.get_config(method="luffy", **{
+        **TOOLS, "sampling.max_tokens": 256, "sampling.turn_tokens": 128, "environment": "tool_use(task=word_problems)"}))
+    problem, tokenizer = run.source.task.train[0], run.source.stream.tokenizer
+    solution = [*tokenizer.encode(problem.extra["solution"]), tokenizer.eos_id]
+    begun = run.source.stream.partner.beginnings(problem, [0, 1, 2], np.array([1, 0, 0.5], np.float32))
+    assert begun == [solution, [], solution[:(len(solution) - 1) // 2]]
