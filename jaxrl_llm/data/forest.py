@@ -28,7 +28,7 @@ class Forest:
       problems: [P], the problems.  facts: facts about each by name, [P, ...].
       columns: the columns by name, each of which is also an attribute; None where the forest does not keep it.
       declared: their declarations, see `columns`.
-      solved_above: threshold of the first component above which a problem counts as solved, for each task.
+      solved_above: threshold of the first component above which a problem counts as solved, for each task, or one for all.
       names: names of the K parts of the reward.
       computed: tokens that an engine computed.  failures: failures of rewards, by name.
       invalid: number of trajectories and openings that an environment lost, by name of the failure.
@@ -81,7 +81,7 @@ class Forest:
     @property
     def solved(self) -> np.ndarray:
         """bool[N], trajectories that end here and solve their problem by the first reward's own criterion."""
-        return self.components[:, 0] > np.array(self.solved_above)[self.task[self.prompt]]
+        return self.components[:, 0] > np.take(self.solved_above, self.task[self.prompt], mode="clip")  # one may be all tasks'
 
     @property
     def task(self) -> np.ndarray:
@@ -112,8 +112,15 @@ class Forest:
     @property
     def aided(self) -> np.ndarray:
         """bool[R], trajectories partly written by an expert, in the order of `ends`."""
-        node, row = chains(self, self.ends)
-        return np.bincount(row, self.role[node] == Role.EXPERT, minlength=len(self.ends)) > 0
+        node, row = chains(self, self.leaves)
+        which, last = self.finals
+        return np.bincount(which[row], self.role[node] == Role.EXPERT, minlength=len(last)) > 0
+
+    @property
+    def messages(self) -> np.ndarray:
+        """bool[N], the last nodes of turns: those of the policy, and those of an expert that the policy does not continue."""
+        policy, expert = self.role == Role.POLICY, self.role == Role.EXPERT
+        return policy | (expert & ~np.isin(np.arange(len(policy)), self.parent[policy]))
 
     @property
     def finals(self) -> tuple[np.ndarray, np.ndarray]:
@@ -268,7 +275,7 @@ def paths(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None
     node, row = chains(forest, ends)
     if forest.turn_rewards is None:
         return view(forest, ends, node, row, **shape)
-    own = forest.role[node] == Role.POLICY
+    own = forest.messages[node]
     known = turn_facts(forest, ends, node, row, turns)
     said = turn_infos.joined(facts or {}, forest.turn_info, node[own], row[own], len(ends), turns, forest.length,
                              forest.rewards[ends])
@@ -285,7 +292,7 @@ def turn_facts(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarr
     i32[R]: number of turns. Raises ValueError if there are more than K.
     """
     assert forest.turn_rewards is not None
-    mine = forest.role[node] == Role.POLICY
+    mine = forest.messages[node]
     count = np.bincount(row, mine, minlength=len(ends)).astype(np.int32)
     if count.max(initial=0) > turns:
         raise ValueError(f"a trajectory has {count.max()} turns, more than the {turns} of the view")
@@ -314,6 +321,8 @@ def _edges(forest: Forest, at: Sequence[int], line: Sequence[int], after: Sequen
     found: dict[str, list[Hashable]] = {"obs": [], "act": [], "next_obs": []}
     for place, (one, state, follower) in enumerate(zip(at, states, after)):
         above, goes_on = int(forest.parent[one]), place + 1 < len(line) and line[place] == line[place + 1]
+        if forest.role[above] == Role.EXPERT:  # of the same turn
+            above = int(forest.parent[above])
         found["obs"].append(state or (int(forest.role[above]), texts[above]))
         found["act"].append(turn_infos.identity(forest.turn_info[one], turn_infos.ACTION) or texts[one].strip())
         if follower < 0:
@@ -334,7 +343,7 @@ def contexts(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = N
     node, row = chains(forest, leaves)
     known, tokens = {"traj": _numbered(forest, leaves)}, dict[str, np.ndarray]()
     if forest.turn_info is not None:
-        own = forest.role[node] == Role.POLICY
+        own = forest.messages[node]
         count = known["turns"] = np.bincount(row, own, minlength=len(leaves)).astype(np.int32)
         known["step"] = np.where(np.arange(turns) < count[:, None], np.arange(turns, dtype=np.int32), np.int32(-1))
         ends = np.full(len(last), -1)
@@ -456,11 +465,11 @@ def _known(forest: Forest, lay: _Lay, results: np.ndarray, of_problems: Sequence
 
 
 def _turn_numbers(forest: Forest) -> np.ndarray:
-    """i32[N], number of policy nodes before a node in its trajectory."""
-    number = np.zeros(len(forest.uid), np.int32)
+    """i32[N], number of the policy's turns that have ended before a node in its trajectory."""
+    number, ends = np.zeros(len(forest.uid), np.int32), forest.messages
     for node, parent in enumerate(forest.parent.tolist()):  # parents come first
         if parent >= 0:
-            number[node] = number[parent] + (forest.role[parent] == Role.POLICY)
+            number[node] = number[parent] + ends[parent]
     return number
 
 

@@ -132,10 +132,10 @@ def _lists(name: str, info: np.ndarray, node: np.ndarray, row: np.ndarray, rows:
 
 
 def _numbers(name: str, info: np.ndarray, node: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """i32[M], the number of each token; -1 in other nodes."""
-    numbers, start = np.full(length.sum(), -1, np.int32), np.cumsum(length) - length
+    """i32[M], the number of each token; -1 in other nodes. A turn may have begun in the nodes before the one with its facts."""
+    numbers, end = np.full(length.sum(), -1, np.int32), np.cumsum(length)
     for one in node.tolist():
-        numbers[start[one]:start[one] + length[one]] = info[one][name]
+        numbers[end[one] - len(info[one][name]):end[one]] = info[one][name]
     return numbers
 
 

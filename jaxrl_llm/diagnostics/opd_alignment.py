@@ -95,7 +95,7 @@ def success(student: Trained, node: PrefixNode, tokens: int, samples: int, seed:
     rows = [row for rows in ends.values() for row in rows]
     _, _, texts = cut_and_spelled(rows, stream.tokenizer, stream.stop_strings)
     scores = shared_scores(stream.partner.reward, texts, [node.problem] * len(rows), np.array(list(map(len, rows))))
-    right = scores.components[:, 0] > stream.partner.reward.solved_above[node.problem.task]
+    right = scores.components[:, 0] > np.take(stream.partner.reward.solved_above, node.problem.task, mode="clip")
     owner = np.repeat(forced, [len(rows) for rows in ends.values()])
     return forced, np.array([right[owner == j].mean() for j in forced])
 

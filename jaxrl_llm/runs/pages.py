@@ -59,8 +59,11 @@ def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, Any]]
     The environment's reward for a turn is the `reward` of the policy's message.
     """
     messages: list[list[dict[str, Any]]] = [[] for _ in ends]
+    said = forest.messages
     for node, row in zip(*(x.tolist() for x in chains(forest, ends))):
-        own = forest.role[node] == Role.POLICY
+        own = said[node]
+        if forest.role[node] in (Role.POLICY, Role.EXPERT) and not own:
+            continue  # the beginning of a message, whose text is that of its last node
         message = {"role": "assistant" if own else "user", "content": forest.texts[node]}
         if own and forest.turn_rewards is not None:
             message["reward"] = float(forest.turn_rewards[node])

@@ -20,7 +20,7 @@ from jaxrl_llm.environments.runner import AllInvalid, Recording, Runner
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.sampling.shown_tools import behind, variables_of
 from jaxrl_llm.sampling.stream import Partner
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
+from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, beginning
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.tools.timer import PhaseTimer
@@ -322,6 +322,22 @@ class Dialogue:
         message["content"] = through_stop_string(message["content"], self.stop_strings)
         return {**message, "ids": ids} if self.runner.environment.tokens else message
 
+    def beginnings(self, problem: Problem, uids: Sequence[int], shares: np.ndarray) -> list[list[int]]:
+        """The first tokens of a trajectory's first turn: of the problem's solution, else of what the oracle says first.
+
+        The oracle sees the state of the very trajectory, which is opened for it in this process.
+        """
+        most = min(self.turn_tokens, self.max_tokens)
+        return [beginning(self._expert(problem, uid), share, most) if share else [] for uid, share in zip(uids, shares)]
+
+    def _expert(self, problem: Problem, uid: int) -> list[int]:
+        """Token ids of what an expert says first in a trajectory, with the end token."""
+        environment, text = self.runner.environment, problem.extra.get("solution")
+        if text is None:
+            assert environment.oracle is not None
+            text = environment.oracle(base.begin(environment, problem, base.key_of(self.runner.seed, self.offset + uid))[0])
+        return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
+
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """One trajectory of each problem in which the environment's oracle replaces the policy.
 
@@ -365,8 +381,10 @@ class Dialogue:
     def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, role: Role = Role.POLICY
                   ) -> list[int] | None:
         """Adds a turn of the policy and the environment's answer; returns the answer's ids, None at the trajectory's end."""
+        forced = 0 if one.turns else len(one.forced)
         own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"], "logprobs": node.logprobs,
-               "entropies": node.entropies, "version": node.policy_version, **node.columns}
+               "entropies": node.entropies, "version": node.policy_version, "expert": np.arange(len(node.tokens)) < forced,
+               **node.columns}
         one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
         one.version = int(node.policy_version[-1])
         if turn.rewritten:
@@ -420,7 +438,7 @@ class Dialogue:
         one.pop()
         one.turns -= 1
         one.ask_anew()
-        names = ("logprobs", "entropies", "version", *(column.name for column in self.columns))
+        names = ("logprobs", "entropies", "version", "expert", *(column.name for column in self.columns))
         ids, text, columns = [], "", {name: [] for name in names}
         for back, start, end in parts:
             source = before if back else last
@@ -430,7 +448,8 @@ class Dialogue:
             text += source["text"][start:end]
             for name, values in columns.items():
                 values.extend(np.asarray(source[name])[chosen])
-        role = Role.HINT if Role.HINT in (before["role"], last["role"]) else last["role"]
+        expert = np.array(columns["expert"], bool)
+        role = Role.HINT if expert[expert.sum():].any() or Role.HINT in (before["role"], last["role"]) else last["role"]
         return {"role": role, "ids": ids, "text": text, **{name: np.array(values) for name, values in columns.items()}}
 
     def _renewed(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int] | None:
@@ -503,6 +522,21 @@ def success(total: float, returns: tuple[float, float]) -> float:
     return min(max((total - low) / (high - low), 0.0), 1.0)
 
 
+def by_author(piece: Mapping[str, Any], columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """The nodes of a piece: the expert's tokens, if it begins with some, and the rest, if there is more.
+
+    The last has the text, reward and facts of the whole message. `columns`: those of tokens.
+    """
+    begun, size = int(piece["expert"].sum()), len(piece["tokens"])
+    if not begun or piece["role"] == Role.HINT:
+        return [dict(piece)]
+    if begun == size:
+        return [{**piece, "role": Role.EXPERT}]
+    first, rest = ({**piece, **{column.name: piece[column.name][half] for column in columns if column.name in piece}}
+                   for half in (slice(begun), slice(begun, size)))
+    return [{**first, "role": Role.EXPERT, "texts": "", "turn_rewards": 0.0, "turn_info": {}}, rest]
+
+
 def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], invalid: Counter, computed: int = 0,
           seconds: Sequence[float] = ()) -> Forest:
     """The forest with the nodes of these trajectories, by uid.
@@ -513,13 +547,18 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
     rows: list[dict[str, Any]] = []
     parents: list[int] = []
     for uid, one in ended.items():
-        first = len(forest.uid) + len(rows)
+        ends: list[int] = []  # of the pieces
         for place, (piece, parent) in enumerate(zip(one.pieces, one.parents)):
-            last = place == len(one.pieces) - 1
-            parents.append(roots[one.prompt] if parent < 0 else first + parent)
-            rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(piece["tokens"]),
-                         "rewards": one.total if last else 0.0,
-                         "components": [success(one.total, returns) if last else 0.0], **piece})
+            above = roots[one.prompt] if parent < 0 else ends[parent]
+            parts = by_author(piece, forest.of("token"))
+            for part in parts:
+                last = part is parts[-1] and place == len(one.pieces) - 1
+                parents.append(above)
+                rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(part["tokens"]),
+                             "rewards": one.total if last else 0.0,
+                             "components": [success(one.total, returns) if last else 0.0], **part})
+                above = len(forest.uid) + len(rows) - 1
+            ends.append(above)
     columns: dict[str, Any] = {column.name: np.concatenate([column.filled(0), *(
         column.array(row.get(column.name, column.filled(row["length"])), row["length"]) for row in rows)])
         for column in forest.of("token")}

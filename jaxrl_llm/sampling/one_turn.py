@@ -14,7 +14,7 @@ from jaxrl_llm.engines.prompts import encode_problems, solution_ids
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.rewards import ByTask, Combined
 from jaxrl_llm.sampling.scoring import cut_and_spelled, scores_of, shared_scores
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
+from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, beginning
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
 
@@ -215,6 +215,11 @@ class OneTurn:
     def check(self, forest: Forest) -> None:
         """Does nothing: no completion is lost."""
 
+    def beginnings(self, problem: Problem, uids: Sequence[int], shares: np.ndarray) -> list[list[int]]:
+        """The first tokens of the problem's solution."""
+        solution = solution_ids(problem, self.tokenizer) if shares.any() else []
+        return [beginning(solution, share, self.max_tokens) if share else [] for share in shares]
+
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""
         raise NotImplementedError("a task has solutions to imitate, and no oracle")
@@ -233,20 +238,6 @@ class OneTurn:
     def apart(self) -> "OneTurn":
         """The same task, with batches of its own."""
         return dataclasses.replace(self)
-
-
-def beginnings(problem: Problem, shares: np.ndarray, tokenizer, most: int) -> list[list[int]]:
-    """The first `floor(share * tokens)` tokens of a problem's solution for each of the `shares` f32[G].
-
-    A share of 1 is all of them with the end token, or none if the solution exceeds `most` tokens.
-    """
-    if not shares.any():
-        return [[] for _ in shares]
-    solution = solution_ids(problem, tokenizer)
-    whole = shares >= 1
-    given = np.where(whole, len(solution), np.floor(shares * (len(solution) - 1) + 1e-4)).astype(np.int32)
-    count = np.where(whole & (len(solution) > most), 0, np.minimum(given, np.where(whole, most, most - 1)))
-    return [solution[:n] for n in count.tolist()]
 
 
 class Halves(NamedTuple):

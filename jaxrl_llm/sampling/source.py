@@ -31,7 +31,6 @@ from jaxrl_llm.sampling import by_task
 from jaxrl_llm.sampling import prior as prior_lib
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
 from jaxrl_llm.sampling.exchange import check_same
-from jaxrl_llm.sampling.one_turn import beginnings
 from jaxrl_llm.sampling.sharing import Sharing
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tasks.base import Problem, Task
@@ -297,8 +296,9 @@ class Source:
         limits, own = known.token_limits, dict[str, Any]()
         first, self.next_uid = self.next_uid, self.next_uid + len(rows) * self.stream.group
         if shares is not None:
-            own["forced"] = [beginnings(forest.problems[row], some, self.stream.tokenizer, self.max_tokens)
-                             for row, some in zip(rows, shares)]
+            uids = range(first, self.next_uid, self.stream.group)
+            own["forced"] = [self.stream.partner.beginnings(forest.problems[row], range(uid, uid + len(some)), some)
+                             for row, uid, some in zip(rows, uids, shares)]
         if limits is not None:
             if limits.shape != (len(self.task.train),) or limits.min() < 1:
                 raise ValueError(f"controllers propose token limits of shape {limits.shape}, from {limits.min(initial=1)} on, "

@@ -144,6 +144,9 @@ class Partner(Protocol):
     def check(self, forest: Forest) -> None:
         """Raises the error of a forest of which too much was lost, in all processes together."""
 
+    def beginnings(self, problem: Problem, uids: Sequence[int], shares: np.ndarray) -> list[list[int]]:
+        """What an expert begins trajectories `uids` of a problem with: the `shares` f32[G] of what it says first."""
+
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """A trajectory of an oracle for each problem, of whose turns a share are random; see `Dialogue.demonstrated`."""
 

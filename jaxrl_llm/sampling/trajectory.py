@@ -42,7 +42,8 @@ class Trajectory:
     the index of the piece before each in its context (-1: it begins the context), `last` that of the context's last piece,
     `drawn` the policy's tokens in the context; `done`: the environment ended it. `contexts`: how many were begun.
     `limits`: those that held when it began; `most`: the problem's own limit of tokens after the prompt; None: it has none.
-    `forced`: the tokens that its first turn begins with, which an expert wrote. `version`: that of the weights in use.
+    `forced`: the tokens that its first turn begins with, which an expert wrote; the column `expert` bool[n] of a piece marks
+    those in it. `version`: that of the weights in use.
     `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again, and
     `request` the number of the context's own request. If contexts are those of agents, `reader` is the agent of this one, and
     `waiting` has those of the others.
@@ -115,7 +116,7 @@ class Trajectory:
         self.pieces.append({
             "role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
             "entropies": np.zeros(len(ids)), "version": np.full(len(ids), self.version), "turn_rewards": 0.0, "turn_info": {},
-            **columns})
+            "expert": np.zeros(len(ids), bool), **columns})
 
     def add(self, reward: float) -> None:
         """Adds a reward to the policy's last turn, for a trajectory that has ended."""
@@ -127,3 +128,13 @@ class Trajectory:
         piece, self.last = self.pieces.pop(), self.parents.pop()
         self.total -= piece["turn_rewards"]
         del self.ids[len(self.ids) - len(piece["tokens"]):]
+
+
+def beginning(ids: list[int], share: np.floating, most: int) -> list[int]:
+    """The first `floor(share * tokens)` of an expert's `ids`, whose last is the end token.
+
+    A share of 1 is all of them with the end token, or none if they are more than `most`.
+    """
+    if share >= 1:
+        return ids if len(ids) <= most else []
+    return ids[:min(int(np.floor(share * (len(ids) - 1) + np.float32(1e-4))), most - 1)]

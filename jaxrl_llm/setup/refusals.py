@@ -57,7 +57,7 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
         raise ValueError(f"method {method.slug!r} predicts rewards from {low:g} to {high:g}, and trajectories of environment "
                          f"{environment.name!r} return {environment.returns[0]:g} to {environment.returns[1]:g}; set "
                          f"config.estimator=\"low={environment.returns[0]:g}, high={environment.returns[1]:g}\"")
-    check_guide(config, made)
+    check_guide(config, made, environment)
     check_pool(config, made)
     check_replay(config, made)
     check_sizes(config, made)
@@ -184,15 +184,20 @@ def check_replay(config: ConfigDict, made: Parts) -> None:
                          "budget.utility to nothing, or take a method without replay, for example grpo")
 
 
-def check_guide(config: ConfigDict, made: Parts) -> None:
+def check_guide(config: ConfigDict, made: Parts, environment: environments.Environment | None) -> None:
     """Raises ValueError if completions cannot begin with a solution, or no completion would be the policy's own."""
     guide, method, s = made.guide, made.method, config.sampling
     if guide is None:
         return
-    others = ["in an environment"] * bool(config.environment) + ["with a budget"] * bool(config.budget.utility)
-    if others:
-        raise ValueError(f"method {method.slug!r} begins completions with solutions of a task, and this run samples "
-                         f"{' and '.join(others)}; leave that out, or take another method, for example grpo")
+    if config.budget.utility:
+        raise ValueError(f"method {method.slug!r} begins completions with solutions of a task, and this run samples with a "
+                         "budget; leave that out, or take another method, for example grpo")
+    if environment is not None and environment.oracle is None:
+        for problem in environment.task.train:
+            if "solution" not in problem.extra:
+                raise ValueError(f"method {method.slug!r} begins trajectories as an expert would, and environment "
+                                 f"{environment.name!r} has neither an oracle nor a solution of problem {problem.id}; give it "
+                                 "an oracle, or its problems an extra['solution'], or take another method, for example grpo")
     if s.top_k or s.top_p < 1 or s.min_p:
         raise ValueError(f"method {method.slug!r} takes log-probs of solutions, which top_k, top_p and min_p cut away; switch "
                          "them off (0, 1, 0)")

@@ -2,7 +2,7 @@
 import numpy as np
 
 from jaxrl_llm.data.forest import outcomes
-from jaxrl_llm.topologies.base import Plan, Topology, everyone, group_sizes, topology
+from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, topology
 from jaxrl_llm.topologies.guides import Guide
 
 
@@ -18,9 +18,9 @@ def guided(prompts: int, *, group: int, guide: Guide) -> Topology:
         if not forest.problems:
             return Plan(draw=prompts)
         rows = np.arange(len(forest.problems))
-        if not len(forest.ends):
+        if not asked(forest).any():
             return Plan(rows=rows, shares=np.tile(first, (len(rows), 1)))
-        if guide.second is None or group_sizes(forest).max() > group:
+        if guide.second is None or asked(forest).max() > group:
             return Plan()
         uids, prompts_of = forest.uid[forest.ends], forest.prompt[forest.ends]
         normal = [np.random.default_rng(uids[prompts_of == row].tolist()).standard_normal() for row in rows]

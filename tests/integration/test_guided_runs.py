@@ -1,6 +1,7 @@
 """Runs whose completions begin with solutions: the batch, the counted metrics, refusals, and a resume."""
 import shutil
 
+import chatter
 import jax
 import numpy as np
 import pytest
@@ -86,6 +87,58 @@ def test_impossible_settings_are_refused():
         setup.build(tiny("luffy", **{"sampling.top_k": 5}))
     with pytest.raises(ValueError, match="this run samples with a budget"):
         setup.build(tiny("luffy", **{"budget.utility": "paper"}))
+    with pytest.raises(ValueError, match="environment 'spelled' has neither an oracle nor a solution of problem 0; give it an"):
+        setup.build(chatter.get_config(method="luffy", environment="chatter:spelled"))
+
+
+HALF = '<tool_call>{"name": "calculator", "argument'  # of 87 bytes of a call with two numbers of three digits
+TOOLS = {"environment": "tool_use(options={'level': 'add3', 'chat': True}, turns=3)", "model.num_layers": 1,
+         "sampling.turn_tokens": 96, "sampling.max_tokens": 160, "prompts.max_tokens": 0}
+
+
+def turns_of(forest, end):
+    """`(role, tokens, text, reward)` of the nodes of a trajectory after the prompt."""
+    nodes, offset = [], forest.offset
+    while forest.role[end] != Role.PROMPT:
+        ids = forest.tokens[offset[end]:offset[end] + forest.length[end]].tolist()
+        nodes.append((Role(int(forest.role[end])), ids, forest.texts[end], float(forest.turn_rewards[end])))
+        end = forest.parent[end]
+    return nodes[::-1]
+
+
+@pytest.mark.slow
+def test_an_oracle_writes_the_first_turn_of_an_environment():
+    """It says "a", which earns a quarter; two turns of the policy follow, and all three are turns of the trajectory."""
+    run, step = batch(chatter.get_config(method="luffy", guidance="traces=2"))
+    rollouts, forest, metrics = step.finished.rollouts, step.finished.forest, step.finished.metrics
+    for end, aided in zip(forest.ends, forest.aided):
+        first, *others = turns_of(forest, end)
+        assert (first == (Role.EXPERT, [ord("a"), 258], "a", 0.25)) == aided
+        assert [role for role, *_ in others] == [Role.ENVIRONMENT, Role.POLICY] * 2
+    np.testing.assert_array_equal(rollouts.extras["hinted"], [[True, True, False, False]] * 4)
+    np.testing.assert_array_equal(rollouts.extras["expert"][:, :2, :3], [[[True, True, False]] * 2] * 4)
+    np.testing.assert_array_equal(rollouts.extras["step"], [[[0, 1, 2]] * 4] * 4)
+    assert (rollouts.extras["step_rewards"][:, :2, 0] == 0.25).all()
+    assert (rollouts.step_ids[:, :2, :2] == 0).all() and (rollouts.step_ids[:, :2, 2] == 1).all()
+    assert metrics["guide/share"] == 0.5 and metrics["guide/tokens"] == 2 and metrics["environment/turns"] == 3
+    assert metrics["reward/mean"] == pytest.approx(rollouts.rewards[:, 2:].mean())
+    assert metrics["guide/reward"] == pytest.approx(rollouts.rewards[:, :2].mean())
+    assert step.learned.metrics["max/mismatch"] < 1e-4
+
+
+@pytest.mark.slow
+def test_a_turn_that_an_expert_begins_is_one_turn_of_two_authors():
+    """The expert's is half of a call of the calculator, which the policy completes."""
+    _, step = batch(chatter.get_config(method="luffy", guidance="share=0.5", **TOOLS))
+    rollouts, forest = step.finished.rollouts, step.finished.forest
+    for end in forest.ends[forest.aided]:
+        first, (role, rest, text, _), *_ = turns_of(forest, end)
+        assert first == (Role.EXPERT, [*HALF.encode()], "", 0.0)
+        assert role == Role.POLICY and len(rest) <= 96 - 43 and text.startswith(HALF)
+    np.testing.assert_array_equal(rollouts.extras["expert"][:, 0].sum(-1), [43] * 4)
+    assert (rollouts.step_ids[:, 0, :60] == 0).all() and (rollouts.mask[:, 0, :60]).all()
+    np.testing.assert_array_equal(rollouts.extras["hinted"], [[True, False, False, False]] * 4)
+    assert step.learned.metrics["max/mismatch"] < 1e-4
 
 
 @pytest.mark.slow
@@ -122,3 +175,12 @@ def test_a_policy_that_solves_nothing_learns_from_experts():
         if len(likely) == 40:
             break
     assert np.mean(likely[-5:]) > np.mean(likely[:5]) + 1, likely
+
+
+def test_an_expert_of_an_environment_is_the_problems_solution_where_it_has_one():
+    run, _ = setup.build(chatter.get_config(method="luffy", **{
+        **TOOLS, "sampling.max_tokens": 256, "sampling.turn_tokens": 128, "environment": "tool_use(task=word_problems)"}))
+    problem, tokenizer = run.source.task.train[0], run.source.stream.tokenizer
+    solution = [*tokenizer.encode(problem.extra["solution"]), tokenizer.eos_id]
+    begun = run.source.stream.partner.beginnings(problem, [0, 1, 2], np.array([1, 0, 0.5], np.float32))
+    assert begun == [solution, [], solution[:(len(solution) - 1) // 2]]

@@ -137,7 +137,8 @@ def test_characters_of_several_tokens_stay_whole(sampled, failed, correction):
     def turn(text, first):
         ids = [*partner.tokenizer.encode(text), partner.tokenizer.eos_id]
         numbers = first + np.arange(len(ids))
-        return {"ids": ids, "text": text, "logprobs": numbers, "entropies": numbers, "version": 1000 + numbers}
+        return {"ids": ids, "text": text, "logprobs": numbers, "entropies": numbers, "version": 1000 + numbers,
+                "expert": numbers < 2}
 
     one.append(Role.POLICY, [1], "first")
     one.append(Role.POLICY, **turn(failed, 0))
@@ -148,6 +149,7 @@ def test_characters_of_several_tokens_stay_whole(sampled, failed, correction):
     begun = 100 + len(correction.partition("|")[0].encode()) * (kept > 0)
     numbers = [*range(kept), *range(begun, 101 + len(correction.encode()))]
     assert result["logprobs"].tolist() == result["entropies"].tolist() == numbers
+    assert result["role"] == Role.POLICY and result["expert"].tolist() == [number < 2 for number in numbers]
     assert result["version"].tolist() == [1000 + number for number in numbers], "each token keeps the weights that drew it"
 
 
@@ -178,3 +180,21 @@ def wrong() -> Environment:
     """Rewrites a message that does not exist."""
     return Environment(name="wrong", task=seeded("wrong", "?", 20, 8), reset=lambda problem, key: ([], list(problem.prompt)),
                        step=lambda state, message: Turn(done=True, rewritten=[(0, 0, 1)]))
+
+
+@pytest.mark.parametrize("parts, role, expert", [
+    ([(1, 0, 2), (0, 1, 2)], Role.POLICY, [True, True, False]), ([(0, 0, 2), (1, 0, 1)], Role.HINT, [False, False, True])])
+def test_what_an_expert_wrote_stays_an_experts(sampled, parts, role, expert):
+    """A message that it does not begin, and in which it wrote a part, is not trained."""
+    partner, one = sampled[0].source.stream.partner, Trajectory([], 0, [])
+
+    def turn(text, begun):
+        numbers = np.zeros(len(text), np.float32)
+        return {"ids": [*text.encode()], "text": text, "logprobs": numbers, "entropies": numbers, "version": numbers,
+                "expert": np.arange(len(text)) < begun}
+
+    one.append(Role.POLICY, [1], "first")
+    one.append(Role.POLICY, **turn("abc", 2))
+    one.append(Role.ENVIRONMENT, [1], "error")
+    result = partner._rewritten(one, {"role": Role.POLICY, **turn("xyz", 0)}, parts)
+    assert (result["role"], result["expert"].tolist()) == (role, expert)

@@ -111,6 +111,8 @@ def test_thresholds_and_metrics_are_those_of_each_task():
                           texts=["x"] * 4, answers=None, tokens=[5] * 8, logprobs=[-1.0] * 8, entropies=[1.0] * 8,
                           version=[0] * 8))
     assert forest.solved[forest.ends].tolist() == [True, False, False, True]
+    same = dataclasses.replace(forest, solved_above=(0.99,))  # of one reward for all tasks
+    assert same.solved[forest.ends].tolist() == [False, False, False, True]
     result = by_task.metrics(forest, ["a", "b", "c"])
     expected = {"a": (1, 0.4, 0.4, 0.5, 2), "b": (1, 1.4, 0.9, 0.5, 2)}
     for label, values in expected.items():
