@@ -460,7 +460,7 @@ class Transformer:
         tally = (lambda routing: moe.loads(routing, lambda y: (y,), end > 0)) if return_loads else None
         x, _, pooled, loads = self._scan_layers(params, lora, self.embed(params, tokens), positions, attend, pool, whole, tally,
                                                 experts=experts, only=only)
-        normed, *more = self.normed(params, x), *((loads,) if return_loads else ()), *(() if pool is None else (pooled,))
+        normed, more = self.normed(params, x), [loads] * return_loads + [pooled] * (pool is not None)
         return (normed, *more) if more else normed
 
     def prefill(self, params, prompt_tokens, prompt_mask, *, lora=None):

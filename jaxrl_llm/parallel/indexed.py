@@ -4,6 +4,7 @@ Slots are counted through `[R, N]`. Each shard adds up what an index names of it
 """
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
@@ -24,7 +25,7 @@ def seen(numbers: Array, index: Array) -> Array:
     return jnp.take(numbers.reshape(-1), places, mode="fill", fill_value=0)
 
 
-def before(places: Array, index: Array) -> Array:
+def before(places: Array | np.ndarray, index: Array) -> Array:
     """The index of what predicts the tokens of an index, from `PackedRows.before i32[R, N]`; -1 outside these rows."""
     R, N = places.shape
     return jnp.where(inside(index, places.size), seen(places + N * jnp.arange(R)[:, None], index), -1)

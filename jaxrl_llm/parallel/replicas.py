@@ -153,7 +153,7 @@ def _copied(leaf, sharding, dtype):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _moved(leaf, mesh, specs, dtype, layered):
-    """A leaf in `dtype`, laid out by each of these partitions in turn, layer by layer: a program of its own shares no buffer."""
+    """A leaf in `dtype`, laid out by each of these partitions in turn, layer by layer; leaves share no program, nor buffers."""
     if layered:
         inner = tuple(PartitionSpec(*spec[1:]) for spec in specs)
         return jax.lax.map(lambda layer: _moved(layer, mesh, inner, dtype, False), leaf)

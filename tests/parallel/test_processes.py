@@ -122,7 +122,8 @@ def test_methods_with_more_to_keep_together(tmp_path, method):
 @several
 def test_a_job_with_a_signal_saves_and_continues_in_one_process(alone, tmp_path):
     run = tmp_path / "run"
-    arguments = [f"--workdir={run}", f"--config.steps={STEPS}", *DATA, "--config.checkpoint.every=100", "--config.sampling.engine=slots"]
+    arguments = [f"--workdir={run}", f"--config.steps={STEPS}", *DATA, "--config.checkpoint.every=100",
+                 "--config.sampling.engine=slots"]
     started = job.start(2, 2, arguments, tmp_path / "logs")
     wait_for(lambda: (run / "metrics.jsonl").is_file() and len((run / "metrics.jsonl").read_text().splitlines()) > 1, started)
     started[1].send_signal(signal.SIGTERM)  # only one process gets the signal
