@@ -28,7 +28,7 @@ def seen(numbers: Array, index: Array) -> Array:
 def before(places: Array | np.ndarray, index: Array) -> Array:
     """The index of what predicts the tokens of an index, from `PackedRows.before i32[R, N]`; -1 outside these rows."""
     R, N = places.shape
-    return jnp.where(inside(index, places.size), seen(places + N * jnp.arange(R)[:, None], index), -1)
+    return jnp.where(inside(index, places.size), seen(jnp.asarray(places) + N * jnp.arange(R)[:, None], index), -1)
 
 
 def numbered(R: int, N: int) -> Array:

@@ -19,9 +19,6 @@ MOST = 6  # settings of a run at once
 # Pairs of names that a run cannot have, and why.
 APART = {
     ("environment", "mixture"): "a mixture is one of tasks, and an environment has a task of its own: config.task is not read",
-    # --- begin: what waits for work on packed rows; delete these lines when it has landed
-    **{(method, "packed"): "features are those of rectangular rows" for method in ("ppo", "poise", "sil")},
-    # --- end
 }
 
 
