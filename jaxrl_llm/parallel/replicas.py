@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.parallel.mesh import MESH_AXES, mesh_shape
-from jaxrl_llm.parallel.rules import RULES, axes_of, path_name, rollout_shardings, tree_shardings
+from jaxrl_llm.parallel.rules import PIECES, RULES, axes_of, path_name, rollout_shardings, spec_of
 
 
 def sampler_mesh(mesh: Mesh, tensor: int = 0) -> Mesh:
@@ -59,8 +59,8 @@ def reshard(params, mesh: Mesh, dtype, to: Mesh | None = None):
     """The parameters in the layout of `rollout_shardings` on `to`, a `sampler_mesh` of this mesh (None: the mesh itself).
 
     Those that `apart` has copied, and of meshes without `fsdp` and `seq`, have it already. Other arrays of the table are cast
-    to `dtype` first, as they are at use, so that no more bytes are gathered than are read. Layers travel one after the other:
-    beside the result a device holds its shards again in `dtype`, and one matrix of a layer and the tables whole.
+    to `dtype` first, as they are at use, so that no more bytes are gathered than are read. Arrays travel one after the other,
+    and of each its layers: beside the result a device needs one and a half matrices of a layer, or tables of tokens.
     """
     to = mesh if to is None else to
     if to is mesh and mesh.shape["fsdp"] * mesh.shape["seq"] == 1:
@@ -125,35 +125,41 @@ def _common(mesh: Mesh, tensor: int) -> tuple[Mesh, dict[str, tuple[str, ...]], 
     return finer, parts, tuple(names[names.index(f"{axis}_inner"):])
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3), static_argnames="copied")
 def _reshard(params, mesh, tensor, dtype, copied=False):
     finer, parts, within = _common(mesh, tensor)
+    sizes = {**mesh.shape, "tensor": tensor} if finer is mesh else _of(mesh.devices, tensor).shape
 
     def on_finer(spec, names):
         return PartitionSpec(*(tuple(itertools.chain(*(names[axis] for axis in axes_of(entry)))) or None for entry in spec))
 
-    def gather(path, leaf, train, rollout):
-        if finer is mesh and train == rollout:
-            return jax.lax.with_sharding_constraint(_cast(path, leaf, dtype).copy(), rollout) if copied else leaf
-        steps = [train.spec, rollout.spec]
+    def move(path, leaf):
+        name = path_name(path)
+        train, rollout = spec_of(name, leaf.shape, mesh.shape), spec_of(name, leaf.shape, sizes, PIECES)
+        listed = any(re.search(pattern, name) for pattern, _ in RULES)
+        specs: tuple[PartitionSpec, ...] = (train, rollout)
         if finer is not mesh:
-            steps = [on_finer(train.spec, parts), PartitionSpec(), on_finer(rollout.spec, {"tensor": within})]
-        if not path_name(path).startswith("layers/"):
-            return _through(_cast(path, leaf, dtype), finer, steps)
-        inner = [PartitionSpec(*spec[1:]) for spec in steps]
-        return jax.lax.map(lambda layer: _through(_cast(path, layer, dtype), finer, inner), leaf)
+            specs = on_finer(train, parts), PartitionSpec(), on_finer(rollout, {"tensor": within})
+        elif train == rollout:
+            return _copied(leaf, NamedSharding(mesh, rollout), dtype if listed else leaf.dtype) if copied else leaf
+        return _moved(leaf, finer, specs, dtype if listed else leaf.dtype, name.startswith("layers/"))
 
-    to = mesh if finer is mesh else _of(mesh.devices, tensor)
-    return jax.tree.map_with_path(gather, params, tree_shardings(params, mesh), rollout_shardings(params, to))
+    return jax.tree.map_with_path(move, params)
 
 
-def _cast(path, leaf, dtype):
-    """The leaf in `dtype` if the table lists it."""
-    return leaf.astype(dtype) if any(re.search(pattern, path_name(path)) for pattern, _ in RULES) else leaf
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _copied(leaf, sharding, dtype):
+    return jax.lax.with_sharding_constraint(leaf.astype(dtype).copy(), sharding)
 
 
-def _through(leaf, mesh: Mesh, specs):
-    """The leaf laid out by each of these partitions in turn."""
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _moved(leaf, mesh, specs, dtype, layered):
+    """A leaf in `dtype`, laid out by each of these partitions in turn; `layered`: layer by layer. It compiles apart from others,
+    as the compiler would share the first contents of results of one shape, and then copy them.
+    """
+    if layered:
+        inner = tuple(PartitionSpec(*spec[1:]) for spec in specs)
+        return jax.lax.map(lambda layer: _moved(layer, mesh, inner, dtype, False), leaf)
+    leaf = leaf.astype(dtype)
     for spec in specs:
         leaf = jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
     return leaf

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxrl_llm import parallel
 from jaxrl_llm.engines import Sampling, generate, row_keys
 from jaxrl_llm.models import ModelConfig, Transformer
-from jaxrl_llm.parallel import rules
+from jaxrl_llm.parallel import replicas, rules
 from jaxrl_llm.planning.communication import collectives
 
 V, P, G, S, T = 64, 4, 2, 5, 24
@@ -63,6 +63,30 @@ def moved(params, *sizes) -> dict:
             "sent": traffic(program(np.float32).compile().as_text())}
 
 
+def to_replicas(tensor: int, *sizes) -> dict:
+    """Weights of four layers on replicas of `tensor` devices, and the most memory that a matrix of a layer took beside it."""
+    model = Transformer(ModelConfig(vocab_size=8, hidden_size=32, num_layers=4, num_heads=4, num_kv_heads=4, head_dim=8,
+                                    mlp_size=48, tie_embeddings=False))
+    mesh, params = mesh_of(*sizes), model.init(jax.random.key(1))
+    lain, to = parallel.put(params, parallel.tree_shardings(params, mesh)), parallel.sampler_mesh(mesh, tensor)
+    result, own, taken = parallel.reshard(lain, mesh, jnp.float32, to), replicas._moved, []
+
+    def measured(leaf, *static):
+        compiled = own.lower(leaf, *static).compile()
+        layer = leaf.nbytes / (len(leaf) if static[-1] else 1)
+        taken.append((compiled.memory_analysis().temp_size_in_bytes / layer, {c.kind for c in collectives(compiled.as_text())}))
+        return leaf
+
+    replicas._moved = measured
+    replicas._reshard(lain, mesh, tensor, jnp.float32)
+    replicas._moved = own
+    lies = jax.tree.map(lambda x, y, s: bool((x == y).all()) and y.sharding == s, jax.device_get(params), result,
+                        parallel.rollout_shardings(params, to))
+    return {"equal": jax.tree.all(lies), "again": parallel.reshard(result, mesh, jnp.float32, to) is result,
+            "apart": jax.tree.leaves(parallel.apart(lain, mesh, jnp.float32, to))[0].sharding.mesh == to,
+            "taken": max(beside for beside, _ in taken), "kinds": sorted(set().union(*(kinds for _, kinds in taken)))}
+
+
 def moved_from_the_wrong_order() -> dict:
     """A matrix with `fsdp` as the major axis: its pieces must change places before they can be gathered."""
     mesh = mesh_of(2, 2, 2)
@@ -103,6 +127,7 @@ def cases() -> dict:
     params = weights()
     one, _ = sampled(params, 1, 1, 1)
     result = {"moved": {"mixed": moved(params, 2, 2, 2), "fsdp": moved(params, 1, 8, 1), "without": moved(params, 4, 1, 2)},
+              "replicas": [to_replicas(2, 1, 8, 1), to_replicas(4, 2, 2, 2), to_replicas(1, 2, 1, 4)],
               "wrong_order": moved_from_the_wrong_order(), "lengths": one.mask.sum(-1).tolist(), "halved": halved(params),
               "sampled": {}}
     for name, sizes in {"pieces": (2, 2, 2), "whole": (2, 2, 1), "undivided": (1, 1, 4)}.items():
