@@ -153,8 +153,9 @@ def _copied(leaf, sharding, dtype):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _moved(leaf, mesh, specs, dtype, layered):
-    """A leaf in `dtype`, laid out by each of these partitions in turn; `layered`: layer by layer. It compiles apart from others,
-    as the compiler would share the first contents of results of one shape, and then copy them.
+    """A leaf in `dtype`, laid out by each of these partitions in turn; `layered`: layer by layer.
+
+    Each leaf is a program: in one of all leaves the compiler shares the first contents of results of one shape, and copies them.
     """
     if layered:
         inner = tuple(PartitionSpec(*spec[1:]) for spec in specs)
