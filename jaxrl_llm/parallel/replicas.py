@@ -153,7 +153,10 @@ def _copied(leaf, sharding, dtype):
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def _moved(leaf, mesh, specs, dtype, layered):
-    """A leaf in `dtype`, laid out by each of these partitions in turn, layer by layer; leaves share no program, nor buffers."""
+    """A leaf in `dtype`, laid out by each of these partitions in turn; `layered`: layer by layer.
+
+    Each leaf is a program: in one of all leaves the compiler shares the first contents of results of one shape, and copies them.
+    """
     if layered:
         inner = tuple(PartitionSpec(*spec[1:]) for spec in specs)
         return jax.lax.map(lambda layer: _moved(layer, mesh, inner, dtype, False), leaf)

@@ -43,10 +43,9 @@ def exchange(forest: Forest, grown: Forest) -> Forest:
 
 def check_same(values: Mapping[str, Any], when: str) -> None:
     """Raises ValueError with both values if the processes of a run differ in one of these; arrays are shown as digests."""
-    if parallel.several():
-        told = {f"{name} {when}": _told(parallel.fetch(value)) for name, value in values.items() if value is not None}
-        parallel.check_same(told, "what processes sample and learn would part from here on: see whether an environment, a "
-                            "reward or a controller of your own draws random numbers, or reads a clock or a file of its host")
+    told = {f"{name} {when}": _told(parallel.fetch(value)) for name, value in values.items() if value is not None}
+    parallel.check_same(told, "what processes sample and learn would part from here on: see whether an environment, a reward "
+                        "or a controller of your own draws random numbers, or reads a clock or a file of its host")
 
 
 def _told(value: Any) -> str:

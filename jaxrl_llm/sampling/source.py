@@ -131,8 +131,9 @@ class Source:
     def _next(self, snapshot: Snapshot, timer: PhaseTimer | None) -> Finished:
         """The same, with nothing beside it."""
         timer, version = timer or PhaseTimer(), snapshot.version
-        place = {"the next uid": self.next_uid, "the position in the data": str(self.data.get_state())}
-        check_same(snapshot.settings._asdict() | place, f"before batch {version + 1}")
+        if parallel.several():
+            place = {"the next uid": self.next_uid, "the position in the data": str(self.data.get_state())}
+            check_same(snapshot.settings._asdict() | place, f"before batch {version + 1}")
         known = read_settings(snapshot.settings)
         self.stream.forget()
         self.stream.publish(snapshot._replace(settings=known))
@@ -162,8 +163,9 @@ class Source:
         if mix is not None:
             chosen, self.buffer, mixed = mix(chosen)
             metrics |= mixed
-        numbers = {name: column for name, column in chosen.columns.items() if column.dtype != object}
-        check_same(numbers | dict(chosen.facts) | counts, f"of batch {version + 1}")
+        if parallel.several():
+            numbers = {name: column for name, column in chosen.columns.items() if column.dtype != object}
+            check_same(numbers | dict(chosen.facts) | counts, f"of batch {version + 1}")
         if not chosen.problems:
             return Finished(None, chosen, metrics, counts)
         return Finished(self._completed(self.view(chosen, version), chosen, known, stored), chosen, metrics, counts)
