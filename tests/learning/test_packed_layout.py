@@ -22,7 +22,8 @@ CASES = {
     "ratios of sequences": ({"method": "gspo", "learner.epochs": 2}, 1),
     "adapters": ({"lora.rank": 2, "objective": "kl_coef=0.1", "learner.epochs": 2}, 1),
     "experts": ({"model.experts": 4}, 2),
-    "adapters, a critic on their states": ({"method": "ppo", "critic.kind": "head", "lora.rank": 2, "learner.minibatches": 2}, 1),
+    "a critic on the states of adapters": (
+        {"method": "ppo", "critic.kind": "head", "lora.rank": 2, "learner.minibatches": 2}, 1),
 }
 
 

@@ -78,7 +78,7 @@ def learned(devices, packed_rows, method="", **sizes):
     c.update_from_flattened_dict(METHODS.get(method, ADAPTERS))
     c.mesh.update(sizes)
     run, _ = built(c, devices)
-    state, rng, metrics, advantage = setup.initial_state(run, weights(run.learner.policy.model)), np.random.default_rng(1), {}, 0
+    state, rng = setup.initial_state(run, weights(run.learner.policy.model)), np.random.default_rng(1)
     for _ in range(2):
         rollouts = Rollouts(
             mask=np.arange(T) < rng.integers(1, T + 1, (P, G, 1)), valid=rng.random((P, G)) < 0.9,
