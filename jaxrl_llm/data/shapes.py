@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.data.ladders import QUARTERS, buckets, mean_rung, prompt_buckets, smallest
 from jaxrl_llm.models.unpadding import through_last
 
-MAX_PROGRAMS = 8  # of updates, a critic's included, and the same number of log-probs
+MAX_PROGRAMS = 8  # of updates, a critic's included unless rows are packed, and the same number of log-probs
 
 
 class Ladders(NamedTuple):

@@ -28,22 +28,22 @@ class Layout(NamedTuple):
     logprobs: `(params, lora, rollouts) -> (logprobs, entropies)`, f32[P, G, T] each; see `Policy.logprobs`.
     update: `(state, rollouts, advantages, rate=None) -> (state, metrics)`, see `learning.step.make_update`.
     ready: rollouts on the host -> the same with the promise to the programs, see `Rollouts.filled`.
+    objective, optimizer: those of `update`, which is compiled with them.
+    update_programs, logprob_programs: the compiled programs of each.
     features: `(params, lora, rollouts) -> (logprobs, entropies, features)`, see `Policy.logprobs_and_features`; None without a
       `Capture`.
     placed: `rollouts -> (micro_batches, index)`, see `accumulate.placed`; None for rectangular rows.
-    objective, optimizer: those of `update`, which is compiled with them.
-    update_programs, logprob_programs: the compiled programs of each.
     """
 
     logprobs: Callable
     update: Callable
     ready: Callable[[Rollouts], Rollouts]
-    features: Callable | None
-    placed: Callable | None
     objective: Objective
     optimizer: optax.GradientTransformation
     update_programs: tuple[Guarded, ...]
     logprob_programs: tuple[Guarded, ...]
+    features: Callable | None = None
+    placed: Callable | None = None
 
 
 def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, sizes: Ladders, *,
@@ -66,7 +66,7 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
         least = sizes.filled_of(rollouts.mask.shape[2])
         return rollouts.replace(filled=max(least, quarters_filled(np.asarray(rollouts.token_mask), together)))
 
-    return Layout(logprobs, update, ready, features, None, objective, optimizer, (update,), (logprobs,))
+    return Layout(logprobs, update, ready, objective, optimizer, (update,), (logprobs,), features)
 
 
 def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, lengths: Sequence[int], size: int, *,
@@ -111,8 +111,8 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
         return accumulate.update(parts, size, state, packed_of(rollouts), rollouts, advantages, rate)
 
     updates = tuple(guards[name] for name in ("differentiate", "accumulate", "apply", "whole"))
-    return Layout(logprobs, update, lambda rollouts: rollouts, None if capture is None else features, placed, objective,
-                  optimizer, updates, (guards["logprobs"],))
+    return Layout(logprobs, update, lambda rollouts: rollouts, objective, optimizer, updates, (guards["logprobs"],),
+                  None if capture is None else features, placed)
 
 
 def remembers_last(function: Callable) -> Callable:

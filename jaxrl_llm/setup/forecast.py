@@ -74,6 +74,15 @@ def replayed(run: Run) -> list[tuple[str, str]]:
     return [("replay buffer, at most", f"{most:,} rollouts, {size / 1e9:.3g} GB of the host's memory, twice while it changes")]
 
 
+def critic_programs(run: Run) -> int:
+    """Programs that update a run's critic: one for each shape of its batches; in packed rows for each length, and two more."""
+    layout, estimator = run.learner.layout, run.learner.estimator
+    if not estimator.has_critic:
+        return 0
+    packed = layout.placed is not None and estimator.turn_critic is None  # a critic of turns reads recorded states
+    return max(one.shapes for one in layout.update_programs) + 2 if packed else run.source.ladders.programs
+
+
 def forecast(run: Run) -> list[tuple[str, str]]:
     """Rows for the head of a run: memory per device and useful operations of a step at maximum lengths, and programs.
 
@@ -94,7 +103,7 @@ def forecast(run: Run) -> list[tuple[str, str]]:
         warnings.warn(refusal, RuntimeWarning, stacklevel=2)
     operations, layout = sum(plan.step_flops(c, w).values()), run.learner.layout
     counts = {"updates": sum(one.shapes for one in layout.update_programs),
-              "updates of the critic": run.source.ladders.programs * run.learner.estimator.has_critic,
+              "updates of the critic": critic_programs(run),
               "log-probs": sum(one.shapes for one in layout.logprob_programs)}
     programs = [f"{count} of {what}" for what, count in counts.items() if count]
     rows = [("memory per device, estimated", f"{estimate.updating / 1e9:.2f} GB updating, {estimate.sampling / 1e9:.2f} GB "

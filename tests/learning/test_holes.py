@@ -186,7 +186,8 @@ def recorder_of(name):
     made = recorders.make(name, recorders.Context(
         asked=frozenset(recorders.RECORDERS[name].provides), config=config, policy=inputs.POLICY,
         estimator=advantages.make("archer"), logprobs=logprobs, jitted=jitted, guarded=lambda name, function, times=1: function,
-        optimizer=lambda *rate_and_updates: inputs.GRADIENT, loaded=lambda key: [(logprobs, other())], capture=CAPTURE,
+        optimizer=lambda *rate_and_updates: inputs.GRADIENT, loaded=lambda key: [(logprobs, other())],
+        features=jitted(type(inputs.POLICY).logprobs_and_features, inputs.POLICY, capture=CAPTURE),
         square_norms=gradient_norms.make(inputs.POLICY)))
     own = made.given if made.init is None else made.init(other())
     return made, own.replace(params=own.params | {"head": head()}) if name == "critic" else own

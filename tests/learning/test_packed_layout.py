@@ -22,6 +22,8 @@ CASES = {
     "ratios of sequences": ({"method": "gspo", "learner.epochs": 2}, 1),
     "adapters": ({"lora.rank": 2, "objective": "kl_coef=0.1", "learner.epochs": 2}, 1),
     "experts": ({"model.experts": 4}, 2),
+    "a critic on the states of adapters": (
+        {"method": "ppo", "critic.kind": "head", "lora.rank": 2, "learner.minibatches": 2}, 1),
 }
 
 
@@ -60,11 +62,11 @@ def batch(rng, S, T, lengths=None, prompts=None):
 def learned(S, T, given, changes):
     """`(weights at the start, weights, metrics of each step)` after a step on each of the given batches."""
     run, state = build(S, T, **changes)
-    frozen, before, result = run.learner.frozen(state.params), jax.device_get(state.trainable), []
+    frozen, before, result = run.learner.frozen(state.params), jax.device_get((state.trainable, state.beside)), []
     for rollouts in given:
         state, metrics, *_ = run.learner.learn(state, rollouts, frozen)
         result.append(metrics)
-    return before, jax.device_get(state.trainable), result
+    return before, jax.device_get((state.trainable, state.beside)), result
 
 
 def assert_alike(ours, wanted):
@@ -108,6 +110,24 @@ def test_temperatures_and_factors_of_the_rate(size):
     assert loss == pytest.approx(expected, rel=1e-4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), moved, wanted)
     assert max(np.abs(x).max() for x in jax.tree.leaves(wanted)) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", ({}, {"lora.rank": 2, "model.experts": 4}))
+def test_features_are_those_of_rectangular_rows(changes):
+    """Means over the last 3 tokens, in rows that may hold the end of a prompt and not its completions."""
+    changes, result = {"method": "poise", "probe.layer": "0", "probe.pool": 3, "learner.epochs": 2, **changes}, []
+    rollouts = batch(np.random.default_rng(4), 8, 6)
+    for rows in (1, 64, 0):
+        run, state = build(8, 6, **changes, **{"learner.packed_rows": rows})
+        lora = jax.tree.map(lambda x: x + 0.1, state.lora)
+        result.append(jax.device_get(run.learner.layout.features(state.params, lora, run.learner.place(rollouts))))
+    mask, *packed, wanted = rollouts.token_mask, *result
+    for logprobs, entropies, features in packed:
+        np.testing.assert_allclose(logprobs[mask], wanted[0][mask], atol=1e-5)
+        np.testing.assert_allclose(entropies[mask], wanted[1][mask], atol=1e-5)
+        np.testing.assert_allclose(features[rollouts.valid], wanted[2][rollouts.valid], atol=1e-5)
+    assert np.abs(wanted[2][..., :-3]).max(axis=(0, 1)).min() > 1e-4
 
 
 def forked():
@@ -226,11 +246,9 @@ def test_log_probs_without_adapters_are_those_of_the_weights_alone():
 
 
 @pytest.mark.parametrize("changes, message", (
-    ({"method": "poise"}, "'poise' pools hidden states of completions, which takes rectangular rows; set learner.packed"),
-    ({"method": "ppo"}, "'ppo' trains a critic, which takes rectangular rows; set learner.packed_rows=0"),
     ({"learner.micro_batches": 2}, "learner.packed_rows=2 and learner.micro_batches=2 both set .* set learner.micro_batches=1"),
     ({"learner.packed_rows": -1}, "learner.packed_rows is -1; it must be at least 0")))
-def test_what_takes_rectangular_rows_is_refused(changes, message):
+def test_impossible_numbers_of_rows_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         build(8, 6, **{"learner.packed_rows": 2, **changes})
 

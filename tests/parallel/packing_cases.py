@@ -61,36 +61,43 @@ def gradient(mesh, rollouts, advantage, packed, model=MODEL, balance=0.0):
     return jax.device_get(state.opt_state), jax.device_get(metrics), ruled
 
 
+ADAPTERS = {"lora.rank": 2, "learner.epochs": 2, "objective": "kl_coef=0.1"}  # two passes over each batch, with a reference
+METHODS = {"poise": {"method": "poise", "lora.rank": 2, "probe.layer": "0.5", "estimator": "bootstrap=1, first_fit=1"},
+           "ppo": {"method": "ppo", "learner.minibatches": 1}}
+
+
 @functools.cache
-def learned(devices, packed_rows, **sizes):
-    """`(adapters, metrics)` after two steps of a run on this many devices: two passes over each batch, with a reference."""
+def learned(devices, packed_rows, method="", **sizes):
+    """`(what is trained, advantages, metrics)` after two steps of a run on this many devices."""
     c = default_config()
-    c.task, c.lora.rank, c.objective = "arithmetic(level=digit)", 2, "kl_coef=0.1"
+    c.task = "arithmetic(level=digit)"
     c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48
     c.steps, c.prompts.per_step, c.prompts.max_tokens, c.sampling.group, c.sampling.max_tokens = 2, P, S, G, T
     c.optimizer.name, c.optimizer.learning_rate, c.optimizer.warmup_updates = "sgd", 0.5, 0
-    c.learner.epochs, c.learner.packed_rows = 2, packed_rows
+    c.learner.packed_rows = packed_rows
+    c.update_from_flattened_dict(METHODS.get(method, ADAPTERS))
     c.mesh.update(sizes)
-    run, params = built(c, devices)
-    state, rng, metrics = setup.initial_state(run, params), np.random.default_rng(1), {}
+    run, _ = built(c, devices)
+    state, rng = setup.initial_state(run, weights(run.learner.policy.model)), np.random.default_rng(1)
     for _ in range(2):
         rollouts = Rollouts(
             mask=np.arange(T) < rng.integers(1, T + 1, (P, G, 1)), valid=rng.random((P, G)) < 0.9,
-            rewards=rng.normal(size=(P, G)).astype(np.float32), tokens=rng.integers(0, 250, (P, G, T)).astype(np.int32),
+            rewards=rng.random((P, G)).astype(np.float32), tokens=rng.integers(0, 250, (P, G, T)).astype(np.int32),
             prompt_tokens=rng.integers(0, 250, (P, S)).astype(np.int32),
             prompt_mask=np.arange(S) < rng.integers(1, S + 1, (P, 1)),
             behavior_logprobs=rng.normal(-5, 0.3, (P, G, T)).astype(np.float32))
-        state, metrics, *_ = run.learner.learn(state, rollouts)
-    return jax.device_get(state.lora), metrics
+        state, metrics, batch, advantage = run.learner.learn(state, rollouts)
+        advantage = np.where(batch.token_mask, advantage, 0)
+    return jax.device_get((state.trainable, state.beside)), advantage, metrics
 
 
-def runs(**sizes):
+def runs(method="", **sizes):
     """How far packed rows on eight devices are from rectangular ones on one device."""
-    (spread, measured), (alone, wanted) = learned(8, 4, **sizes), learned(1, 0, data=1)
+    (*spread, measured), (*alone, wanted) = learned(8, 4, method, **sizes), learned(1, 0, method, data=1)
     pairs = [*zip(jax.tree.leaves(spread), jax.tree.leaves(alone), strict=True)]
     return {"apart": max(float(np.abs(a - b).max()) for a, b in pairs),
             "largest": max(float(np.abs(b).max()) for _, b in pairs),
-            "metrics": {key: [measured[key], value] for key, value in wanted.items()}}
+            "metrics": {key: [float(measured[key]), float(value)] for key, value in wanted.items()}}
 
 
 def main():
@@ -107,7 +114,9 @@ def main():
         result[name] = {"apart": max(jax.tree.leaves(apart)), "ruled": ruled,
                         "metrics": {key: [float(metrics[key]), float(value)] for key, value in measured.items()}}
     flash.BLOCK = 512
-    print(json.dumps(result | {"runs": [runs(data=2, fsdp=2, tensor=2), runs(data=1, fsdp=2, tensor=2, seq=2)]}))
+    print(json.dumps(result | {"runs": {
+        "spread": runs(data=2, fsdp=2, tensor=2),
+        **{name or "cut": runs(name, data=1, fsdp=2, tensor=2, seq=2) for name in ("", *METHODS)}}}))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ def test_gradients_and_metrics_on_eight_devices_equal_those_on_one(result, mesh)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", (False, True))
-def test_a_run_on_eight_devices_learns_what_rectangular_rows_on_one_do(result, cut):
-    run = result["runs"][cut]
+@pytest.mark.parametrize("case", ("spread", "cut", "poise", "ppo"))
+def test_a_run_on_eight_devices_learns_what_rectangular_rows_on_one_do(result, case):
+    run = result["runs"][case]
     assert run["largest"] > 0.01 and run["apart"] < 1e-5
     for name, (ours, wanted) in run["metrics"].items():
         assert ours == pytest.approx(wanted, rel=1e-3, abs=1e-5), name

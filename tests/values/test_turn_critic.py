@@ -9,6 +9,7 @@ import pytest
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages.turns import of_environment
+from jaxrl_llm.data.packing import of_groups, pack
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.models import ModelConfig, Transformer
 from jaxrl_llm.objectives.turns import of_turns
@@ -86,6 +87,15 @@ def test_states_are_those_of_plain_rows():
             alone, _ = MODEL.packed_states(weights, row[None, :1], jnp.ones((1, 1), bool), row[None, None, 1:])
             np.testing.assert_allclose(result[p, g, k, side], alone[0, 0, -1], atol=2e-5)
     assert not result[1, 1].any() and not result[0, 0, 2].any()
+    packed, states = pack(*of_groups(r.prompt_tokens, r.prompt_mask, np.asarray(r.tokens), r.mask), np.asarray(r.mask), [9]), \
+        CRITIC.no_states(r)
+    count, length = packed.node.shape
+    assert count > 1
+    add = jax.jit(CRITIC.with_packed)
+    for row in range(count):
+        rows = jax.tree.map(lambda x: jnp.asarray(x[row:row + 1]), packed.rows)
+        states = add(states, weights, None, r, rows, packed.index, row * length)
+    np.testing.assert_allclose(states, result, atol=2e-5)
 
 
 def test_slow_copies_follow_by_tau():
