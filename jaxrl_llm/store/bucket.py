@@ -116,24 +116,35 @@ def kept(home: AnyPath) -> Iterator[tuple[Path, Callable[[], None]]]:
         return
     lease = _Lease(home)
     with tempfile.TemporaryDirectory(prefix="jaxrl_llm-") as name, contextlib.closing(lease):
-        mirror = _Mirror(home, Path(name), lease)
-        beat = threading.Thread(target=mirror.beat, name="bucket", daemon=True)
-        beat.start()
-        error = None
+        mirror, ended, error = _Mirror(home, Path(name), lease), threading.Event(), None
+        # Two threads: a run lives while it uploads something large.
+        beats = [threading.Thread(target=_repeat, args=(each, ended), daemon=True) for each in (lease.renew, mirror.write)]
+        for beat in beats:
+            beat.start()
         try:
             yield mirror.folder, mirror.write
         except BaseException as raised:
             error = raised
             raise
         finally:
-            mirror.ended.set()
-            beat.join()
+            ended.set()
+            for beat in beats:
+                beat.join()
             try:
                 mirror.write()
             except Exception as problem:  # the error that ended the run is the one to show
                 if error is None:
                     raise
                 error.add_note(f"the last files are not in the bucket: {problem}")
+
+
+def _repeat(act: Callable[[], None], ended: threading.Event) -> None:
+    """Acts at each beat until the end. A failure is only a warning, as the writing before the next checkpoint fails too."""
+    while not ended.wait(BEAT):
+        try:
+            act()
+        except Exception as error:
+            warnings.warn(f"{error}; it is tried again", RuntimeWarning, stacklevel=2)
 
 
 class _Lease:
@@ -191,7 +202,7 @@ class _Mirror:
     """Files of a local folder as objects of a bucket: what changes is replaced, what is removed is deleted after that."""
 
     def __init__(self, home: epath.Path, folder: Path, lease: _Lease):
-        self.home, self.folder, self.ended = home, folder, threading.Event()
+        self.home, self.folder = home, folder
         self._lease, self._one_at_a_time = lease, threading.Lock()
         with reaching(home):
             _fetch(home, folder, lambda name: PurePosixPath(name).name not in _PAGES, steps=not native(home))
@@ -209,14 +220,6 @@ class _Mirror:
                     list(pool.map(self._write_one, names))
                 list(pool.map(lambda name: (self.home / name).unlink(missing_ok=True), self._written.keys() - now.keys()))
             self._written = now
-
-    def beat(self) -> None:
-        """Writes at each beat until the end. A failure is only a warning, as `write` before the next checkpoint fails too."""
-        while not self.ended.wait(BEAT):
-            try:
-                self.write()
-            except Exception as error:
-                warnings.warn(f"{error}; it is tried again", RuntimeWarning, stacklevel=2)
 
     def _write_one(self, name: str) -> None:
         try:

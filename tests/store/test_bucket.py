@@ -59,6 +59,23 @@ def test_a_bucket_has_one_run_at_a_time(store):
     assert objects.names() == ["bucket/run/run.lock"]
 
 
+def test_a_run_that_uploads_something_large_lives(store, monkeypatch):
+    put, home = objects.put, bucket.place("s3://bucket/run")
+
+    def slow(name, content):
+        if name.endswith("large"):
+            time.sleep(2 * bucket.PATIENCE * bucket.BEAT)
+        put(name, content)
+
+    monkeypatch.setattr(objects, "put", slow)
+    with bucket.kept(home) as (folder, _):
+        (folder / "large").touch()
+        time.sleep(2 * bucket.BEAT)  # its upload has begun
+        with pytest.raises(RuntimeError, match="in use by another run"), bucket.kept(home):
+            pass
+    assert objects.names() == ["bucket/run/large"]
+
+
 @pytest.mark.parametrize("url, error", (
     ("http://bucket/run", "is a URL of another kind; give a local or mounted folder, or gs://BUCKET/FOLDER"),
     ("gs://bucket", "is a URL of another kind"),
