@@ -36,6 +36,9 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
     if "reset" in knobs and c.optimizer.schedule != "constant":
         raise ValueError(f"method {method.slug!r} resets the optimiser, with which optimizer.schedule={c.optimizer.schedule!r} "
                          "would begin again and not end at 0; set optimizer.schedule=constant, or take another method")
+    if config.environment and (count := len(written.calls(config.task))) > 1:
+        raise ValueError(f"config.task={config.task!r} names {count} tasks, and config.environment={config.environment!r} has "
+                         "a task of its own, so that no run would read them; name tasks or an environment")
     if config.budget.utility:
         check_budget(config, made)
     check_group(config, made)

@@ -12,14 +12,14 @@ from composition_cases import MESHED, METHODS, SETTINGS, answer
 
 CASES = Path(job.__file__).with_name("composition_cases.py")
 MESH = ("fsdp", "tensor")
-CELLS = [(method, *others) for method in METHODS for others in (
-    *((name,) for name in SETTINGS), ("slots", *MESH), ("environment", *MESH))]
 MOST = 6  # settings of a run at once
 
 # Pairs of names that a run cannot have, and why.
 APART = {
-    ("environment", "mixture"): "a mixture is one of tasks, and an environment has a task of its own: config.task is not read",
+    ("environment", "mixture"): "a mixture is one of tasks, and an environment has a task of its own",
 }
+CELLS = [(method, *others) for method in METHODS for others in (
+    *((name,) for name in SETTINGS), ("slots", *MESH), ("environment", *MESH), *APART)]
 
 
 def apart(names) -> bool:
