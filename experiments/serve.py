@@ -73,17 +73,17 @@ def loaded():
     return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value or "float32", int8_cache=_INT8_CACHE.value)
 
 
-def mesh():
-    """The mesh that the flag names; None: one device."""
+def mesh_of(text: str):
+    """The mesh that --mesh names, of the first devices; None: one device. ValueError for another text, or too few devices."""
     import jax
 
     from jaxrl_llm import parallel
-    if not _MESH.value:
+    if not text:
         return None
-    axes = [part.partition("=") for part in _MESH.value.replace(" ", "").split(",")]
+    axes = [part.partition("=") for part in text.replace(" ", "").split(",")]
     sizes = {name: int(size) for name, _, size in axes if name in ("data", "tensor") and re.fullmatch(r"-1|\d+", size)}
     if len(sizes) < len(axes):
-        raise ValueError(f"--mesh={_MESH.value!r}; give sizes of data and tensor, such as 'data=2,tensor=4'")
+        raise ValueError(f"--mesh={text!r}; give sizes of data and tensor, such as 'data=2,tensor=4'")
     sizes = {"data": 1} | sizes
     count = jax.device_count() if -1 in sizes.values() else math.prod(sizes.values())
     return parallel.make_mesh(**sizes, devices=jax.devices()[:count])
@@ -99,7 +99,7 @@ def application(loaded, name: str, token: str, size: int):
     from jaxrl_llm.serving.worker import Worker
     model, params, tokenizer, tag = loaded
     engine = SlotEngine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
-                    paged=_PAGED.value, mesh=mesh())
+                    paged=_PAGED.value, mesh=mesh_of(_MESH.value))
     limits = ClientLimits(_COMPLETIONS.value, _REQUESTS.value)
     published = None if _WEIGHTS_FROM.value is None else Path(_WEIGHTS_FROM.value).expanduser()
     return make_app(ServedModel(name, model.config, tokenizer, Worker(engine, tag), token, limits, published))
@@ -123,7 +123,7 @@ def tinker_application(loaded, name: str, token: str, size: int):
     model, params, tokenizer, tag = loaded
     learner = AdapterLearner(model, params, longest=size, budget=_BATCH_TOKENS.value)
     engine = SlotEngine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
-                    lora=learner.padded(None, _RANK.value), paged=_PAGED.value, mesh=mesh())
+                    lora=learner.padded(None, _RANK.value), paged=_PAGED.value, mesh=mesh_of(_MESH.value))
     store = Store(Path(_CHECKPOINTS.value).expanduser())
     service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)
     limits = ClientLimits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)

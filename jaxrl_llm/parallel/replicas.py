@@ -155,7 +155,7 @@ def _copied(leaf, sharding, dtype):
 def _moved(leaf, mesh, specs, dtype, layered):
     """A leaf in `dtype`, laid out by each of these partitions in turn; `layered`: layer by layer.
 
-    Each leaf is a program: in one of all leaves the compiler shares the first contents of results of one shape, and copies them.
+    Each leaf has a program: in one of all leaves the compiler shares the first contents of results of a shape, and copies them.
     """
     if layered:
         inner = tuple(PartitionSpec(*spec[1:]) for spec in specs)

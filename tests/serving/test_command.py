@@ -1,5 +1,6 @@
 """The command `jaxrl_llm serve` as a process, with the checkpoint of a run, and what it serves."""
 import importlib.util
+import os
 import signal
 
 import jax
@@ -32,7 +33,9 @@ def test_a_checkpoint_of_a_run_is_served(tmp_path, command):
     loaded = policy.of_run(tmp_path / "run")
     assert loaded.tag == "run-step-1"
     ids, first = [257, *b"1+1"], policy.of_run(tmp_path / "run", 0)
-    line, process = command("--workdir=run", "--slots=2", "--slot_tokens=64", JAXRL_LLM_TOKEN="key")
+    two = " ".join([os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=2"])
+    line, process = command("--workdir=run", "--slots=2", "--slot_tokens=64", "--mesh=data=2", JAXRL_LLM_TOKEN="key",
+                            XLA_FLAGS=two)
     assert line.startswith("run (run-step-1) at http://127.0.0.1:") and "2 slots of 64 tokens, with a token" in line
     with openai.OpenAI(base_url=line.split()[3].rstrip(","), api_key="key") as client:
         answer = client.completions.create(model="run", prompt=ids, temperature=0, max_tokens=20,
@@ -88,6 +91,15 @@ def test_others_than_this_machine_need_a_token(host, local):
     else:
         with pytest.raises(ValueError, match="JAXRL_LLM_TOKEN"):
             serve.check_token(host, "")
+
+
+def test_meshes_are_named_by_their_axes():
+    assert serve.mesh_of("") is None and serve.mesh_of("tensor=1").size == serve.mesh_of("data = -1").size == 1
+    for text in ("4", "data=two", "data=1,data=1", "fsdp=2"):
+        with pytest.raises(ValueError, match="give sizes of data and tensor, such as 'data=2,tensor=4'"):
+            serve.mesh_of(text)
+    with pytest.raises(ValueError, match="mesh data=1 x fsdp=1 x tensor=8 does not fit 1 devices"):
+        serve.mesh_of("tensor=8")
 
 
 def test_a_slot_holds_what_the_model_was_made_for(tmp_path):
