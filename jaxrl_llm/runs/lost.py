@@ -65,8 +65,9 @@ class LostWriter:
         if lost.kind not in self._said:
             self._said.add(lost.kind)
             message = " ".join(visible(lost.message).split())[:_SHOWN]
-            self._say(f"the environment lost trajectory {lost.uid}, problem {lost.problem}, at turn {lost.turn}: {lost.kind}, "
-                      f"{message}; {self._where(lost.uid)}")
+            host = f" on {lost.host}" if lost.host else ""
+            self._say(f"the environment lost trajectory {lost.uid}, problem {lost.problem}, at turn {lost.turn}{host}: "
+                      f"{lost.kind}, {message}; {self._where(lost.uid)}")
 
     def _shorten(self, kind: str) -> None:
         """Drops all lines of a kind but the newest `KEPT`."""
