@@ -24,10 +24,11 @@ def tiny(**changes):
 
 KINDS = {"tools": lambda: chatter.get_config(**TOOLS), "game": lambda: chatter.get_config(environment="chatter:alphabet"),
          "turns": lambda: tiny(**{"sampling.micro_batches": 2}), "replay": lambda: tiny(method="sil"),
+         "routes": lambda: tiny(method="qwen_stabilizing", objective="routing='sampler'", **{"model.experts": 4}),
          "controllers": lambda: chatter.get_config(method="scaling_inter_rl")}
 # Kind, data x fsdp x tensor x seq.
 CASES = (("tools", (4, 1, 2)), ("tools", (1, 2, 2, 2)), ("game", (2, 2, 2)), ("turns", (1, 2, 2)), ("replay", (4, 1, 1)),
-         ("controllers", (2, 1, 1)))
+         ("controllers", (2, 1, 1)), ("routes", (2, 1, 2)))
 
 
 def stepped(kind, sizes):
