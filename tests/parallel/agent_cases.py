@@ -24,7 +24,8 @@ def tiny(**changes):
 
 KINDS = {"tools": lambda: chatter.get_config(**TOOLS), "game": lambda: chatter.get_config(environment="chatter:alphabet"),
          "turns": lambda: tiny(**{"sampling.micro_batches": 2}), "replay": lambda: tiny(method="sil"),
-         "routes": lambda: tiny(method="qwen_stabilizing", objective="routing='sampler'", **{"model.experts": 4}),
+         "routes": lambda: tiny(method="qwen_stabilizing", objective="routing='sampler'", **{
+             "model.experts": 4, "learner.minibatches": 2}),
          "controllers": lambda: chatter.get_config(method="scaling_inter_rl")}
 # Kind, data x fsdp x tensor x seq.
 CASES = (("tools", (4, 1, 2)), ("tools", (1, 2, 2, 2)), ("game", (2, 2, 2)), ("turns", (1, 2, 2)), ("replay", (4, 1, 1)),
