@@ -179,7 +179,6 @@ def test_auto_is_the_faster_engine_that_can_what_is_wanted():
     for name, lacks, message in (
             ("slots", {"spread": "method 'props'"}, "method 'props' needs an engine that draws the first tokens of a group "
                                                     "together, and 'slots' does not; set sampling.engine='auto'"),
-            ("slots", {"mesh": "a mesh of 4 devices"}, "a mesh of 4 devices needs an engine that samples on all devices"),
             ("scan", {"paged": "sampling.paged_cache=True"}, "keeps caches in pages, and 'scan' does not"),
             ("auto", {"spread": "a", "extend": "b"}, "a needs an engine that draws .*; b needs an engine that goes on "
                                                      ".* and no engine of this process does all of that")):
