@@ -24,25 +24,26 @@ def tiny(**changes):
 
 KINDS = {"tools": lambda: chatter.get_config(**TOOLS), "game": lambda: chatter.get_config(environment="chatter:alphabet"),
          "turns": lambda: tiny(**{"sampling.micro_batches": 2}), "replay": lambda: tiny(method="sil"),
-         "routes": lambda: tiny(method="qwen_stabilizing", objective="routing='sampler'", **{
-             "model.experts": 4, "learner.minibatches": 2}),
+         "routes": lambda: tiny(method="qwen_stabilizing", objective="routing='sampler'", **{"model.experts": 4}),
          "controllers": lambda: chatter.get_config(method="scaling_inter_rl")}
 # Kind, data x fsdp x tensor x seq.
 CASES = (("tools", (4, 1, 2)), ("tools", (1, 2, 2, 2)), ("game", (2, 2, 2)), ("turns", (1, 2, 2)), ("replay", (4, 1, 1)),
-         ("controllers", (2, 1, 1)), ("routes", (2, 1, 2)))
+         ("controllers", (1, 1, 4)), ("routes", (2, 1, 2)))
 
 
 def stepped(kind, sizes):
-    """Tokens and log-probs of each of three batches, and the weights behind them."""
+    """Tokens and log-probs of each of three batches, the norm of each first gradient, and the weights behind them."""
     config = KINDS[kind]()
+    config.learner.minibatches = 1
     config.mesh.update(dict(zip(("data", "fsdp", "tensor", "seq"), sizes)))
     run, params = few_devices.built(config, int(np.prod(sizes)))
-    state, frozen, found = setup.initial_state(run, params), run.learner.frozen(params), []
+    state, frozen, found, norms = setup.initial_state(run, params), run.learner.frozen(params), [], []
     for step in itertools.islice(schedules.make("sync").steps(run.source, run.learner, state, frozen), 3):
         rollouts = step.finished.rollouts
         found.append([np.asarray(x) for x in (rollouts.tokens, rollouts.mask, rollouts.behavior_logprobs)])
+        norms.append(step.learned.metrics["grad_norm"])
         learned = step.learned.state
-    return found, jax.device_get(learned.params)
+    return found, norms, jax.device_get(learned.params)
 
 
 @functools.cache
@@ -51,11 +52,11 @@ def alone(kind):
 
 
 def compared(kind, sizes):
-    (batches, params), (others, weights) = alone(kind), stepped(kind, sizes)
+    (batches, norms, params), (others, again, weights) = alone(kind), stepped(kind, sizes)
     same = [bool(np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1])) for a, b in zip(batches, others)]
     first = np.abs(np.where(batches[0][1], batches[0][2] - others[0][2], 0)).max() if same[0] else np.inf
     apart = max(jax.tree.leaves(jax.tree.map(lambda x, y: float(np.abs(x - y).max()), params, weights)))
-    return {"same": same, "first": float(first), "weights": apart}
+    return {"same": same, "first": float(first), "gradient": abs(norms[0] / again[0] - 1), "weights": apart}
 
 
 if __name__ == "__main__":
