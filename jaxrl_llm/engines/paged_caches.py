@@ -93,6 +93,8 @@ class PagedCaches:
         for row in placed:
             if row.cache is not None:
                 self._bring_back(row)
+            elif not row.pages:  # a prompt of one token gets none before its row decodes
+                row.shard = self._shards.of(row.slot)
         rows = [((self._shards.of(row.slot), prompt), row) for row in placed if not row.cached and (prompt := prompt_of(row))]
         self._compute(weights, [prompt for prompt, _ in rows], waiting)
         for prompt, row in rows:
