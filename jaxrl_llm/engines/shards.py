@@ -48,6 +48,8 @@ class Shards(NamedTuple):
             return jax.device_put(tree, self.device)
 
         def spec(x):
+            if not x.size:  # as programs return it: in another layout they would compile again
+                return parallel.replicated(self.mesh)
             cut = heads is not None and x.ndim > heads and x.shape[heads] % self.mesh.shape["tensor"] == 0
             return NamedSharding(self.mesh, PartitionSpec(*(
                 rows_of(self.mesh) if i == axis else "tensor" if cut and i == heads else None for i in range(x.ndim))))
