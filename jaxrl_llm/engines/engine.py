@@ -242,12 +242,13 @@ class SlotEngine(Collects):
         given = jax.tree.leaves(params)
         known = lora is not None and self._weights is not None and all(
             new is old and isinstance(new, jax.Array) for new, old in zip(given, self._given, strict=True))
-        params, lora = self._shards.weights((params, lora))
         if known:
             self.programs.add(("with_adapters",))
-            self._weights = programs_of.with_adapters(self._model, self._weights, lora, transposed=self._transposed)
+            self._weights = programs_of.with_adapters(self._model, self._weights, self._shards.weights(lora),
+                                                      transposed=self._transposed)
         else:
             self.programs.add(("prepare",))
+            params, lora = self._shards.weights((params, lora))
             self._weights = programs_of.prepare(self._model, params, lora, transposed=self._transposed)
         self._given = [leaf if isinstance(leaf, jax.Array) else None for leaf in given]
         self.version = version

@@ -315,7 +315,8 @@ def drawn_over(pieces: int, keys, logits, sampling: Sampling) -> Draw:
     """As `draw`, from logits sharded over `tensor`, whose devices exchange parts of the vocabulary for parts of the rows.
 
     Each row is then drawn by one device, from the whole vocabulary. Left alone, the partitioner would permute between
-    neighbours, for which CPUs wait for every device of the mesh, including those whose shard has stopped.
+    neighbours, for which CPUs wait for every device of the mesh, including those whose shard has stopped; and it would cut
+    distributions of rows, in which layout the slot engine's next chunk would compile again.
     """
     if pieces == 1:
         return draw(keys, logits, sampling)
@@ -323,4 +324,4 @@ def drawn_over(pieces: int, keys, logits, sampling: Sampling) -> Draw:
     def lay(x, *axes):
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
     rows, vocab = ("tensor" if size % pieces == 0 else None for size in logits.shape)
-    return lay(draw(lay(keys), lay(lay(logits, None, vocab), rows), sampling))
+    return lay(draw(lay(keys), lay(lay(logits, None, vocab), rows), jax.tree.map(lay, sampling)))
