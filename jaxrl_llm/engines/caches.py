@@ -102,7 +102,7 @@ class RowCaches:
 
     def copy(self, row: Row) -> Slots:
         """The cache of a row in a slot, on the host, where forks that wait for a slot have it from now on."""
-        cache = jax.device_get(self.taken(row.slot, row.cached))
+        cache = self.taken(row.slot, row.cached)
         for fork in row.forks:
             fork.cache, fork.source = cache, None
         row.forks.clear()
@@ -180,14 +180,11 @@ class RowCaches:
         return programs_of.lengthen(self._model, slots, room=room, near=self.near, mesh=self._mesh)
 
     def taken(self, slot: int, length: int) -> Slots:
-        """A copy of the cache of a row with `length` filled places."""
+        """A copy on the host of the cache of a row with `length` filled places."""
         room = self._room(length)
         self.programs.add(("take", self.slots.room, room))
         of_shards = programs_of.take(self.slots, np.int32(slot % self._shards.rows), room=room, mesh=self._mesh)
-        if self._mesh is None:
-            return of_shards
-        shard = self._shards.of(slot)
-        return jax.tree.map(lambda x: x[shard:shard + 1], jax.device_get(of_shards))
+        return self._shards.fetched(of_shards, self._shards.of(slot))
 
     def fill(self, weights: Weights, placed: Sequence[Row], waiting: Iterable[Row], decoding: Iterable[Row]) -> None:
         """Writes what the `placed` rows, some of those `decoding`, must read before they decode into their slots.

@@ -277,11 +277,9 @@ class PagedCaches:
     def _taken(self, shard: int, pages: Sequence[int]) -> Pool:
         """Copies of some pages on the host, padded to the width of a table."""
         which = self._table([(shard, pages)], self._shards.parts)
-        width = which.shape[1]
-        self.programs.add(("take", width, self._size))
-        taken = jax.device_get(programs_of.take(self._model.kernels, self.pool, which.reshape(-1), mesh=self._mesh))
-        axis = page_axis(self._model.kernels)
-        return jax.tree.map(lambda x: np.take(x, range(shard * width, (shard + 1) * width), axis), taken)
+        self.programs.add(("take", which.shape[1], self._size))
+        taken = programs_of.take(self._model.kernels, self.pool, which.reshape(-1), mesh=self._mesh)
+        return self._shards.fetched(taken, shard, page_axis(self._model.kernels))
 
     def _bring_back(self, row: Row) -> None:
         """Gives a row pages of the shard of its slot with what its copy on the host has."""

@@ -56,6 +56,21 @@ class Shards(NamedTuple):
 
         return jax.device_put(tree, jax.tree.map(spec, tree))
 
+    def fetched(self, tree: Any, shard: int, axis: int = 0) -> Any:
+        """The part of a shard of arrays whose `axis` is cut into shards, on the host; the others' parts are not sent."""
+        if self.mesh is None:
+            return jax.device_get(tree)
+
+        def part(x):
+            size = x.shape[axis] // self.parts
+            out = np.empty((*x.shape[:axis], size, *x.shape[axis + 1:]), x.dtype)
+            for piece in x.addressable_shards:
+                if piece.replica_id == 0 and (piece.index[axis].start or 0) == shard * size:
+                    out[(*piece.index[:axis], slice(None), *piece.index[axis + 1:])] = piece.data
+            return out
+
+        return jax.tree.map(part, tree)
+
     def padded(self, parts: Sequence[Sequence[int]], fill: int, count: int) -> np.ndarray:
         """i32[N count], the numbers of each shard."""
         return np.asarray([value for part in parts for value in (*part, *[fill] * (count - len(part)))], np.int32)
