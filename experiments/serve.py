@@ -56,8 +56,8 @@ def check_token(host: str, token: str) -> None:
                          "JAXRL_LLM_TOKEN, or leave --host at 127.0.0.1")
 
 
-def loaded():
-    """The model that the flags name."""
+def loaded(mesh=None):
+    """The model that the flags name, the weights of a file in pieces on a mesh."""
     from jaxrl_llm.serving import policy
     from jaxrl_llm.store import bucket
     if (_MODEL.value is None) == (_WORKDIR.value is None):
@@ -70,7 +70,8 @@ def loaded():
     if _STEP.value is not None:
         raise ValueError(f"--step={_STEP.value} goes with --workdir, the folder of a run; --model has one set of weights, so "
                          "leave --step out")
-    return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value or "float32", int8_cache=_INT8_CACHE.value)
+    return policy.of_checkpoint(_MODEL.value, _TOKENIZER.value, _DTYPE.value or "float32", int8_cache=_INT8_CACHE.value,
+                                mesh=mesh)
 
 
 def mesh_of(text: str):
@@ -155,7 +156,7 @@ def main():
     check_token(_HOST.value, token)
     family = socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET
     with socket.create_server((_HOST.value, _PORT.value), family=family) as listening:
-        served = loaded()
+        served = loaded(None if _TINKER.value else mesh_of(_MESH.value))  # adapters are trained on one device
         name = _NAME.value or Path(_MODEL.value or _WORKDIR.value).name
         size = slot_tokens_of(served.model, _SLOT_TOKENS.value)
         app = make(served, name, token, size)

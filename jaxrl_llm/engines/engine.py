@@ -130,6 +130,11 @@ class SlotEngine(Collects):
         return self._slot_tokens
 
     @property
+    def mesh(self) -> Mesh | None:
+        """The devices that sample together; None: one device."""
+        return self._shards.mesh
+
+    @property
     def vocab_size(self) -> int:
         """V."""
         return self._model.config.vocab_size

@@ -16,9 +16,10 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from jaxrl_llm.engines.engine import Node
-from jaxrl_llm.models import ModelConfig, weights
+from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.serving.answers import Answer
 from jaxrl_llm.serving.http import admit, error_body, handlers, in_thread, read_json, within
+from jaxrl_llm.serving.policy import weights_of
 from jaxrl_llm.serving.requests import ClientLimits, CompletionRequest, RequestError, read, unserved
 from jaxrl_llm.serving.worker import Closed, Failure, Worker
 from jaxrl_llm.tokenizers import Tokenizer
@@ -112,7 +113,8 @@ class _Server:
         with self.place():
             async with self.loading:  # one at a time: each holds one more copy of all weights
                 try:
-                    config, params = await within(self.served.limits.stalled, in_thread(weights.load, directory))
+                    config, params = await within(self.served.limits.stalled,
+                                                  in_thread(weights_of, directory, self.worker.mesh))
                     if config != self.served.config:
                         raise ValueError(f"{directory} holds a model of another architecture than the one that is served")
                     await within(self.served.limits.stalled,

@@ -1,9 +1,13 @@
 """The model that is served, from a checkpoint or a run folder."""
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_llm import tokenizers
+from jax.sharding import Mesh
+
+from jaxrl_llm import parallel, tokenizers
 from jaxrl_llm.models import Transformer, weights
+from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.setup.start import DTYPES
 from jaxrl_llm.store.bucket import AnyPath
@@ -20,14 +24,21 @@ class LoadedPolicy(NamedTuple):
     tag: str
 
 
-def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32", *, int8_cache: bool = False) -> LoadedPolicy:
+def of_checkpoint(path: str, tokenizer: str = "", dtype: str = "float32", *, int8_cache: bool = False,
+                  mesh: Mesh | None = None) -> LoadedPolicy:
     """A Hugging Face directory, a PEFT directory or a GGUF file; errors as in `weights.load` and `tokenizers.load`.
 
-    `tokenizer`: used instead of the one beside the weights.  `int8_cache`: see `Transformer.int8_cache`.
+    `tokenizer`: used instead of the one beside the weights.  `int8_cache`: see `Transformer.int8_cache`.  `mesh`: see
+    `weights_of`.
     """
-    config, params = weights.load(path)
+    config, params = weights_of(path, mesh)
     model = Transformer(config, dtype=DTYPES[one_of("dtype", dtype, DTYPES)], int8_cache=int8_cache)
     return LoadedPolicy(model, params, tokenizers.load(tokenizer or path).limited_to(config.vocab_size), Path(path).name)
+
+
+def weights_of(path: str | Path, mesh: Mesh | None) -> tuple[ModelConfig, Any]:
+    """Architecture and weights of a checkpoint, of which each device of a mesh reads its pieces; None: all on one device."""
+    return weights.load(path, shardings=None if mesh is None else functools.partial(parallel.rollout_shardings, mesh=mesh))
 
 
 def of_run(workdir: AnyPath, step: int | None = None) -> LoadedPolicy:

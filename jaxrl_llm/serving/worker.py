@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from jax.sharding import Mesh
+
 from jaxrl_llm.engines.engine import Node, Request, SlotEngine
 
 _ATTEMPTS = 2  # consecutive failed steps after which running rows are given up
@@ -64,6 +66,11 @@ class Worker:
     def tag(self) -> str:
         """Tag of the weights in use."""
         return self.tags[self._engine.version]
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices of the engine; None: one device."""
+        return self._engine.mesh
 
     @property
     def vocab_size(self) -> int:
