@@ -25,6 +25,19 @@ def sampler_mesh(mesh: Mesh, tensor: int = 0) -> Mesh:
     return _of(mesh.devices, tensor)
 
 
+def by_process(mesh: Mesh) -> Mesh:
+    """The mesh with its groups of `tensor` devices in the order of their processes, where none of them straddles processes.
+
+    Neighbours on the wires of TPUs lie in turns on several hosts, and a replica of more devices takes those of one.
+    """
+    groups = mesh.devices.reshape(-1, mesh.shape["tensor"])
+    places = [[(getattr(device, "slice_index", 0), device.process_index) for device in group] for group in groups]
+    if any(len({*group}) > 1 for group in places):
+        return mesh
+    order = sorted(range(len(groups)), key=places.__getitem__)
+    return Mesh(groups[order].reshape(mesh.devices.shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
 def local_mesh(mesh: Mesh) -> Mesh:
     """The replicas of a sampler's mesh in this process, all on `data`; the mesh itself if all of its devices are here.
 

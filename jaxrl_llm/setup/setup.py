@@ -539,6 +539,7 @@ def make_mesh(config: ConfigDict) -> Mesh:
 def sampling_mesh(config: ConfigDict) -> Mesh:
     """The mesh of `config.mesh`, for sampling alone; ValueError if it cannot divide the prompts of a step."""
     mesh, P = parallel.make_mesh(**config.mesh.to_dict()), config.prompts.per_step
+    mesh = parallel.by_process(mesh) if config.sampling.tensor else mesh
     for one in {mesh, parallel.sampler_mesh(mesh, config.sampling.tensor)}:
         parallel.check_batch(one, P, "prompts.per_step")
         parallel.check_batch(one, P // config.sampling.micro_batches, "prompts.per_step / sampling.micro_batches")

@@ -34,7 +34,7 @@ def weights(model):
 
 def request(uid, **changes):
     prompts = np.random.default_rng(5).integers(0, V, (P, 9)).tolist()
-    prompts = [prompts[0][:1], prompts[1][:5], [*prompts[1], *prompts[2]], prompts[3]]
+    prompts = [prompts[0][:1], prompts[3][:1], [*prompts[1], *prompts[2]], prompts[1][:5]]
     fields = dict(uid=uid, limit=T, tokens=prompts[uid // G % P], sampling=Sampling(0.8), stop_tokens=(7, 9))
     return Request(**(fields | changes))
 

@@ -6,11 +6,11 @@ import jax
 import job
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxrl_llm.engines.compaction import holds
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
-from jaxrl_llm.parallel import check_batch, make_mesh, mesh_sizes
+from jaxrl_llm.parallel import by_process, check_batch, make_mesh, mesh_sizes, sampler_mesh
 from jaxrl_llm.parallel.mesh import lay_out
 from jaxrl_llm.parallel.rules import path_name, spec_of
 
@@ -154,6 +154,31 @@ def test_tpu_slices_share_the_data_axis_alone():
     assert [{device.slice_index for device in part.flat} for part in laid] == [{0}, {0}, {1}, {1}]
     with pytest.raises(ValueError, match="data=3 does not divide by 2 TPU slices: between slices there is only data; use 2"):
         lay_out((3, 1, 1, 1, 4), slices_of(2, 6))
+
+
+class Chip:
+    """A device of a process."""
+
+    def __init__(self, number: int, process: int):
+        self.id, self.process_index = number, process
+
+
+def test_replicas_take_the_devices_of_a_process_where_neighbours_are_those_of_others():
+    """The order of a v5p slice of 2 x 2 x 2 chips, whose hosts have 2 x 2 x 1: wires go from host to host."""
+    def processes(devices):
+        return [device.process_index for device in devices.flat]
+
+    def laid(shape, owners):
+        chips = np.array([Chip(n, owner) for n, owner in enumerate(owners)], object)
+        return Mesh(chips.reshape(shape), ("data", "fsdp", "seq", "expert", "tensor"))
+
+    ring = by_process(laid((1, 8, 1, 1, 1), [0, 1, 0, 1, 0, 1, 0, 1]))
+    assert [device.id for device in ring.devices.flat] == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert processes(sampler_mesh(ring, 4).devices[0]) == [0] * 4
+    pairs = by_process(laid((1, 4, 1, 1, 2), [0, 0, 1, 1, 0, 0, 1, 1]))
+    assert [device.id for device in pairs.devices.flat] == [0, 1, 4, 5, 2, 3, 6, 7]
+    straddling = laid((4, 1, 1, 1, 2), [0, 1] * 4)
+    assert by_process(straddling) is straddling
 
 
 def test_rules_may_name_axes_that_nothing_is_laid_out_over_yet():
