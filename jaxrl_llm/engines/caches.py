@@ -223,9 +223,16 @@ class RowCaches:
             row.source, row.cache, row.cached = None, None, len(row.tokens) - 1
 
     def _forget_oldest(self) -> None:
-        """Drops prompts that are too many, once those that are needed have been read again."""
-        while len(self.prefixes) > self._rows:
+        """Drops prompts that are too many, once those that are needed have been read again.
+
+        On a mesh a block has as many rows in each shard, also where a single one of them is a prompt's.
+        """
+        while len(self.prefixes) > self._rows or self._shards.parts > 1 and self._kept() > 2 * self._rows:
             self.prefixes.popitem(last=False)
+
+    def _kept(self) -> int:
+        """Rows of the blocks that have prompts."""
+        return sum({id(one.block): one.block.rows for one in self.prefixes.values()}.values())
 
     def _of_each_shard(self, cache: Slots) -> Slots:
         """A row on the host, once for each shard."""
