@@ -18,6 +18,7 @@ from jaxrl_llm.environments import base
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import AllInvalid, Recording, Runner
 from jaxrl_llm.rewards.text import through_stop_string
+from jaxrl_llm.sampling.exchange import is_mine
 from jaxrl_llm.sampling.shown_tools import behind, variables_of
 from jaxrl_llm.sampling.stream import Partner
 from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, beginning
@@ -325,9 +326,11 @@ class Dialogue:
     def beginnings(self, problem: Problem, uids: Sequence[int], shares: np.ndarray) -> list[list[int]]:
         """The first tokens of a trajectory's first turn: of the problem's solution, else of what the oracle says first.
 
-        The oracle sees the state of the very trajectory, which is opened for it in this process.
+        The oracle sees the state of the very trajectory, which is opened for it in the process that plays it; others get none.
         """
         most = min(self.turn_tokens, self.max_tokens)
+        if self.alone and not is_mine(uids[0], self.group):
+            return [[] for _ in uids]
         return [beginning(self._expert(problem, uid), share, most) if share else [] for uid, share in zip(uids, shares)]
 
     def _expert(self, problem: Problem, uid: int) -> list[int]:
