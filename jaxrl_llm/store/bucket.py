@@ -105,37 +105,42 @@ def stored(home: AnyPath, name: str, step: int | None) -> AnyPath:
 
 
 @contextlib.contextmanager
-def kept(home: AnyPath) -> Iterator[tuple[Path, Callable[[], None]]]:
+def kept(home: AnyPath, continued: bool = False) -> Iterator[tuple[Path, Callable[[], None]]]:
     """A local folder for what lies in `home`, and a function that writes what has changed, which is done at the end as well.
 
-    For a bucket it is a temporary folder, else `home` itself. Raises RuntimeError if another live run has the bucket's folder,
-    OSError if the bucket cannot be read and written, before anything else is done.
+    For a bucket it is a temporary folder, else `home` itself. If `continued`, it has what a run needs to go on: no pages, and
+    no checkpoints that orbax reads in the bucket. Raises RuntimeError if another live run has the bucket's folder, OSError if
+    the bucket cannot be read and written, before anything else is done.
     """
     if isinstance(home, Path):
         yield home, lambda: None
         return
-    lease = _Lease(home)
-    with tempfile.TemporaryDirectory(prefix="jaxrl_llm-") as name, contextlib.closing(lease):
-        mirror, ended, error = _Mirror(home, Path(name), lease), threading.Event(), None
-        # Two threads: a run lives while it uploads something large.
-        beats = [threading.Thread(target=_repeat, args=(each, ended), daemon=True) for each in (lease.renew, mirror.write)]
-        for beat in beats:
-            beat.start()
+    with (tempfile.TemporaryDirectory(prefix="jaxrl_llm-") as name, contextlib.closing(_Lease(home)) as lease,
+          _repeated(lease.renew)):  # in a thread of its own: a run lives while it copies something large
+        mirror = _Mirror(home, Path(name), lease, continued)
         try:
-            yield mirror.folder, mirror.write
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            ended.set()
-            for beat in beats:
-                beat.join()
+            with _repeated(mirror.write):
+                yield mirror.folder, mirror.write
+        except BaseException as error:
             try:
                 mirror.write()
             except Exception as problem:  # the error that ended the run is the one to show
-                if error is None:
-                    raise
                 error.add_note(f"the last files are not in the bucket: {problem}")
+            raise
+        mirror.write()
+
+
+@contextlib.contextmanager
+def _repeated(act: Callable[[], None]) -> Iterator[None]:
+    """Acts at each beat, in a thread."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_repeat, args=(act, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _repeat(act: Callable[[], None], ended: threading.Event) -> None:
@@ -201,11 +206,12 @@ class _Lease:
 class _Mirror:
     """Files of a local folder as objects of a bucket: what changes is replaced, what is removed is deleted after that."""
 
-    def __init__(self, home: epath.Path, folder: Path, lease: _Lease):
+    def __init__(self, home: epath.Path, folder: Path, lease: _Lease, continued: bool):
         self.home, self.folder = home, folder
         self._lease, self._one_at_a_time = lease, threading.Lock()
         with reaching(home):
-            _fetch(home, folder, lambda name: PurePosixPath(name).name not in _PAGES, steps=not native(home))
+            _fetch(home, folder, lambda name: not continued or PurePosixPath(name).name not in _PAGES,
+                   steps=not (continued and native(home)))
         self._written = self._files()
 
     def write(self) -> None:
