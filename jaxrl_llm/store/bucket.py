@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import platform
+import shutil
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ COMPLETE = ("commit_success.txt", "_CHECKPOINT_METADATA")  # written last, by or
 _PAGES = ("samples", "tensorboard", "eval", "wandb", "diagnostics")  # folders that nothing reads when a run continues
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
 _THREADS = 16
+_PIECE = 1 << 24  # bytes of a file that are in memory at a time
 AnyPath: TypeAlias = Path | epath.Path
 
 
@@ -229,10 +231,11 @@ class _Mirror:
 
     def _write_one(self, name: str) -> None:
         try:
-            content = (self.folder / name).read_bytes()
+            source = open(self.folder / name, "rb")
         except FileNotFoundError:  # removed a moment ago
             return
-        (self.home / name).write_bytes(content)
+        with source, (self.home / name).open("wb") as target:
+            shutil.copyfileobj(source, target, _PIECE)
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """Path -> (time, size) of each file, without locks and parts of files."""
@@ -266,9 +269,13 @@ def _fetch(home: epath.Path, folder: Path, wanted: Callable[[str], bool], steps:
             elif name != LOCK:
                 yield child, folder / name
 
+    def copy(item: tuple[epath.Path, Path]) -> None:
+        with item[0].open("rb") as source, open(item[1], "wb") as target:
+            shutil.copyfileobj(source, target, _PIECE)
+
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda item: item[1].write_bytes(item[0].read_bytes()), listed(home, folder, "")))
+        list(pool.map(copy, listed(home, folder, "")))
 
 
 @functools.cache
