@@ -253,7 +253,7 @@ class _Mirror:
 def _fetch(home: epath.Path, folder: Path, wanted: Callable[[str], bool], steps: bool = True) -> None:
     """Copies the objects of a bucket's folder, with those in its folders whose path is `wanted`.
 
-    No part of a checkpoint that is not whole is copied; without `steps` none of any.
+    Checkpoints that are not whole are left out, and without `steps` all of them.
     """
     def listed(home: epath.Path, folder: Path, below: str) -> Iterator[tuple[epath.Path, Path]]:
         children = {child.name: child for child in home.iterdir()} if home.is_dir() else {}
