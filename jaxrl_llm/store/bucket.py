@@ -181,7 +181,7 @@ class _Lease:
         self._write()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the next run then waits for beats that do not come
+        with contextlib.suppress(OSError), reaching(self._home):  # the next run then waits for beats that do not come
             if (self._holder() or {}).get("run") == self._own["run"]:
                 self._file.unlink()
 
@@ -256,7 +256,8 @@ def _fetch(home: epath.Path, folder: Path, wanted: Callable[[str], bool], steps:
     Checkpoints that are not whole are left out, and without `steps` all of them.
     """
     def listed(home: epath.Path, folder: Path, below: str) -> Iterator[tuple[epath.Path, Path]]:
-        children = {child.name: child for child in home.iterdir()} if home.is_dir() else {}
+        # An object "FOLDER/", by which consoles show an empty folder, is listed as the folder itself.
+        children = {child.name: child for child in home.iterdir() if child != home} if home.is_dir() else {}
         if not steps and any(name.isdecimal() for name in children):
             return
         if {*children} & {"state", "host"} and not {*children} & {*COMPLETE}:

@@ -23,6 +23,7 @@ def store(tmp_path, monkeypatch):
 
 
 def test_what_changes_in_the_folder_is_replaced_whole_and_what_is_removed_is_deleted(store):
+    objects.put("bucket/run/", b"")  # as a console makes a folder
     objects.put("bucket/run/old.json", b"{}")
     objects.put("bucket/run/samples/page.txt", b"page")
     with bucket.kept(bucket.place("s3://bucket/run"), continued=True) as (folder, write):
@@ -37,7 +38,7 @@ def test_what_changes_in_the_folder_is_replaced_whole_and_what_is_removed_is_del
         (folder / "new.tmp").write_text("half")
         (folder / "deep").mkdir()
         (folder / "new.tmp").rename(folder / "deep/new")
-    assert objects.names() == ["bucket/run/deep/new", "bucket/run/lines", "bucket/run/samples/page.txt"]
+    assert objects.names() == ["bucket/run/", "bucket/run/deep/new", "bucket/run/lines", "bucket/run/samples/page.txt"]
     copy = bucket.local("s3://bucket/run", "deep")
     assert sorted(path.name for path in copy.rglob("*")) == ["deep", "lines", "new"]
 
