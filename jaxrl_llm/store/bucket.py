@@ -59,7 +59,12 @@ def place(path: str | os.PathLike) -> AnyPath:
 
 def complete(step: AnyPath) -> bool:
     """Whether a checkpoint was written to its end, which its name says where folders are renamed."""
-    return isinstance(step, Path) or any((step / name).exists() for name in COMPLETE[:1 if native(step) else 2])
+    return isinstance(step, Path) or any((step / name).exists() for name in _marks(step))
+
+
+def _marks(step: AnyPath) -> tuple[str, ...]:
+    """Names of objects that a whole checkpoint has; on gs:// orbax writes the second one at the start."""
+    return COMPLETE[:1] if native(step) else COMPLETE
 
 
 @contextlib.contextmanager
@@ -260,7 +265,7 @@ def _fetch(home: epath.Path, folder: Path, wanted: Callable[[str], bool], steps:
         children = {child.name: child for child in home.iterdir() if child != home} if home.is_dir() else {}
         if not steps and any(name.isdecimal() for name in children):
             return
-        if {*children} & {"state", "host"} and not {*children} & {*COMPLETE}:
+        if {*children} & {"state", "host"} and not {*children} & {*_marks(home)}:
             return
         folder.mkdir(parents=True, exist_ok=True)
         for name, child in children.items():

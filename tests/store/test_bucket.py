@@ -71,6 +71,13 @@ def test_a_comparison_has_checkpoints_and_pages_of_its_runs_again(store, scheme)
     assert objects.names() == [there[0], there[2]]
 
 
+def test_a_checkpoint_that_is_being_written_is_not_copied(store):
+    for name in ("2/host/metadata", "2/commit_success.txt", "3/host/metadata", "3/_CHECKPOINT_METADATA"):
+        objects.put(f"bucket/live/checkpoints/{name}", b"{}")
+    copy = bucket.local("gs://bucket/live", "checkpoints") / "checkpoints"
+    assert [path.name for path in copy.iterdir()] == ["2"]
+
+
 def test_a_run_that_copies_something_large_lives(store, monkeypatch):
     """Another one starts while it writes an object at its end, and while the next one reads it at the start."""
     put, read, home, met = objects.put, objects.Objects._open, bucket.place("s3://bucket/run"), []
