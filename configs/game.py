@@ -5,8 +5,7 @@
   :tiny           (default) a policy of 2 layers, from scratch: a supervised warm-up on turns of the oracle, some of them
                   random, then RL on trajectories of up to 8 turns
                   python experiments/train.py --config=configs/game.py --workdir=runs/game
-  :MODEL-MACHINE  a published model on cpu or h100 (one device samples turns). Mazes of 3 x 3 rooms, 12 turns of 64 tokens;
-                  on a cpu of 2 x 2 rooms, 4 turns
+  :MODEL-MACHINE  a published model. Mazes of 3 x 3 rooms, 12 turns of 64 tokens; on a cpu of 2 x 2 rooms, 4 turns
                   python experiments/train.py --config=configs/game.py:qwen2.5_1.5b-h100 --workdir=runs/game
 """
 from jaxrl_llm.setup.config import default_config

@@ -59,7 +59,7 @@ def test_a_dry_run_of_a_tpu_vm_prints_its_commands():
 def test_dry_runs_start_agents_on_a_node_and_on_a_pod():
     node = ("--config=configs/agent.py:qwen2.5_7b-h100-8", "--workdir=gs://bucket/agent")
     printed = bash("scripts/slurm.sbatch", "--dry-run", *node).stdout
-    assert f"srun bash scripts/keep_training.sh {' '.join(node)}\n" in printed
+    assert f"srun bash scripts/keep_training.sh {' '.join(node)}\n" in printed and "source scripts/setup.sh gpu,gs\n" in printed
     assert bash("scripts/keep_training.sh", "--dry-run", "--mounted", *node).stdout == (
         f"python experiments/train.py {' '.join(node)}\n")
     pod = ("vm", "--name=a", "--type=v5p-16", "--zone=z", "--nfs=10.0.0.2:/share", "--", "--workdir=gs://bucket/agent",

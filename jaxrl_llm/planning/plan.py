@@ -446,7 +446,8 @@ def placed(c: ModelConfig, w: Work, device: Device, count: int, mesh: Mapping[st
 
 def refusal(c: ModelConfig, w: Work, device: Device, count: int, plan: Estimate) -> str:
     """Why an estimate does not fit: what takes the memory, and what to change."""
-    phase, parts = ("an update", plan.update) if plan.updating >= plan.sampling else ("sampling", plan.sampler)
+    phases = {"an update": plan.update, "sampling": plan.sampler, "publishing weights": plan.publish}
+    phase, parts = max(phases.items(), key=lambda item: sum(item[1].values()))
     largest = sorted((plan.kept | parts).items(), key=lambda item: -item[1])[:3]
     most = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in largest)
     left = "" if plan.margin(device) < 0 else (f" The {plan.margin(device):.0%} that are left are less than the {MARGIN:.0%} "

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import platform
+import shutil
 import tempfile
 import threading
 import time
@@ -32,6 +33,7 @@ COMPLETE = ("commit_success.txt", "_CHECKPOINT_METADATA")  # written last, by or
 _PAGES = ("samples", "tensorboard", "eval", "wandb", "diagnostics")  # folders that nothing reads when a run continues
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
 _THREADS = 16
+_PIECE = 1 << 24  # bytes of a file that are in memory at a time
 AnyPath: TypeAlias = Path | epath.Path
 
 
@@ -57,7 +59,12 @@ def place(path: str | os.PathLike) -> AnyPath:
 
 def complete(step: AnyPath) -> bool:
     """Whether a checkpoint was written to its end, which its name says where folders are renamed."""
-    return isinstance(step, Path) or any((step / name).exists() for name in COMPLETE[:1 if native(step) else 2])
+    return isinstance(step, Path) or any((step / name).exists() for name in _marks(step))
+
+
+def _marks(step: AnyPath) -> tuple[str, ...]:
+    """Names of objects that a whole checkpoint has; on gs:// orbax writes the second one at the start."""
+    return COMPLETE[:1] if native(step) else COMPLETE
 
 
 @contextlib.contextmanager
@@ -105,37 +112,42 @@ def stored(home: AnyPath, name: str, step: int | None) -> AnyPath:
 
 
 @contextlib.contextmanager
-def kept(home: AnyPath) -> Iterator[tuple[Path, Callable[[], None]]]:
+def kept(home: AnyPath, continued: bool = False) -> Iterator[tuple[Path, Callable[[], None]]]:
     """A local folder for what lies in `home`, and a function that writes what has changed, which is done at the end as well.
 
-    For a bucket it is a temporary folder, else `home` itself. Raises RuntimeError if another live run has the bucket's folder,
-    OSError if the bucket cannot be read and written, before anything else is done.
+    For a bucket it is a temporary folder, else `home` itself. If `continued`, it has what a run needs to go on: no pages, and
+    no checkpoints that orbax reads in the bucket. Raises RuntimeError if another live run has the bucket's folder, OSError if
+    the bucket cannot be read and written, before anything else is done.
     """
     if isinstance(home, Path):
         yield home, lambda: None
         return
-    lease = _Lease(home)
-    with tempfile.TemporaryDirectory(prefix="jaxrl_llm-") as name, contextlib.closing(lease):
-        mirror, ended, error = _Mirror(home, Path(name), lease), threading.Event(), None
-        # Two threads: a run lives while it uploads something large.
-        beats = [threading.Thread(target=_repeat, args=(each, ended), daemon=True) for each in (lease.renew, mirror.write)]
-        for beat in beats:
-            beat.start()
+    with (tempfile.TemporaryDirectory(prefix="jaxrl_llm-") as name, contextlib.closing(_Lease(home)) as lease,
+          _repeated(lease.renew)):  # in a thread of its own: a run lives while it copies something large
+        mirror = _Mirror(home, Path(name), lease, continued)
         try:
-            yield mirror.folder, mirror.write
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            ended.set()
-            for beat in beats:
-                beat.join()
+            with _repeated(mirror.write):
+                yield mirror.folder, mirror.write
+        except BaseException as error:
             try:
                 mirror.write()
             except Exception as problem:  # the error that ended the run is the one to show
-                if error is None:
-                    raise
                 error.add_note(f"the last files are not in the bucket: {problem}")
+            raise
+        mirror.write()
+
+
+@contextlib.contextmanager
+def _repeated(act: Callable[[], None]) -> Iterator[None]:
+    """Acts at each beat, in a thread."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_repeat, args=(act, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _repeat(act: Callable[[], None], ended: threading.Event) -> None:
@@ -174,7 +186,7 @@ class _Lease:
         self._write()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the next run then waits for beats that do not come
+        with contextlib.suppress(OSError), reaching(self._home):  # the next run then waits for beats that do not come
             if (self._holder() or {}).get("run") == self._own["run"]:
                 self._file.unlink()
 
@@ -201,11 +213,12 @@ class _Lease:
 class _Mirror:
     """Files of a local folder as objects of a bucket: what changes is replaced, what is removed is deleted after that."""
 
-    def __init__(self, home: epath.Path, folder: Path, lease: _Lease):
+    def __init__(self, home: epath.Path, folder: Path, lease: _Lease, continued: bool):
         self.home, self.folder = home, folder
         self._lease, self._one_at_a_time = lease, threading.Lock()
         with reaching(home):
-            _fetch(home, folder, lambda name: PurePosixPath(name).name not in _PAGES, steps=not native(home))
+            _fetch(home, folder, lambda name: not continued or PurePosixPath(name).name not in _PAGES,
+                   steps=not (continued and native(home)))
         self._written = self._files()
 
     def write(self) -> None:
@@ -223,10 +236,11 @@ class _Mirror:
 
     def _write_one(self, name: str) -> None:
         try:
-            content = (self.folder / name).read_bytes()
+            source = open(self.folder / name, "rb")
         except FileNotFoundError:  # removed a moment ago
             return
-        (self.home / name).write_bytes(content)
+        with source, (self.home / name).open("wb") as target:
+            shutil.copyfileobj(source, target, _PIECE)
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """Path -> (time, size) of each file, without locks and parts of files."""
@@ -244,13 +258,14 @@ class _Mirror:
 def _fetch(home: epath.Path, folder: Path, wanted: Callable[[str], bool], steps: bool = True) -> None:
     """Copies the objects of a bucket's folder, with those in its folders whose path is `wanted`.
 
-    No part of a checkpoint that is not whole is copied; without `steps` none of any.
+    Checkpoints that are not whole are left out, and without `steps` all of them.
     """
     def listed(home: epath.Path, folder: Path, below: str) -> Iterator[tuple[epath.Path, Path]]:
-        children = {child.name: child for child in home.iterdir()} if home.is_dir() else {}
+        # An object "FOLDER/", by which consoles show an empty folder, is listed as the folder itself.
+        children = {child.name: child for child in home.iterdir() if child != home} if home.is_dir() else {}
         if not steps and any(name.isdecimal() for name in children):
             return
-        if {*children} & {"state", "host"} and not {*children} & {*COMPLETE}:
+        if {*children} & {"state", "host"} and not {*children} & {*_marks(home)}:
             return
         folder.mkdir(parents=True, exist_ok=True)
         for name, child in children.items():
@@ -260,9 +275,13 @@ def _fetch(home: epath.Path, folder: Path, wanted: Callable[[str], bool], steps:
             elif name != LOCK:
                 yield child, folder / name
 
+    def copy(item: tuple[epath.Path, Path]) -> None:
+        with item[0].open("rb") as source, open(item[1], "wb") as target:
+            shutil.copyfileobj(source, target, _PIECE)
+
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(lambda item: item[1].write_bytes(item[0].read_bytes()), listed(home, folder, "")))
+        list(pool.map(copy, listed(home, folder, "")))
 
 
 @functools.cache

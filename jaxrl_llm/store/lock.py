@@ -56,7 +56,7 @@ def locked(path: str | os.PathLike) -> Iterator[Held]:
             try:
                 if isinstance(home, Path):
                     held.enter_context(_hold(home))
-                folder, write = held.enter_context(bucket.kept(home))
+                folder, write = held.enter_context(bucket.kept(home, continued=True))
             except (RuntimeError, OSError, ValueError) as error:
                 problem = error
         first = next(filter(None, parallel.gather_objects(problem)), None)

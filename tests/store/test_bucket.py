@@ -23,9 +23,10 @@ def store(tmp_path, monkeypatch):
 
 
 def test_what_changes_in_the_folder_is_replaced_whole_and_what_is_removed_is_deleted(store):
+    objects.put("bucket/run/", b"")  # as a console makes a folder
     objects.put("bucket/run/old.json", b"{}")
     objects.put("bucket/run/samples/page.txt", b"page")
-    with bucket.kept(bucket.place("s3://bucket/run")) as (folder, write):
+    with bucket.kept(bucket.place("s3://bucket/run"), continued=True) as (folder, write):
         assert [path.name for path in folder.iterdir()] == ["old.json"]  # nothing continues from pages
         (folder / "old.json").unlink()
         with open(folder / "lines", "a") as file:
@@ -37,7 +38,7 @@ def test_what_changes_in_the_folder_is_replaced_whole_and_what_is_removed_is_del
         (folder / "new.tmp").write_text("half")
         (folder / "deep").mkdir()
         (folder / "new.tmp").rename(folder / "deep/new")
-    assert objects.names() == ["bucket/run/deep/new", "bucket/run/lines", "bucket/run/samples/page.txt"]
+    assert objects.names() == ["bucket/run/", "bucket/run/deep/new", "bucket/run/lines", "bucket/run/samples/page.txt"]
     copy = bucket.local("s3://bucket/run", "deep")
     assert sorted(path.name for path in copy.rglob("*")) == ["deep", "lines", "new"]
 
@@ -59,21 +60,49 @@ def test_a_bucket_has_one_run_at_a_time(store):
     assert objects.names() == ["bucket/run/run.lock"]
 
 
-def test_a_run_that_uploads_something_large_lives(store, monkeypatch):
-    put, home = objects.put, bucket.place("s3://bucket/run")
+@pytest.mark.parametrize("scheme", ("gs", "s3"))
+def test_a_comparison_has_checkpoints_and_pages_of_its_runs_again(store, scheme):
+    there = [f"bucket/out/runs/{name}" for name in ("checkpoints/2/commit_success.txt", "checkpoints/2/state/a", "samples/a")]
+    for name in there:
+        objects.put(name, b"a")
+    with bucket.kept(bucket.place(f"{scheme}://bucket/out")) as (folder, _):
+        assert bucket.steps_in(folder / "runs/checkpoints") == [2] and (folder / "runs/samples/a").read_text() == "a"
+        (folder / "runs/checkpoints/2/state/a").unlink()
+    assert objects.names() == [there[0], there[2]]
 
-    def slow(name, content):
+
+def test_a_checkpoint_that_is_being_written_is_not_copied(store):
+    for name in ("2/host/metadata", "2/commit_success.txt", "3/host/metadata", "3/_CHECKPOINT_METADATA"):
+        objects.put(f"bucket/live/checkpoints/{name}", b"{}")
+    copy = bucket.local("gs://bucket/live", "checkpoints") / "checkpoints"
+    assert [path.name for path in copy.iterdir()] == ["2"]
+
+
+def test_a_run_that_copies_something_large_lives(store, monkeypatch):
+    """Another one starts while it writes an object at its end, and while the next one reads it at the start."""
+    put, read, home, met = objects.put, objects.Objects._open, bucket.place("s3://bucket/run"), []
+
+    def meet(name):
         if name.endswith("large"):
-            time.sleep(2 * bucket.PATIENCE * bucket.BEAT)
+            with pytest.raises(RuntimeError, match="in use by another run"), bucket.kept(home):
+                pass
+            met.append(name)
+
+    def slow_put(name, content):
+        meet(name)
         put(name, content)
 
-    monkeypatch.setattr(objects, "put", slow)
-    with bucket.kept(home) as (folder, _):
-        (folder / "large").touch()
-        time.sleep(2 * bucket.BEAT)  # its upload has begun
-        with pytest.raises(RuntimeError, match="in use by another run"), bucket.kept(home):
-            pass
-    assert objects.names() == ["bucket/run/large"]
+    def slow_read(self, path, mode="rb", **settings):
+        meet(path if mode == "rb" else "")
+        return read(self, path, mode, **settings)
+
+    monkeypatch.setattr(objects, "put", slow_put)
+    monkeypatch.setattr(objects.Objects, "_open", slow_read)
+    for started in range(2):
+        with bucket.kept(home) as (folder, _):
+            if not started:
+                (folder / "large").touch()
+    assert met == ["bucket/run/large"] * 2 and objects.names() == ["bucket/run/large"]
 
 
 @pytest.mark.parametrize("url, error", (
