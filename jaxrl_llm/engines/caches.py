@@ -165,7 +165,7 @@ class RowCaches:
     def make_room(self, length: int) -> None:
         """Makes or lengthens the caches so that each has at least `length` places."""
         if self.slots is None:
-            self.slots = self._shards.by_row(programs_of.empty(self._model, self._rows, self._room(length), self.near), heads=1)
+            self.slots = self._shards.zeros(programs_of.empty(self._model, self._rows, self._room(length), self.near), heads=1)
         else:
             self.slots = self._lengthened(self.slots, length)
 

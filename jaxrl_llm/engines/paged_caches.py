@@ -247,7 +247,7 @@ class PagedCaches:
         if self.pool is None:
             axis, heads = page_axis(self._model.kernels), head_axis(self._model.kernels)
             whole = programs_of.empty(self._model, pages * self._shards.parts)
-            self.pool = self._shards.by_row(whole, axis, heads)
+            self.pool = self._shards.zeros(whole, axis, heads)
         else:
             self.programs.add(("lengthen", self._size, pages))
             self.pool = programs_of.lengthen(self._model.kernels, self.pool, pages=pages, mesh=self._mesh)

@@ -239,7 +239,7 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive, read=None):
     logits = d.model.finished(logits).reshape(keys.size, -1)
     if d.sampling.spread is not None and isinstance(t, int):  # the first tokens, of rows in one state each
         if d.pieces > 1:
-            raise NotImplementedError("sampling.spread needs the whole vocabulary on one device; set mesh.tensor=1")
+            raise NotImplementedError("sampling.spread needs the whole vocabulary on one device; set sampling.tensor=1")
         drawn = spread_out(step_keys.reshape(keys.shape), logits.reshape(*keys.shape, -1)[:, 0], d.sampling)
     else:
         drawn = drawn_over(d.pieces, step_keys, logits, d.sampling)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -46,15 +47,15 @@ class Shards(NamedTuple):
         """Arrays whose `axis` is cut into shards; their axis `heads` is that of key/value heads, None: they have none."""
         if self.mesh is None:
             return jax.device_put(tree, self.device)
+        return jax.device_put(tree, jax.tree.map(functools.partial(_spec, self.mesh, axis, heads), tree))
 
-        def spec(x):
-            if not x.size:  # as programs return it: in another layout they would compile again
-                return parallel.replicated(self.mesh)
-            cut = heads is not None and x.ndim > heads and x.shape[heads] % self.mesh.shape["tensor"] == 0
-            return NamedSharding(self.mesh, PartitionSpec(*(
-                rows_of(self.mesh) if i == axis else "tensor" if cut and i == heads else None for i in range(x.ndim))))
-
-        return jax.device_put(tree, jax.tree.map(spec, tree))
+    def zeros(self, tree: Any, axis: int = 0, heads: int | None = None) -> Any:
+        """As `by_row` of arrays on the host that are all zero; on a mesh devices make them, and the host sends nothing."""
+        if self.mesh is None:
+            return jax.device_put(tree, self.device)
+        leaves, names = jax.tree.flatten(tree)
+        shapes = tuple((x.shape, x.dtype, _spec(self.mesh, axis, heads, x)) for x in leaves)
+        return jax.tree.unflatten(names, _zeros(shapes)())
 
     def fetched(self, tree: Any, shard: int, axis: int = 0) -> Any:
         """The part of a shard of arrays whose `axis` is cut into shards, on the host; the others' parts are not sent."""
@@ -74,6 +75,20 @@ class Shards(NamedTuple):
     def padded(self, parts: Sequence[Sequence[int]], fill: int, count: int) -> np.ndarray:
         """i32[N count], the numbers of each shard."""
         return np.asarray([value for part in parts for value in (*part, *[fill] * (count - len(part)))], np.int32)
+
+
+def _spec(mesh: Mesh, axis: int, heads: int | None, x: Any) -> NamedSharding:
+    if not x.size:  # as programs return it: in another layout they would compile again
+        return parallel.replicated(mesh)
+    cut = heads is not None and x.ndim > heads and x.shape[heads] % mesh.shape["tensor"] == 0
+    return NamedSharding(mesh, PartitionSpec(*(
+        rows_of(mesh) if i == axis else "tensor" if cut and i == heads else None for i in range(x.ndim))))
+
+
+@functools.cache
+def _zeros(shapes: tuple) -> Callable[[], list[jax.Array]]:
+    """Makes arrays of these `(shape, dtype, sharding)`."""
+    return jax.jit(lambda: [jnp.zeros(shape, dtype) for shape, dtype, _ in shapes], out_shardings=[one for *_, one in shapes])
 
 
 def shards(device: jax.Device, mesh: Mesh | None, slots: int) -> Shards:

@@ -156,7 +156,8 @@ class Dialogue:
         Such a failure is counted. Processes that play together call it together, each with problems of its own.
         """
         timer = timer or PhaseTimer()
-        uids = [_OPENINGS + next(self.opened) for _ in problems]
+        here, every = jax.process_index(), jax.process_count()
+        uids = [_OPENINGS + next(self.opened) * every + here for _ in problems]
         size = self.prompts * self.group // jax.process_count() if self.limited else max(len(uids), 1)
         opened: dict[int, base.Turn] = {}
         for first in range(0, len(uids), size):
