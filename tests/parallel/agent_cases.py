@@ -27,7 +27,7 @@ KINDS = {"tools": lambda: chatter.get_config(**TOOLS), "game": lambda: chatter.g
          "routes": lambda: tiny(method="qwen_stabilizing", objective="routing='sampler'", **{"model.experts": 4}),
          "controllers": lambda: chatter.get_config(method="scaling_inter_rl")}
 # Kind, data x fsdp x tensor x seq.
-CASES = (("tools", (4, 1, 2)), ("tools", (1, 2, 2, 2)), ("game", (2, 2, 2)), ("turns", (1, 2, 2)), ("replay", (4, 1, 1)),
+CASES = (("tools", (1, 2, 2, 2)), ("game", (2, 2, 2)), ("turns", (1, 2, 2)), ("replay", (4, 1, 1)),
          ("controllers", (1, 1, 4)), ("routes", (2, 1, 2)))
 
 
