@@ -13,6 +13,7 @@ from jaxrl_llm.parallel import runtime
 
 if __name__ == "__main__":
     folder, cases, port, process = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    apart_runs.register()
     with runtime.job(f"127.0.0.1:{port}", 2, process):
         for name, changes in cases.items():
             result = apart_runs.forests(name, **changes)

@@ -36,7 +36,9 @@ def rank(*, weight: float = 1.0) -> rewards.Reward:
     return rewards.Reward("rank", of, weight, per="batch")
 
 
-registry.register(rewards.FACTORIES, "reward", rank)
+def register() -> None:
+    """Names the reward, which other tests of a process must not see."""
+    registry.register(rewards.FACTORIES, "reward", rank)
 
 
 def fragile() -> Environment:

@@ -16,7 +16,7 @@ import run_files
 from jaxrl_llm.parallel import runtime
 from jaxrl_llm.sampling.scoring import shared_scores
 from jaxrl_llm.setup.config import default_config
-from jaxrl_llm.store import preemption, workdir
+from jaxrl_llm.store import lock, preemption, workdir
 
 
 # On a busy machine the processes' connections to each other may stall, which is nothing that a job could mend.
@@ -251,7 +251,7 @@ def test_only_what_starting_again_may_help_counts_as_the_loss_of_a_process():
 
 
 def test_processes_that_see_different_things_are_refused(monkeypatch, tmp_path):
-    work = workdir.Workdir(tmp_path, True, {"steps": 3}, [])
+    work = workdir.Workdir(lock.at_home(tmp_path), True, {"steps": 3}, [])
     workdir.check_agreement(work)
     monkeypatch.setattr(workdir.parallel, "gather_objects", lambda mine: [mine, {**mine, "checkpoints": [4]}])
     with pytest.raises(ValueError, match="differ in checkpoints: start them"):

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 from test_processes import several
 
-from jaxrl_llm import parallel
+from jaxrl_llm import parallel, rewards
 from jaxrl_llm.parallel.mesh import MESH_AXES
 
 # Single turns with a reward of the batch over replicas of two devices; lost trajectories and unequal groups by a controller; a
@@ -42,8 +42,17 @@ def assert_equal(ours, theirs, where: str):
         np.testing.assert_array_equal(ours, theirs, err_msg=where)
 
 
+@pytest.fixture
+def named():
+    """The reward of `apart_runs`, for a test."""
+    apart_runs.register()
+    yield
+    del rewards.FACTORIES["rank"]
+
+
 @several
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("named")
 def test_two_processes_sample_what_one_samples(together, case):
     alone = apart_runs.forests(case)
     for process in "01":
