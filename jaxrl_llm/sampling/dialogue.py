@@ -47,6 +47,11 @@ class Memory(NamedTuple):
     said: list[base.Message]
 
 
+def _numbers(first: int) -> Iterator[int]:
+    """Numbers of openings, of which each of several processes has its own."""
+    return itertools.count(first + jax.process_index(), jax.process_count())
+
+
 @dataclasses.dataclass(eq=False)
 class Dialogue:
     """Plays trajectories of an environment: its opening is the prompt, then turns of the policy and answers in their order.
@@ -81,7 +86,7 @@ class Dialogue:
     hears_tools: bool = True
     describes_tools: bool = False
     offset: int = 0
-    opened: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    opened: Iterator[int] = dataclasses.field(default_factory=lambda: _numbers(0))
     columns: tuple[Column, ...] = ()
     alone: bool = False
     goes_on: ClassVar[bool] = True
@@ -148,7 +153,7 @@ class Dialogue:
     def apart(self) -> Partner:
         """The same environment with a runner of its own, for held-out problems."""
         return dataclasses.replace(self, runner=self.runner.apart(), offset=HELD_OUT,
-                                   opened=itertools.count(_HELD_OUT_OPENINGS))
+                                   opened=_numbers(_HELD_OUT_OPENINGS))
 
     def encode(self, problems: Sequence[Problem], tokenizer: Any, timer: PhaseTimer | None = None) -> list[list[int] | None]:
         """Token ids of the opening of each problem and of all its contexts; None if the environment fails to open it.
@@ -156,8 +161,7 @@ class Dialogue:
         Such a failure is counted. Processes that play together call it together, each with problems of its own.
         """
         timer = timer or PhaseTimer()
-        here, every = jax.process_index(), jax.process_count()
-        uids = [_OPENINGS + next(self.opened) * every + here for _ in problems]
+        uids = [_OPENINGS + next(self.opened) for _ in problems]
         size = self.prompts * self.group // jax.process_count() if self.limited else max(len(uids), 1)
         opened: dict[int, base.Turn] = {}
         for first in range(0, len(uids), size):
