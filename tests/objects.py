@@ -16,6 +16,7 @@ import urllib.parse
 from pathlib import Path
 
 import fsspec
+import pytest
 from fsspec.spec import AbstractFileSystem
 
 FOLDER = "JAXRL_LLM_TEST_OBJECTS"  # the variable that names the folder
@@ -202,6 +203,16 @@ class _Google(http.server.BaseHTTPRequestHandler):
         there = file_of(f"{bucket}/{name}").exists()
         file_of(f"{bucket}/{name}").unlink(missing_ok=True)
         self._answer(204 if there else 404)
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """An empty store, whose lock beats quickly."""
+    monkeypatch.setenv(FOLDER, str(tmp_path / "store"))
+    monkeypatch.setattr("jaxrl_llm.store.bucket.BEAT", 0.05)
+    (tmp_path / "store").mkdir()
+    register(tmp_path / "store")
+    return tmp_path / "store"
 
 
 def _generation(name: str) -> str:

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines.compaction import half, holds
 from jaxrl_llm.engines.sampling import Draw, Sampling, draw, instead, spread_out
+from jaxrl_llm.engines.shards import pieces_of
 from jaxrl_llm.kernels.products import reads_transposed, row_matmul
 from jaxrl_llm.models import views
 from jaxrl_llm.models.transformer import Transformer
@@ -123,7 +124,7 @@ def _generate(model: Transformer, params, layers, prompt_tokens, prompt_mask, ke
               stop_ids: tuple[int, ...], chunk: int, lora, mesh: Mesh | None, forced: Forced | None, limits,
               columns: tuple[str, ...]) -> Completions:
     """As `generate`, in one program; `layers`: see `views.of_layers`."""
-    pieces = 1 if mesh is None or model.config.num_kv_heads % mesh.shape["tensor"] else mesh.shape["tensor"]
+    pieces = pieces_of(mesh, model.config.num_kv_heads)
     sample = functools.partial(_sample, model, max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, pieces=pieces,
                                columns=columns)
     each = Rows(keys, forced, None if limits is None else jnp.broadcast_to(limits[:, None], keys.shape))

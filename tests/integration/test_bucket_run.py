@@ -18,15 +18,7 @@ from jaxrl_llm.show.runs import read_runs
 from jaxrl_llm.store import bucket
 from jaxrl_llm.store.workdir import checkpoint_steps
 
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    """An empty store, whose lock beats quickly."""
-    monkeypatch.setenv(objects.FOLDER, str(tmp_path / "store"))
-    monkeypatch.setattr(bucket, "BEAT", 0.05)
-    (tmp_path / "store").mkdir()
-    objects.register(tmp_path / "store")
-    return tmp_path / "store"
+store = objects.store
 
 
 @pytest.mark.slow

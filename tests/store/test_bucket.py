@@ -11,15 +11,7 @@ from jaxrl_llm.store import bucket
 from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.store.workdir import checkpoint_steps
 
-
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    """An empty store, whose lock beats quickly."""
-    monkeypatch.setenv(objects.FOLDER, str(tmp_path / "store"))
-    monkeypatch.setattr(bucket, "BEAT", 0.05)
-    (tmp_path / "store").mkdir()
-    objects.register(tmp_path / "store")
-    return tmp_path / "store"
+store = objects.store
 
 
 def test_what_changes_in_the_folder_is_replaced_whole_and_what_is_removed_is_deleted(store):
