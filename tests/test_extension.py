@@ -18,6 +18,7 @@ from jaxrl_llm.methods import provision
 from jaxrl_llm.recorders import base as recorders
 from jaxrl_llm.setup import forecast, parts, setup
 from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.store import own_code
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.tools import registry
@@ -201,7 +202,7 @@ def test_the_examples_of_the_docstrings_run_together(own):
     centred = example_of(advantages.base.__doc__, "centred", vars(advantages.base) | {"estimator": lambda factory: factory})
     source = dataclasses.replace(run.source, topology=twice(prompts=P, group=G))
     made = parts.make_parts(run.config, run.config.model.hidden_size, source.task)
-    learner, _ = setup.make_learner(run.config, made, run.learner.policy, source.ladders)
+    learner, _ = make_learner(run.config, made, run.learner.policy, source.ladders)
     context = recorders.Context(**dict.fromkeys(recorders.Context._fields))._replace(logprobs=learner.layout.logprobs)
     state = learner.init(params, None, jax.random.key(1))
     finished = source.next(learner.publish(state))

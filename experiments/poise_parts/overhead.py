@@ -13,6 +13,7 @@ from jaxrl_llm.evaluation import flops
 from jaxrl_llm.experiments.poise_parts import policy as fixed_policy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.probe import capture_of
 from jaxrl_llm.tools.figures import COLORS, figure_file
 from jaxrl_llm.tools.timer import PhaseTimer
 
@@ -97,7 +98,7 @@ def steps(config, repeats: int) -> tuple[dict, dict]:
     median = {name.removeprefix("time/"): float(np.median([f[name] for f in times[2:]])) for name in times[-1]}
     batch = fixed_policy.sample(run, state.params, next(fixed_policy.training_problems(run, 0)), jax.random.key(1))
     policy = run.learner.policy
-    capture = setup.capture_of(run.config, run.source.stream.tokenizer, policy.model.config.num_layers)
+    capture = capture_of(run.config, run.source.stream.tokenizer, policy.model.config.num_layers)
     captured = functools.partial(policy.logprobs_and_features, capture=capture)
     passes = side_by_side({"plain": jax.jit(policy.logprobs), "captured": jax.jit(captured)}, state.params, None, batch,
                           repeats=2 * repeats)

@@ -11,6 +11,9 @@ from jaxrl_llm.runs import loop
 from jaxrl_llm.runs.progress import Progress
 from jaxrl_llm.sampling.source import fitting_problems
 from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.judge import Judge
+from jaxrl_llm.setup.probe import capture_of
+from jaxrl_llm.setup.streams import make_stream
 from jaxrl_llm.tasks.loader import batches
 
 
@@ -30,9 +33,9 @@ def resized(run: setup.Run, prompts: int, group: int) -> setup.Run:
     """The same policy with other batches."""
     config, source = run.config.copy_and_resolve_references(), run.source
     config.prompts.per_step, config.sampling.group = prompts, group
-    task, judge = source.task, setup.Judge(source.task, source.stream.partner.reward)
-    stream = setup.make_stream(config, run.learner.policy.model, run.learner.mesh, source.stream.tokenizer, None,
-                               [task.train, task.heldout], judge)
+    task, judge = source.task, Judge(source.task, source.stream.partner.reward)
+    stream = make_stream(config, run.learner.policy.model, run.learner.mesh, source.stream.tokenizer, None,
+                         [task.train, task.heldout], judge)
     return dataclasses.replace(run, config=config, source=dataclasses.replace(source, stream=stream, prompts=prompts))
 
 
@@ -59,7 +62,7 @@ def _capture(policy, capture: Capture):
 
 def with_features(run: setup.Run, params, batch, layers=None):
     """The batch with log-probs, entropies and features: of the configured block, or of all `layers`, `[P, G, K, F]`."""
-    own = setup.capture_of(run.config, run.source.stream.tokenizer, run.learner.policy.model.config.num_layers)
+    own = capture_of(run.config, run.source.stream.tokenizer, run.learner.policy.model.config.num_layers)
     capture = own if layers is None else dataclasses.replace(own, layer=tuple(layers))
     logprobs, entropies, features = _capture(run.learner.policy, capture)(params, batch)
     return batch.replace(old_logprobs=logprobs, entropies=entropies), features

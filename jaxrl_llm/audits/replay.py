@@ -15,7 +15,7 @@ from jaxrl_llm import environments
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.runner import Lost
 from jaxrl_llm.runs.lost import FILE_NAME, KEPT, read_lost
-from jaxrl_llm.setup.setup import named_environment
+from jaxrl_llm.setup.judge import named_environment
 from jaxrl_llm.setup.stored import stored_config
 from jaxrl_llm.store import bucket
 from jaxrl_llm.store.workdir import load_code

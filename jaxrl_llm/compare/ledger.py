@@ -13,9 +13,9 @@ from jaxrl_llm.evaluation import flops
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.forecast import recorders_of
 from jaxrl_llm.setup.numbers import method_parts
+from jaxrl_llm.setup.problems import make_task
 from jaxrl_llm.setup.start import open_model
 from jaxrl_llm.setup.stored import stored_config
 from jaxrl_llm.store.lines import read_metrics
@@ -112,7 +112,7 @@ def _opened(model: str) -> tuple[Tokenizer, Transformer]:
 def _drawn_prompt(model: str, task_text: str) -> float:
     """Mean length in tokens of 256 training prompts drawn with a fixed seed."""
     tokenizer, _ = _opened(model)
-    problems = setup.make_task(task_text).train
+    problems = make_task(task_text).train
     drawn = np.random.default_rng(0).permutation(len(problems))[:256]
     return float(np.mean([len(encode_problem(problems[int(i)], tokenizer)) for i in drawn]))
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import methods
 from jaxrl_llm.commands.command_line import near_keys
 from jaxrl_llm.runs.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
-from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.store import own_code
 from jaxrl_llm.store.workdir import config_changes, read_config, resolve_config
 from jaxrl_llm.tools import written
@@ -262,7 +262,7 @@ def check_folder(job: Job, budget: Budget) -> None:
     if stored is None:
         return
     config = run_config(job, budget)
-    wanted = resolve_config(config_lib.resolve(config, methods.get(config.method).defaults))
+    wanted = resolve_config(resolve(config, methods.get(config.method).defaults))
     free = ("checkpoint.",) if _following_steps(config) else ("checkpoint.", "steps:")
     differ = [line for line in config_changes(stored, wanted) if not line.startswith(free) and "(absent)" not in line]
     if differ:

@@ -14,7 +14,7 @@ from jaxrl_llm.engines.sampler import generate, row_keys
 from jaxrl_llm.evaluation import opd_alignment as opd
 from jaxrl_llm.runs.trained import Trained, trained
 from jaxrl_llm.sampling.scoring import cut_and_spelled, shared_scores
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.streams import stop_ids
 from jaxrl_llm.store.workdir import checkpoint_steps
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.figures import COLORS
@@ -84,7 +84,7 @@ def success(student: Trained, node: PrefixNode, tokens: int, samples: int, seed:
     A token that ends the completion, or is its last one, needs none.
     """
     stream = student.source.stream
-    stops = setup.stop_ids(stream.tokenizer, stream.stop_strings)
+    stops = stop_ids(stream.tokenizer, stream.stop_strings)
     forced = np.unique([np.argsort(-p)[:tokens] for p in (node.student, node.teacher)])
     heads = {j: [*node.prefix, j] for j in forced.tolist()}
     left = student.config.sampling.max_tokens - len(node.prefix) - 1

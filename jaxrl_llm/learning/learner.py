@@ -52,7 +52,7 @@ class Learned(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Learner:
-    """`learn(state, rollouts)` is one step of a run; see `setup.setup.make_learner` for one made from a configuration.
+    """`learn(state, rollouts)` is one step of a run; see `setup.learners.make_learner` for one made from a configuration.
 
     Attributes:
       policy, estimator: the trained policy, and its advantages.

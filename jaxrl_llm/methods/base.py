@@ -6,7 +6,7 @@ from typing import Any
 Part = tuple[str, Mapping[str, Any]]
 
 # Names allowed in `defaults`. A run uses the first four when its configuration leaves them open. For the others a run
-# prints at its start where it differs from them, and with `setting="paper"` it takes those that `setup.config.PAPER` names.
+# prints at its start where it differs from them, and with `setting="paper"` it takes those that `setup.resolve.PAPER` names.
 DEFAULTS = {
     "epochs": "passes over each batch of rollouts",
     "minibatches": "optimiser steps per pass",

@@ -34,9 +34,9 @@ from jaxrl_llm.runs.warmup import imitate, minimise, oracle_demonstrations
 from jaxrl_llm.sampling.heldout import Evaluation, evaluate, evaluate_set
 from jaxrl_llm.sampling.source import jsonable
 from jaxrl_llm.setup import setup
-from jaxrl_llm.setup.config import arithmetic_table, paper_table, replaced_table
 from jaxrl_llm.setup.forecast import forecast
 from jaxrl_llm.setup.start import check_other
+from jaxrl_llm.setup.tables import arithmetic_table, paper_table, replaced_table
 from jaxrl_llm.store import given as given_lib
 from jaxrl_llm.store import pending, preemption
 from jaxrl_llm.store import workdir as folders

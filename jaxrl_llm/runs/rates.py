@@ -3,7 +3,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.learning.optimizers import schedule_of
-from jaxrl_llm.setup.setup import Run
+from jaxrl_llm.setup.run import Run
 
 
 def rate_rows(run: Run, earlier: Mapping[str, Any] | None, step: int) -> list[tuple[str, str]]:

@@ -16,8 +16,11 @@ from jaxrl_llm.models.weights import peft
 from jaxrl_llm.parallel.rules import path_name
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.first_state import initial_adapters
+from jaxrl_llm.setup.meshes import sampling_mesh
 from jaxrl_llm.setup.start import DTYPES, described, run_at, tokenizer_source
 from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.setup.streams import stop_ids
 from jaxrl_llm.store import bucket
 from jaxrl_llm.store.best import FOLDER
 from jaxrl_llm.store.bucket import AnyPath
@@ -55,7 +58,7 @@ def with_task(config: ConfigDict, task: str) -> None:
 def untrained(config: ConfigDict, mesh: Mesh | None = None) -> Trained:
     """The policy that a configuration starts with, before any warm-up, on a mesh; None: that of `config.mesh`."""
     config, policy, source, params = setup.build_policy(config, mesh)
-    lora = setup.initial_adapters(config, params)
+    lora = initial_adapters(config, params)
     return Trained(config, policy, source, params, parallel.put(lora, parallel.tree_shardings(lora, source.mesh)), 0)
 
 
@@ -65,7 +68,7 @@ def mesh_here(workdir: AnyPath, config: ConfigDict) -> Mesh:
     Of the devices it has the largest number that divides the prompts of a sampler's call.
     """
     try:
-        return setup.sampling_mesh(config)
+        return sampling_mesh(config)
     except ValueError:
         config.sampling.tensor = 0  # it was one of that mesh
         devices, prompts = jax.devices(), config.prompts.per_step // config.sampling.micro_batches
@@ -134,7 +137,7 @@ def export(workdir: AnyPath, directory: Path, step: int | None = None, adapter: 
         directory.mkdir(parents=True, exist_ok=True)
         tokenizer.save(directory)
     weights.save_hf(directory, architecture, cast(params, wanted or DTYPES[run.config.model.dtype]), files,
-                    stop_ids=setup.stop_ids(tokenizer, strings))
+                    stop_ids=stop_ids(tokenizer, strings))
     write_chat_templates(directory, tokenizer.chat_templates)
     if longer := [text for text in strings if len(tokenizer.encode(text)) > 1]:
         print(f"note: completions of {workdir} also end at the texts {longer}, which no file states for all programs; "

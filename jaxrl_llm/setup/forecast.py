@@ -14,7 +14,8 @@ from jaxrl_llm.planning.presets import DEVICES, Device
 from jaxrl_llm.recorders.base import RECORDERS, RecorderKind, asked
 from jaxrl_llm.replay.buffer import stored_bytes
 from jaxrl_llm.setup import parts
-from jaxrl_llm.setup.setup import Run, optimizer_of
+from jaxrl_llm.setup.learners import optimizer_of
+from jaxrl_llm.setup.run import Run
 from jaxrl_llm.tools import written
 
 # Prefixes of `device_kind`, longer ones first.

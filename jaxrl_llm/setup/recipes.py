@@ -9,9 +9,10 @@ from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import plan
 from jaxrl_llm.planning.presets import MODELS, Device, parse_devices
-from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import forecast
+from jaxrl_llm.setup.check import check
 from jaxrl_llm.setup.numbers import method_parts
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.setup.variants import MACHINES, PUBLISHED, TEACHERS, parse
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import one_of
@@ -33,8 +34,8 @@ def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
     the length of prompts would be read from the task.
     """
     method = methods.get(config.method)
-    config = config_lib.resolve(config, method.defaults)
-    config_lib.check(config)
+    config = resolve(config, method.defaults)
+    check(config)
     if not config.prompts.max_tokens:
         raise ValueError("config.prompts.max_tokens=0 would be read from the task; give the longest prompt to plan for")
     estimator, objective = method_parts(config, features.feature_size(architecture.hidden_size))

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel, tokenizers
+from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import Experts, ModelConfig
@@ -162,3 +163,8 @@ def tokenizer_source(m: ConfigDict) -> Path | None:
     path = folder_of(expanded(name))
     directory = path.parent if path.name in FILES else path
     return directory if name != "bytes" and any((directory / file).is_file() for file in FILES) else None
+
+
+def policy_of(config: ConfigDict, model: Transformer, mesh: Mesh) -> Policy:
+    """The model at the temperature of sampling; greedy samples are scored at temperature 1."""
+    return Policy(model, temperature=config.sampling.temperature or 1.0, mesh=mesh)

@@ -13,7 +13,7 @@ To add one, write a function that returns a `Topology` into a new file:
 Its arguments are entries of `KNOWN`, and numbers of its own. A row of the catalogue names it, `Method.topology`: by its name
 alone if `@topology` stands above it, else as "module:function". A `Source` takes the topology directly:
 `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A learner is made for the `ladders` of its source
-(`setup.setup.make_learner`), which follow from `max_groups`.
+(`setup.learners.make_learner`), which follow from `max_groups`.
 """
 import inspect
 from collections.abc import Callable, Iterable, Mapping

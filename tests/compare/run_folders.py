@@ -8,6 +8,7 @@ from pathlib import Path
 from jaxrl_llm.compare import plan
 from jaxrl_llm.runs.metrics import MetricWriter
 from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.store.lock import at_home
 from jaxrl_llm.store.workdir import Workdir, resolve_config
 
@@ -38,7 +39,7 @@ def base(**changes):
 def write_run(job, budget, scores, *, length=5.0, seconds=2.0, draws=None, every=2, samples=True, more=None):
     """Held-out `scores` at steps 0, every, 2 every ...; the first step compiles for a hundred seconds."""
     config = plan.run_config(job, budget)
-    resolved = resolve_config(config_lib.resolve(config, plan.methods.get(config.method).defaults))
+    resolved = resolve_config(resolve(config, plan.methods.get(config.method).defaults))
     Workdir(at_home(job.folder), False, resolved, []).record()
     with MetricWriter(job.folder) as writer:
         for step in range((len(scores) - 1) * every + 1):

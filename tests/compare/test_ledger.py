@@ -7,7 +7,7 @@ from run_folders import base, write_run
 
 from jaxrl_llm.compare import ledger, plan
 from jaxrl_llm.evaluation import flops
-from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.setup.resolve import resolve
 
 BUDGET = plan.Budget("steps", 4)
 
@@ -18,7 +18,7 @@ def job_of(tmp_path, text, **changes):
 
 def costs(text, prompt=5.0, **changes):  # digit + digit = takes five tokens
     config = plan.read_entries(text, base(**changes))[0].config
-    return ledger.costs_of(config_lib.resolve(config, plan.methods.get(config.method).defaults), prompt)
+    return ledger.costs_of(resolve(config, plan.methods.get(config.method).defaults), prompt)
 
 
 def test_tokens_seconds_and_steps(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from run_folders import base, write_run
 
 from jaxrl_llm.compare import launch, plan
-from jaxrl_llm.setup import config as config_lib
+from jaxrl_llm.setup.check import check
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.store import lock
 
 
@@ -174,7 +175,7 @@ def test_a_written_configuration_reads_back(tmp_path):
     assert result.to_dict() == wanted.to_dict() and result.is_locked
     assert result.sampling.stop_strings == ("a", "b")
     assert plan.run_config(job, plan.Budget("tokens", 7.0)).steps == plan.ENDLESS
-    config_lib.check(config_lib.resolve(result, {}))
+    check(resolve(result, {}))
 
 
 def test_a_folder_of_other_settings_is_refused(tmp_path):

@@ -10,8 +10,10 @@ from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.engines.prompts import encode_problems
 from jaxrl_llm.evaluation.power import smallest_difference
-from jaxrl_llm.setup import config as config_lib
-from jaxrl_llm.setup import parts, refusals, setup
+from jaxrl_llm.setup import parts, refusals
+from jaxrl_llm.setup.judge import make_judge
+from jaxrl_llm.setup.meshes import make_mesh
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.tasks.loader import drawn, levels_of, tasks_of
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.tools import written
@@ -137,7 +139,7 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
     base = suite.config_of(contest)
     for entry in plan.read_entries(suite.METHODS, base):
         plan.check_schedule(entry, plan.read_budget(contest.budget, base))
-        judge = setup.make_judge(entry.config)
+        judge = make_judge(entry.config)
         made = parts.make_parts(entry.config, 96, judge.task, judge.environment)
         refusals.check_method(entry.config, made, judge.environment)
 
@@ -155,7 +157,7 @@ def entry_of(method):
 @pytest.fixture(scope="module")
 def known():
     """What controllers know of the task of MIXED."""
-    train = setup.make_judge(suite.config_of(MIXED)).task.train
+    train = make_judge(suite.config_of(MIXED)).task.train
     problems = [train[i] for i in range(len(train))]
     lengths = np.array([len(ids) for ids in encode_problems(problems, ByteTokenizer())], np.int32)
     return {"prompts": len(train), "shares": Shares(*tasks_of(train)), "levels": levels_of(train), "prompt_lengths": lengths,
@@ -169,8 +171,8 @@ def proposals(entry, known):
     Every second evaluation is worse than the one before it.
     """
     method = plan.methods.get(entry.label)
-    c = config_lib.resolve(entry.config, method.defaults)
-    P, G, rng, mesh = c.prompts.per_step, c.sampling.group, np.random.default_rng(0), setup.make_mesh(c)
+    c = resolve(entry.config, method.defaults)
+    P, G, rng, mesh = c.prompts.per_step, c.sampling.group, np.random.default_rng(0), make_mesh(c)
     controls = parts.controls_of(c, method)
     state = controls.init(params={}, temperature=1.0, batch=P, group=G, max_group=c.sampling.max_group,
                           max_tokens=c.sampling.max_tokens, **known)
@@ -209,7 +211,7 @@ def test_other_schedules_end_within_a_run_of_the_suite():
     """The shortest runs of the suite have 60 steps: a filter draws three times as many groups as it keeps."""
     for slug, own in suite.SETTINGS.items():
         method = plan.methods.get(slug)
-        config = config_lib.resolve(entry_of(slug).config, method.defaults)
+        config = resolve(entry_of(slug).config, method.defaults)
         parts.make_parts(config, config.model.hidden_size)  # and its numbers are known
         numbers = {**written.keywords(own.get("objective", "")), **written.keywords(own.get("estimator", ""))}
         assert sum(numbers.values()) <= 60 and config.critic.pretrain_steps <= 10

@@ -11,8 +11,8 @@ from jaxrl_llm.environments import base, of_methods
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.environments.threads import Threads
 from jaxrl_llm.rewards.pool import WorkerPool
-from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.judge import make_runner
 
 
 def say(*calls):
@@ -107,7 +107,7 @@ def test_a_run_plays_a_class_by_name(options, pool):
     """From a configuration, in the kind of runner that suits the class."""
     config = default_config()
     config.environment = f"methods_of({', '.join(f'{name}={value!r}' for name, value in options.items())})"
-    with contextlib.closing(setup.make_runner(config)) as runner:
+    with contextlib.closing(make_runner(config)) as runner:
         assert isinstance(runner._pool, pool)
         runner.reset({3: runner.environment.task.train[0]})
         read = runner.step({3: say(*CALLS)})[3].messages

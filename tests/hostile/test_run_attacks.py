@@ -26,7 +26,7 @@ from jaxrl_llm.learning.learner import Learner
 from jaxrl_llm.runs import loop, tracking
 from jaxrl_llm.runs.metrics import MetricWriter
 from jaxrl_llm.sampling.source import Source
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.show.runs import read_runs
 from jaxrl_llm.store import preemption
 from jaxrl_llm.store.checkpoints import Checkpoints
@@ -253,8 +253,8 @@ def test_an_interrupt_between_learning_and_the_position_of_the_data_saves_no_wro
         made = batches(*arguments)
         return Interrupted(made._source, made._share, made._order, made._identity)
 
-    batches = setup.batches
-    monkeypatch.setattr(setup, "batches", interrupted)
+    batches = sources.batches
+    monkeypatch.setattr(sources, "batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
         small_run.train(tmp_path, **{"checkpoint.every": 100})
     monkeypatch.undo()

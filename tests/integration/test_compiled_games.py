@@ -6,7 +6,7 @@ import run_files
 from jaxrl_llm.environments.compiled import Compiled
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.runs import loop
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import judge
 
 GAME = {"environment": "chatter:alphabet"}
 SHORT = {"sampling.max_tokens": 64, "sampling.turn_tokens": 2, "sampling.max_turns": 4}
@@ -23,7 +23,7 @@ def straight(tmp_path_factory):
 
 @pytest.mark.slow
 def test_three_steps_of_learning(straight):
-    assert setup.make_runner(chatter.get_config(**GAME))._pool.__class__ is Compiled, "since it is a game of arrays"
+    assert judge.make_runner(chatter.get_config(**GAME))._pool.__class__ is Compiled, "since it is a game of arrays"
     lines = run_files.lines(straight)
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line in lines[1:]:
@@ -34,7 +34,7 @@ def test_three_steps_of_learning(straight):
 @pytest.mark.slow
 def test_threads_are_the_same_run(straight, tmp_path, monkeypatch):
     config = chatter.get_config(**GAME)
-    monkeypatch.setattr(setup, "make_runner", lambda config: Runner("chatter:alphabet", seed=config.seed, kind="threads"))
+    monkeypatch.setattr(judge, "make_runner", lambda config: Runner("chatter:alphabet", seed=config.seed, kind="threads"))
     loop.train(config, tmp_path)
     run_files.assert_same(*(run_files.saved(one, chatter.get_config(**GAME)) for one in (straight, tmp_path)))
 

@@ -17,6 +17,7 @@ from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling.source import held_out, sample_held_out
 from jaxrl_llm.setup import parts, setup
+from jaxrl_llm.setup.judge import make_runner
 from jaxrl_llm.tools.timer import PhaseTimer
 from jaxrl_llm.tools.visible import visible
 from jaxrl_llm.topologies import refill, rounds, single
@@ -179,7 +180,7 @@ def test_programs_that_run_beside_the_engine_change_no_trajectory():
     ("letters", "auto", False), ("letters", "yes", True), ("letters(waits=True)", "auto", True),
     ("letters(waits=True)", "no", False), ("alphabet", "auto", False), ("alphabet", "yes", True)))
 def test_a_run_overrules_whether_an_environment_waits(environment, setting, beside):
-    runner = setup.make_runner(chatter.get_config(environment=f"chatter:{environment}", environment_waits=setting))
+    runner = make_runner(chatter.get_config(environment=f"chatter:{environment}", environment_waits=setting))
     assert runner.environment.waits == beside
     runner.reset({uid: runner.environment.task.train[0] for uid in range(3)})
     answers = Answers(runner)

@@ -10,8 +10,9 @@ from jaxrl_llm.control import Settings
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.engines import measures
 from jaxrl_llm.methods import provision
-from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import parts, setup
+from jaxrl_llm.setup.judge import make_judge
+from jaxrl_llm.setup.resolve import resolve
 
 
 def in_groups(**changes):
@@ -67,8 +68,8 @@ def test_every_registered_provider_is_tried():
     """The kinds above have each recorder and each topology that provides something; teachers have tests of their own."""
     asked, chosen = set(), set()
     for config in KINDS.values():
-        config = config_lib.resolve(config, methods.get(config.method).defaults)
-        judge = setup.make_judge(config)
+        config = resolve(config, methods.get(config.method).defaults)
+        judge = make_judge(config)
         made = parts.make_parts(config, 32, judge.task, judge.environment)
         asked |= {*recorders.asked(parts.recorded_needs(config, made.needs), made.there | provision.SAMPLED)}
         chosen |= {topologies.chosen(None, made.there)}

@@ -14,7 +14,7 @@ from jaxrl_llm import methods
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.engines.measures import MEASURES, Measure
 from jaxrl_llm.runs import loop
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import setup, start
 
 MIXTURE = {"method": "qwen_stabilizing", "model.experts": 4, "learner.minibatches": 2, "objective": "routing='sampler'",
            "samples_every": 0}
@@ -48,7 +48,7 @@ def test_learner_and_sampler_agree_and_other_routers_keep_the_experts(engine):
     assert routes.shape == (*rollouts.mask.shape, LAYERS, CHOSEN) and routes.dtype == np.int16
     later = np.pad(rollouts.mask[..., 1:], ((0, 0), (0, 0), (0, 1)))
     assert (routes[later] >= 0).all() and (routes[~later] == -1).all()
-    free = setup.policy_of(run.config, run.learner.policy.model, run.learner.policy.mesh)
+    free = start.policy_of(run.config, run.learner.policy.model, run.learner.policy.mesh)
     np.testing.assert_array_equal(np.sort(free.routes(state.params, None, rollouts))[later], np.sort(routes)[later])
     placed, mask = run.learner.place(layout.ready(rollouts)), rollouts.mask
     same = np.asarray(layout.logprobs(state.params, None, placed)[0])

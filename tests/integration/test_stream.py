@@ -16,8 +16,9 @@ from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling import heldout
 from jaxrl_llm.sampling.stream import Begin
-from jaxrl_llm.setup import config as config_lib
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import setup, sources
+from jaxrl_llm.setup.judge import make_judge
+from jaxrl_llm.setup.resolve import of_one_turn
 
 TOOLS = {"environment": "tool_use(tools=('calculator',), options={'level': 'digit', 'chat': True}, turns=3)",
          "prompts.max_tokens": 0, "sampling.max_tokens": 96, "sampling.turn_tokens": 12}
@@ -82,7 +83,7 @@ def test_a_task_is_an_environment_of_one_turn():
     assert [one.label for one in other.source.sets] == ["harder"]
     with pytest.raises(ValueError, match="sets 'tasks'; single has task, options"):
         setup.build(tiny(environment="single(tasks='arithmetic')"))
-    assert config_lib.of_one_turn(tiny(environment="single(options=None, reward=None)")).task == "arithmetic()"
+    assert of_one_turn(tiny(environment="single(options=None, reward=None)")).task == "arithmetic()"
 
 
 @pytest.mark.slow
@@ -101,7 +102,7 @@ def test_the_two_engines_cut_what_an_expert_wrote_at_the_limit_of_a_prompt():
     forests = []
     for name in ("scan", "slots"):
         config, policy, source, params = setup.build_policy(tiny(**{"sampling.engine": name}))
-        source = setup.make_plain_source(config, policy, policy.mesh, source.stream.tokenizer, setup.make_judge(config),
+        source = sources.make_plain_source(config, policy, policy.mesh, source.stream.tokenizer, make_judge(config),
                                          wanted={"forced": "an expert", "limits": "a limit"})
         stream, problem = source.stream, source.task.train[0]
         stream.publish(Snapshot(0, params, None, jax.random.key(0)))

@@ -26,8 +26,13 @@ from jaxrl_llm.runs import loop, trained
 from jaxrl_llm.runs.warmup import imitate
 from jaxrl_llm.sampling import prior
 from jaxrl_llm.sampling.source import Source, held_out
-from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import parts, refusals, setup
+from jaxrl_llm.setup.first_state import known_of
+from jaxrl_llm.setup.judge import Judge
+from jaxrl_llm.setup.learners import make_learner
+from jaxrl_llm.setup.resolve import resolve
+from jaxrl_llm.setup.selection import with_topology
+from jaxrl_llm.setup.streams import make_stream, stop_ids
 from jaxrl_llm.tasks.loader import batches
 
 ROOT = Path(__file__).parents[2]
@@ -254,7 +259,7 @@ OWN_SETTING = {"qwenlong_l1": {"control": "limits=(1.0,)"}}  # the paper's phase
 def test_every_method_takes_three_steps(shared, slug):
     run, params = shared
     method, policy = methods.get(slug), run.learner.policy
-    config = config_lib.resolve(tiny(method=slug, **OWN_SETTING.get(slug, {})), method.defaults)
+    config = resolve(tiny(method=slug, **OWN_SETTING.get(slug, {})), method.defaults)
     config.learner.epochs = max(2, config.learner.epochs)  # so that the ratio to the old policy is not 1
     config.learner.minibatches, config.critic.pretrain_steps = 1, 0
     made = parts.make_parts(config, policy.model.config.hidden_size, run.source.task)
@@ -262,15 +267,15 @@ def test_every_method_takes_three_steps(shared, slug):
     asked = config.budget.utility or "prior" in made.needs
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
     task, whole = run.source.task, run.source.stream
-    stream = setup.make_stream(config, policy.model, whole.mesh, whole.tokenizer, None, (task.train, task.heldout),
-                               setup.Judge(task, whole.partner.reward), made.wanted)
+    stream = make_stream(config, policy.model, whole.mesh, whole.tokenizer, None, (task.train, task.heldout),
+                         Judge(task, whole.partner.reward), made.wanted)
     stream = stream.apart(stop_strings=ends, partner=dataclasses.replace(stream.partner, stop_strings=ends))
     source = dataclasses.replace(
         run.source, stream=stream, data=batches(task.train, 4, seed=0),
         prior=prior.make(config, policy, len(task.train), stream.prompt_tokens, Capture(0)) if asked else None)
-    source = setup.with_topology(config, made, source)
-    learner, _ = setup.make_learner(config, made.with_prior(source.prior), policy, source.ladders, stream.tokenizer)
-    known = setup.known_of(dataclasses.replace(run, config=config, source=source, learner=learner), params)
+    source = with_topology(config, made, source)
+    learner, _ = make_learner(config, made.with_prior(source.prior), policy, source.ladders, stream.tokenizer)
+    known = known_of(dataclasses.replace(run, config=config, source=source, learner=learner), params)
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), known)
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
     for number in range(3):
@@ -496,7 +501,7 @@ def test_short_prompts_are_sampled_and_learned_from_in_shorter_shapes(tmp_path):
 def test_a_stop_string_of_one_token_ends_rows_in_the_sampler():
     letters = string.ascii_letters
     built, params = setup.build(tiny(**{"sampling.stop_strings": (*letters, "12")}))
-    assert setup.stop_ids(built.source.stream.tokenizer, (*letters, "12")) == (
+    assert stop_ids(built.source.stream.tokenizer, (*letters, "12")) == (
         *built.source.stream.tokenizer.stop_ids, *map(ord, letters))
     source = dataclasses.replace(built.source, data=run_files.Given(list(built.source.task.train)[:4]))
     rollouts, forest, *_ = source.next(built.learner.publish(setup.initial_state(built, params)))

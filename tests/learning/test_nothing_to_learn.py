@@ -5,8 +5,10 @@ import pytest
 
 from jaxrl_llm import advantages, objectives, rewards
 from jaxrl_llm.setup import parts, refusals
-from jaxrl_llm.setup.config import check, default_config, resolve
+from jaxrl_llm.setup.check import check
+from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.problems import make_sets, make_task
+from jaxrl_llm.setup.resolve import resolve
 
 FLOATS = """sampling.temperature sampling.top_p sampling.min_p optimizer.learning_rate optimizer.weight_decay
     optimizer.b1 optimizer.b2 optimizer.momentum optimizer.ema learner.balance lora.alpha critic.learning_rate

@@ -192,7 +192,8 @@ def test_moments_in_pieces_are_planned_in_pieces():
 
 
 def test_only_adam_reports_the_noise_of_gradients():
-    from jaxrl_llm.setup.config import default_config, resolve
+    from jaxrl_llm.setup.config import default_config
+    from jaxrl_llm.setup.resolve import resolve
     for name in TABLE:
         config = default_config()
         config.optimizer.name = name

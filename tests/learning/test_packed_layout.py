@@ -5,6 +5,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm import parallel
 from jaxrl_llm.data import forest
 from jaxrl_llm.data.packing import pack
 from jaxrl_llm.data.rollouts import Role, Rollouts
@@ -258,4 +259,4 @@ def test_rows_that_the_mesh_cannot_share_out_are_refused():
     c.learner.packed_rows = 3
     mesh = dataclasses.make_dataclass("Mesh", ["shape"])({"data": 2, "fsdp": 2})
     with pytest.raises(ValueError, match="learner.packed_rows=3 rows do not divide .* = 4 shards; use 4"):
-        setup.parallel.check_batch(mesh, c.learner.packed_rows, "learner.packed_rows", "rows")
+        parallel.check_batch(mesh, c.learner.packed_rows, "learner.packed_rows", "rows")

@@ -19,9 +19,10 @@ from jaxrl_llm.maths.descent import descend
 from jaxrl_llm.objectives.scheduled import Counted, scheduled
 from jaxrl_llm.parallel import make_mesh
 from jaxrl_llm.runs import rates
-from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import parts, setup, start
 from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.learners import make_learner, optimizer_of
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.values.critic import CriticState
 
 
@@ -98,10 +99,10 @@ def test_linear_decays_though_half_of_the_updates_have_no_gradient():
     c.model.hidden_size, c.model.num_layers, c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 32, 1, 2, 2, 4
     c.optimizer.update(name="sgd", learning_rate=1e-2, warmup_updates=0, schedule="linear", clip_norm=0.0)
     c.steps, c.learner.minibatches = 2, 2
-    c = config_lib.resolve(c, {})
+    c = resolve(c, {})
     _, model, weights = start.open_model(c.model)
     policy = Policy(model, mesh=make_mesh())
-    learner, _ = setup.make_learner(c, parts.make_parts(c, 32), policy, shapes.padded(3, 4, 2, 1))
+    learner, _ = make_learner(c, parts.make_parts(c, 32), policy, shapes.padded(3, 4, 2, 1))
     tokens = np.array([[[*b"12", EOS, 0], [*b"1", EOS, 0, 0]], [[*b"9999"], [*b"10", EOS, 0]]], np.int32)
     batch = rollouts.Rollouts(
         mask=tokens > 0, valid=np.ones((2, 2), bool), rewards=np.array([[1, 0], [1, 1]], np.float32), tokens=tokens,
@@ -144,10 +145,10 @@ def test_to_look_at_a_step_takes_no_copy_of_the_weights(name):
 
 def rows_of(earlier=None, step=0, **changes):
     """The rows of the head of a run with one update in each step."""
-    config = config_lib.resolve(default_config(), {})
+    config = resolve(default_config(), {})
     config.update_from_flattened_dict({f"optimizer.{key}": value for key, value in changes.items() if key != "steps"})
     config.steps = changes.get("steps", config.steps)
-    schedule = setup.optimizer_of(config, config.optimizer.learning_rate, config.steps)[1]
+    schedule = optimizer_of(config, config.optimizer.learning_rate, config.steps)[1]
     learner = Learner(None, None, (), None, make_mesh(), (1,), 1)
     return rates.rate_rows(setup.Run(config, None, None, learner, schedule, frozenset(), None), earlier, step)
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.data.rollouts import Role
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.setup.config import default_config
 
 CASES = {"whole": {}, "words_of_others": {}, "score_and_reference": {"objective": "kl_coef=0.1", "learner.epochs": 2},
@@ -41,7 +41,7 @@ def of_unequal_lengths(rollouts, others):
 def test_states_and_metrics_after_a_step(monkeypatch, case):
     outcomes = []
     for unpads in (False, True):
-        monkeypatch.setattr(setup, "unpads", lambda model, slots: unpads)
+        monkeypatch.setattr(sources, "unpads", lambda model, slots: unpads)
         run, params = build(**CASES[case])
         state = setup.initial_state(run, params)
         frozen = run.learner.frozen(state.params)

@@ -8,7 +8,7 @@ from few_devices import built
 
 from jaxrl_llm.parallel import make_mesh, tree_shardings
 from jaxrl_llm.sampling.heldout import evaluate
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.setup.config import default_config
 
 
@@ -28,7 +28,7 @@ def steps(config, count, devices, unpads=False):
 
     Returns samples, parameters and metrics on the host.
     """
-    setup.unpads = lambda model, slots: unpads
+    sources.unpads = lambda model, slots: unpads
     run, params = built(config, devices)
     state = setup.initial_state(run, params)
     frozen, tokens, result = run.learner.frozen(state.params), [], {}

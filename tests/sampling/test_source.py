@@ -21,9 +21,10 @@ from jaxrl_llm.sampling import source
 from jaxrl_llm.sampling import stream as stream_module
 from jaxrl_llm.sampling.one_turn import OneTurn
 from jaxrl_llm.sampling.stream import Stream, _Beside
-from jaxrl_llm.setup import config as config_lib
 from jaxrl_llm.setup import parts, setup, start
 from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.learners import make_learner
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.topologies import single
 
@@ -359,10 +360,10 @@ def test_a_learner_works_without_a_source():
     """From a policy and the sizes of batches, on rollouts written out by hand: what is rewarded becomes likelier."""
     c = default_config()
     c.model.hidden_size, c.model.num_layers, c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 32, 1, 2, 2, 4
-    c.optimizer.warmup_updates, c = 0, config_lib.resolve(c, {})
+    c.optimizer.warmup_updates, c = 0, resolve(c, {})
     _, model, weights = start.open_model(c.model)
     policy = Policy(model, mesh=make_mesh())
-    learner, _ = setup.make_learner(c, parts.make_parts(c, 32), policy, shapes.padded(3, 4, 2, 1))
+    learner, _ = make_learner(c, parts.make_parts(c, 32), policy, shapes.padded(3, 4, 2, 1))
     tokens = np.array([[[*b"12", EOS, 0], [*b"1", EOS, 0, 0]], [[*b"9999"], [*b"10", EOS, 0]]], np.int32)
     batch = rollouts.Rollouts(
         mask=tokens > 0, valid=np.ones((2, 2), bool), rewards=np.array([[1, 0], [0, 1]], np.float32), tokens=tokens,

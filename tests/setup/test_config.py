@@ -2,7 +2,10 @@
 import pytest
 
 from jaxrl_llm.runs import loop
-from jaxrl_llm.setup.config import arithmetic_table, check, default_config, paper_table, replaced_table, resolve
+from jaxrl_llm.setup.check import check
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.resolve import resolve
+from jaxrl_llm.setup.tables import arithmetic_table, paper_table, replaced_table
 from jaxrl_llm.tools.written import calls, keywords
 
 

@@ -3,8 +3,9 @@ import json
 
 import pytest
 
-from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.judge import make_judge
+from jaxrl_llm.setup.problems import make_sets, make_task
 
 TEST = {"input": "1", "output": "2"}
 GOOD = {"answer": "5", "tests": [TEST], "box": [1, 2, 3, 4], "image": [9, 9], "answers": ["b"], "files": {"a": "x"},
@@ -41,20 +42,20 @@ def configured(**changes):
 def test_of_the_task(tmp_path, named, fields, message):
     config = configured(task=f"jsonl(path={rows(tmp_path, fields)})", rewards=named)
     with pytest.raises(ValueError, match=rf"rows\.jsonl, line 8: .*{message}.*Correct it, or remove it from the data"):
-        setup.make_judge(config)
+        make_judge(config)
     config.reward_errors = "zero"  # such completions score 0 and are counted
-    setup.make_judge(config)
-    setup.make_judge(configured(task=f"jsonl(path={rows(tmp_path, GOOD)})", rewards=named))
+    make_judge(config)
+    make_judge(configured(task=f"jsonl(path={rows(tmp_path, GOOD)})", rewards=named))
 
 
 def test_of_several_tasks_evaluation_sets_and_environments(tmp_path):
     path, wrong = rows(tmp_path, {"answer": "about 38"}), r"rows\.jsonl, line 8: last_number needs a number"
     with pytest.raises(ValueError, match=wrong):
-        setup.make_judge(configured(task=f"arithmetic(level=digit), jsonl(path={path}, reward=last_number)"))
+        make_judge(configured(task=f"arithmetic(level=digit), jsonl(path={path}, reward=last_number)"))
     sets = configured(**{"eval.sets": f"dataset(path={path}, heldout={path}, split='', reward=last_number)"})
     with pytest.raises(ValueError, match=wrong):
-        setup.make_sets(sets, setup.make_task("arithmetic(level=digit)"))
+        make_sets(sets, make_task("arithmetic(level=digit)"))
     for name in ("single", "sequence", "solver_verifier", "tool_use", "memory_use"):
         options = f"task=jsonl, options={{'path': '{path}'}}, reward=last_number"
         with pytest.raises(ValueError, match=wrong):
-            setup.make_judge(configured(environment=f"{name}({options})"))
+            make_judge(configured(environment=f"{name}({options})"))

@@ -12,6 +12,7 @@ from jaxrl_llm.runs.warmup import demonstrations
 from jaxrl_llm.setup import parts, setup, start
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.forecast import forecast
+from jaxrl_llm.setup.problems import make_reward, make_task
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 
@@ -98,27 +99,27 @@ def configured(**changes):
 
 def reward_of(rewards, score=""):
     config = configured(rewards=rewards, score=score)
-    return setup.make_reward(config, setup.make_task(config.task))
+    return make_reward(config, make_task(config.task))
 
 
 def test_a_task_in_a_string(tmp_path):
     file = tmp_path / "sums.jsonl"
     file.write_text("".join(f'{{"prompt": "{n}+1=", "answer": {n + 1}}}\n' for n in range(20)))
-    task = setup.make_task(f"jsonl(path={file}, heldout_fraction=0.5)")
+    task = make_task(f"jsonl(path={file}, heldout_fraction=0.5)")
     assert len(task.train) + len(task.heldout) == 20 and task.train[0].prompt.endswith("+1=") and task.reward == "boxed"
-    assert setup.make_task("arithmetic").train[0].level == "digit"
+    assert make_task("arithmetic").train[0].level == "digit"
     with pytest.raises(ValueError, match="keyword of task 'jsonl' 'pth'. Did you mean 'path'"):
-        setup.make_task("jsonl(pth=x)")
+        make_task("jsonl(pth=x)")
     with pytest.raises(ValueError, match="names no task; give arithmetic, attempts, dataset, jsonl"):
-        setup.make_task("")
+        make_task("")
 
 
 @pytest.mark.slow
 def test_a_reasoning_gym_task_in_a_string():
     pytest.importorskip("reasoning_gym")
-    task = setup.make_task("reasoning_gym(dataset=chain_sum, train_size=5, heldout_size=3, config={'max_terms': 2})")
+    task = make_task("reasoning_gym(dataset=chain_sum, train_size=5, heldout_size=3, config={'max_terms': 2})")
     assert len(task.train) == 5 and task.name == "reasoning_gym/chain_sum"
-    reward = setup.make_reward(configured(), task)  # no rewards given: the task's own
+    reward = make_reward(configured(), task)  # no rewards given: the task's own
     problem = task.train[0]
     assert [part.name for part in reward.rewards] == ["reasoning_gym"]
     assert reward([f"<answer>{problem.answer}</answer>"], [problem.answer], [problem]).total[0] == 1.0

@@ -11,15 +11,14 @@ from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.sampling import by_task
 from jaxrl_llm.sampling.source import held_out
-from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.config import default_config
-from jaxrl_llm.setup.problems import make_sets
+from jaxrl_llm.setup.problems import make_reward, make_sets, make_task
 from jaxrl_llm.tasks.base import front_of, question_of, seeded
 from jaxrl_llm.tasks.loader import batches
 
 
 def two(weight=1):
-    return setup.make_task("arithmetic(level=digit, label=digit), arithmetic(level=mul2, label=mul, size=300, "
+    return make_task("arithmetic(level=digit, label=digit), arithmetic(level=mul2, label=mul, size=300, "
                            f"weight={weight}, reward=\"numeric, format(pattern='.*', weight=0.5)\")")
 
 
@@ -63,7 +62,7 @@ def test_every_batch_has_the_share_of_every_task(weight, shares):
 
 
 def test_the_remainder_rotates():
-    task = setup.make_task("arithmetic(label=a), arithmetic(label=b, level=mul2), arithmetic(label=c, level=add3)")
+    task = make_task("arithmetic(label=a), arithmetic(label=b, level=mul2), arithmetic(label=c, level=add3)")
     _, result = stream(task, 4, 6)
     counts = np.array([[sum(p.task == k for p in batch) for k in range(3)] for batch in result])
     assert ((counts >= 1) & (counts <= 2)).all() and counts.sum(0).tolist() == [8, 8, 8]
@@ -86,7 +85,7 @@ def test_a_position_in_a_mixture_is_restored_exactly_and_shared_by_processes():
 
 def test_each_completion_is_scored_by_the_rewards_of_its_task():
     task = two()
-    reward = setup.make_reward(default_config(), task)
+    reward = make_reward(default_config(), task)
     assert reward.names == ("score", "mul/format") and reward.solved_above == (0.5, 0.5) and reward.by_row and reward.extracts
     sum_, product = task.train[0], task.train[82]
     texts = [sum_.answer, f"so {sum_.answer}", product.answer, f"{product.answer}.0", "x"]
@@ -97,10 +96,10 @@ def test_each_completion_is_scored_by_the_rewards_of_its_task():
     assert result.seconds.shape == (3,) and reward.extract("12", product) == 12 and reward.extract("12", sum_) == "12"
     config = default_config()
     config.rewards = "last_number"
-    assert setup.make_reward(config, task).names == ("last_number",)  # given for all
+    assert make_reward(config, task).names == ("last_number",)  # given for all
     config.rewards, config.score = "", "exact"
     with pytest.raises(ValueError, match="config.score='exact' is one for all tasks, but each of digit, mul has rewards"):
-        setup.make_reward(config, task)
+        make_reward(config, task)
 
 
 def test_thresholds_and_metrics_are_those_of_each_task():
@@ -132,7 +131,7 @@ def test_thresholds_and_metrics_are_those_of_each_task():
 ])
 def test_impossible_mixtures_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        setup.make_task(text)
+        make_task(text)
 
 
 @pytest.mark.parametrize("options", [{}, {"system": "Be short."}, {"shots": 1}, {"prompt": " {question}\n"}, {"chat": False}])
@@ -194,7 +193,7 @@ def test_evaluation_sets():
 
 @pytest.mark.parametrize("text", ["arithmetic(level=digit)", "arithmetic(label=a), arithmetic(level=mul2, label=b)"])
 def test_evaluation_sets_that_are_trained_on_are_refused(text):
-    config, task = default_config(), setup.make_task(text)
+    config, task = default_config(), make_task(text)
     trained = {tasks.text_of(problem) for problem in task.train}
     config.eval.sets = "arithmetic(level=sub2, label=good), arithmetic(heldout_fraction=0.5, label=other)"
     asked = [tasks.text_of(problem) for problem in tasks.make("arithmetic", heldout_fraction=0.5).heldout]

@@ -1,0 +1,97 @@
+"""The learner of a run: its layout, recorders, optimiser and filters."""
+import functools
+from typing import Any
+
+import optax
+from ml_collections import ConfigDict
+
+from jaxrl_llm import methods, parallel, recorders, tasks
+from jaxrl_llm.data.shapes import Ladders, row_lengths
+from jaxrl_llm.learning import gradient_norms, offload, optimizers
+from jaxrl_llm.learning.layouts import Layout, packed, rectangular
+from jaxrl_llm.learning.learner import Learner
+from jaxrl_llm.learning.policy import Capture, Policy
+from jaxrl_llm.learning.step import against_sampler, jitted, make_joint_update
+from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.setup import parts, teachers
+from jaxrl_llm.setup.parts import Parts
+from jaxrl_llm.setup.probe import capture_of
+from jaxrl_llm.setup.start import policy_of
+from jaxrl_llm.tools import written
+from jaxrl_llm.tools.guard import Guarded
+
+
+def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladders, tokenizer=None,
+                 task: tasks.Task | None = None, as_sampled: bool = False) -> tuple[Learner, optax.Schedule]:
+    """The learner of batches in the sizes of `ladders`, with the schedule of its learning rate; `as_sampled`: see `Learner`.
+
+    The tokenizer and the task of the prompts are read for features, whose states end at a text, and for teachers.
+    """
+    c, learner, estimator, clip_norm = config, config.learner, made.estimator, config.optimizer.clip_norm or None
+    alone = c.critic.pretrain_steps if estimator.has_critic else 0
+    optimizer, schedule = optimizer_of(c, c.optimizer.learning_rate, c.steps - alone)
+    objective = against_sampler(made.objective) if as_sampled else made.objective
+    capture = capture_of(c, tokenizer, policy.model.config.num_layers) if "features" in made.needs else None
+    layout = make_layout(c, objective, optimizer, policy, ladders, capture)
+    filters = {name: one for name, one in made.filters.items() if one.per == "rollout"}
+    once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and ladders.groups == (1,)
+    joint = None
+    if capture is not None and once and not (learner.balance or filters or as_sampled or learner.packed_rows):  # uncut groups
+        together = make_joint_update(policy, capture, made.objective, estimator, optimizer, clip_norm=clip_norm)
+        joint = Guarded("update", together, ladders.programs)
+
+    def logprobs_of(model):
+        return make_layout(c, made.objective, optimizer, policy_of(c, model, policy.mesh), ladders).logprobs
+
+    longest_text = ladders.prompt_tokens[-1] + ladders.tokens[-1]
+    context = recorders.Context(
+        asked=frozenset(), config=c, policy=policy, estimator=estimator, logprobs=layout.logprobs, jitted=jitted,
+        guarded=lambda name, function, times=1: Guarded(name, function, times * ladders.programs),
+        optimizer=lambda rate, updates=1: optimizer_of(c, rate, c.steps * updates)[0],
+        loaded=teachers.loader(c, task, tokenizer, policy.mesh, longest_text, logprobs_of),
+        pieces=pieces_of(c), features=layout.features, placed=layout.placed, square_norms=gradient_norms.make(policy),
+        as_sampled=made.replay is not None and made.replay.as_sampled)
+    offloaded = tuple(written.parts(learner.offload))
+    return Learner(
+        policy, estimator, make_recorders(made, context, offloaded, joint is not None, as_sampled), layout, policy.mesh,
+        tuple(c.prompts.per_step * n for n in ladders.groups), c.sampling.group, joint, learner.epochs, learner.minibatches,
+        alone, learner.max_skipped, offloaded, functools.partial(optimizers.metrics, c.optimizer), made.controls, filters,
+        c.optimizer.ema, as_sampled, parallel.sampler_mesh(policy.mesh, c.sampling.tensor)), schedule
+
+
+def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool,
+                   as_sampled: bool = False) -> tuple[recorders.Recorder, ...]:
+    """The recorders of what the method needs; a `joint` update records features itself, and sampling the old log-probs."""
+    wanted = parts.recorded_needs(context.config, made.needs)
+    wanted -= {*recorders.RECORDERS["features"].provides} if joint else set()
+    wanted -= {"old_logprobs"} if as_sampled else set()
+    asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED)
+    several = [recorders.make(name, context._replace(asked=frozenset(fields))) for name, fields in sorted(asked.items())]
+    return tuple(one._replace(given=offload.away(offloaded, one.name, one.given)) for one in several)
+
+
+def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.GradientTransformation, policy: Policy,
+                ladders: Ladders, capture: Capture | None = None) -> Layout:
+    """Packed rows if `learner.packed_rows` sets their number per micro-batch, else rectangular ones."""
+    learner = config.learner
+    settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance, capture=capture)
+    if learner.packed_rows:
+        lengths = row_lengths(ladders.prompt_tokens[-1], ladders.tokens[-1], config.sampling.group, policy.mesh.shape["seq"])
+        return packed(policy, objective, optimizer, lengths, learner.packed_rows, **settings)
+    shards = parallel.shards_of(policy.mesh.shape)
+    together = config.prompts.per_step // (learner.minibatches * learner.micro_batches * shards)
+    return rectangular(policy, objective, optimizer, ladders, micro_batches=learner.micro_batches,
+                       parts=pieces_of(config), together=together, **settings)
+
+
+def pieces_of(config: ConfigDict) -> int:
+    """Number of parts in which log-probs of a batch are computed: as many as the updates have, so they need no more memory."""
+    return config.learner.minibatches * config.learner.micro_batches if config.learner.micro_batches > 1 else 1
+
+
+def optimizer_of(config: ConfigDict, learning_rate: float, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The configured optimiser, for `steps` rollout batches at this rate, and its schedule."""
+    o, learner = config.optimizer, config.learner
+    return optimizers.make_optimizer(
+        learning_rate, steps * learner.epochs * learner.minibatches, name=o.name, warmup_updates=o.warmup_updates,
+        schedule=o.schedule, decayed=o.decayed, weight_decay=o.weight_decay, b1=o.b1, b2=o.b2, momentum=o.momentum)

@@ -1,0 +1,76 @@
+"""Who is sampled next and which prompts are learned from: topology, filters, replay and pool of a method."""
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxrl_llm import topologies
+from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.control import Filter
+from jaxrl_llm.data import shapes as shapes_lib
+from jaxrl_llm.data.forest import Forest, outcomes
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.setup import parts
+from jaxrl_llm.setup.parts import Parts
+from jaxrl_llm.topologies import Topology, narrowed, oracle, refill
+
+
+def with_topology(config: ConfigDict, made: Parts, source: Source) -> Source:
+    """The source with the topology of the method, with its replay and its guide."""
+    inner = make_topology(config, made, config.prompts.per_step)
+    source = dataclasses.replace(source, topology=inner, replay=made.replay, sharing=parts.make_sharing(config, source.task))
+    if made.estimator.has_critic:  # half of the update programs are the critic's
+        source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // 2))
+    source = dataclasses.replace(source, guided=made.guide is not None)
+
+    def of(prompts, inner):
+        return filtered(config, made.filters, inner, source.view, prompts)
+
+    return dataclasses.replace(source, topology=of(config.prompts.per_step, inner), fewer=lambda prompts: of(
+        prompts, make_topology(config, made, prompts)))
+
+
+def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:
+    """The topology for P prompts that the method names, or implies by its parts; else one group per prompt."""
+    group, most, estimator = config.sampling.group, config.sampling.max_group, made.estimator
+    name, numbers = made.method.topology or (None, {})
+    known = {"prompts": P, "group": group, "most": most, "guide": made.guide, "rule": made.rule,
+             "drawn": config.budget.prompts, "utility": config.budget.utility,
+             "wants": None if estimator.wants_more is None else lambda forest: wants_more(
+                 estimator, group, most, *outcomes(forest, most), forest.facts.get("expected"))}
+    topology = topologies.make(topologies.chosen(name, made.there), known, numbers)
+    return oracle(topology, prompts=P) if expects(config, made) and config.prior.source == "oracle" else topology
+
+
+def expects(config: ConfigDict, made: Parts) -> bool:
+    """Whether a budget or the method reads what is expected of prompts."""
+    return bool(config.budget.utility) or "prior" in made.needs
+
+
+def filtered(config: ConfigDict, filters: Mapping[str, Filter], inner: Topology, view: Callable[[Forest, int], Rollouts], P: int
+             ) -> Topology:
+    """The topology that samples further prompts until filters keep P, and excludes prompts that other filters drop.
+
+    `view` is the view of the `inner` topology.
+    """
+    of_prompts = [one for one in filters.values() if one.per == "prompt"]
+
+    def kept_by(some, forest):
+        rollouts = view(forest, 0)
+        return np.logical_and.reduce([np.asarray(one.keep(rollouts))[:len(forest.problems)] for one in some])
+
+    for refills, make in ((True, functools.partial(refill, prompts=P, attempts=config.sampling.max_draws)), (False, narrowed)):
+        if chosen := [one for one in of_prompts if one.refills == refills]:
+            inner = make(inner, keep=functools.partial(kept_by, chosen))
+    return inner
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected):
+    """bool[P]: the prompts that an estimator samples again, by their `expected` rewards (None: the estimator reads none)."""
+    rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards, extras={"prior": expected})
+    return estimator.wants_more(rollouts, first, most)
