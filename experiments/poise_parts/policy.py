@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.learning.policy import Capture
 from jaxrl_llm.learning.snapshot import Snapshot
-from jaxrl_llm.runs import loop
+from jaxrl_llm.runs import beginning
 from jaxrl_llm.runs.progress import Progress
 from jaxrl_llm.sampling.source import fitting_problems
 from jaxrl_llm.setup import setup
@@ -26,7 +26,7 @@ def fixed(config, prompts: int, group: int):
     if not config.warmup.steps:
         return run, params
     with Progress(config.warmup.steps) as progress:
-        return run, loop.warm_up(run, params, progress)
+        return run, beginning.warm_up(run, params, progress)
 
 
 def resized(run: setup.Run, prompts: int, group: int) -> setup.Run:

@@ -1,27 +1,22 @@
 """A run from its first step to its last: steps by schedule, with evaluations, pages and checkpoints at intervals."""
 import contextlib
 import errno
-import functools
 import io
 import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
-from etils import epath
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
-from jaxrl_llm.data.finished import Finished
 from jaxrl_llm.environments.runner import TooManyInvalid
-from jaxrl_llm.learning import controls, offload, optimizers
+from jaxrl_llm.learning import offload, optimizers
 from jaxrl_llm.learning.schedules import Step
-from jaxrl_llm.learning.state import TrainState
-from jaxrl_llm.recorders import Recorder
-from jaxrl_llm.runs import warm_starts as warm_starts_lib
+from jaxrl_llm.runs import beginning
+from jaxrl_llm.runs.beginning import Reached
 from jaxrl_llm.runs.lost import LostWriter
 from jaxrl_llm.runs.metrics import MetricWriter, host_memory
 from jaxrl_llm.runs.pages import lessons, write_page
@@ -30,49 +25,23 @@ from jaxrl_llm.runs.progress import Progress
 from jaxrl_llm.runs.rates import rate_rows
 from jaxrl_llm.runs.tracking import tracked
 from jaxrl_llm.runs.value_plots import plot_history
-from jaxrl_llm.runs.warmup import imitate, minimise, oracle_demonstrations
 from jaxrl_llm.sampling.heldout import Evaluation, evaluate, evaluate_set
-from jaxrl_llm.sampling.source import jsonable
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.forecast import forecast
 from jaxrl_llm.setup.start import check_other
 from jaxrl_llm.setup.tables import arithmetic_table, paper_table, replaced_table
 from jaxrl_llm.store import given as given_lib
-from jaxrl_llm.store import pending, preemption
+from jaxrl_llm.store import preemption
 from jaxrl_llm.store import workdir as folders
 from jaxrl_llm.store.best import Best
-from jaxrl_llm.store.bucket import AnyPath
-from jaxrl_llm.store.checkpoints import Checkpoints, Restored
+from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.store.lock import Held, locked
 from jaxrl_llm.store.workdir import Workdir, check_agreement, open_workdir, records
-from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.tools.files import expanded
 from jaxrl_llm.tools.timer import PhaseTimer
 
 _EVAL_STREAM = 2**31 - 1  # folded into the run's key, like the upper halves of uids of trajectories
 _SETS_STREAM = 2**31 - 5  # likewise, for evaluation sets
-
-
-class Reached(NamedTuple):
-    """The progress of a run; one object, so that no interrupt separates its parts.
-
-    `state`, the `position` of its source, and the batches that are `pending`; whether controllers have `observed` the
-    evaluation after its last step, and requested a `reset` there; `line`, the metrics of that step until they are written.
-    """
-
-    state: TrainState
-    position: dict[str, Any]
-    pending: tuple[Finished, ...] = ()
-    observed: bool = False
-    reset: bool = False
-    line: dict[str, Any] = {}
-
-    @property
-    def host(self) -> dict[str, Any]:
-        """What a checkpoint stores beside the state, as JSON."""
-        line = {name: float(value) for name, value in self.line.items() if np.ndim(value) == 0}  # `write` refuses others
-        waiting = {"pending": [pending.encode(one) for one in self.pending]} if self.pending else {}
-        return jsonable(self.position) | waiting | {"observed": self.observed, "reset": self.reset, "line": line}
 
 
 def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, warm_starts: str | Path | None = None
@@ -122,13 +91,13 @@ def _train(config: ConfigDict, held: Held, resume: bool | str, warm_starts: Path
           Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
         with preemption.at_once():
             given = given_lib.sums_of(run.learner.recorders)
-            first: Reached | None = _first(run, params, work, checkpoints, progress, warm_starts, given)
+            first: Reached | None = beginning.first(run, params, work, checkpoints, progress, warm_starts, given)
             params = None  # the state has its own, and there may be no room for both
         preemption.check()
         assert first is not None
         start = int(first.state.step)
         frozen = {name: offload.away(run.learner.offload, name, own)
-                  for name, own in frozen_weights(run, first.state, work).items()}
+                  for name, own in beginning.frozen_weights(run, first.state, work).items()}
         if work.resume and primary:  # only now it is certain that the folder can continue with this configuration
             work.record()
         with (MetricWriter(folder, restored_step=start or None, also=log) as writer,  # step 0 is evaluated and written again
@@ -177,88 +146,6 @@ def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()
             *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")
-
-
-def _first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress, warm_starts: Path | None,
-           given: given_lib.Sums) -> Reached:
-    """The beginning of a run, or its last checkpoint, whose position is then set in the source."""
-    away = run.learner.offload
-    if not work.resume:
-        state = offload.moments_away(away, setup.initial_state(run, warm_up(run, params, progress, warm_starts)))
-        return Reached(state, run.source.position())
-    progress.phase("restoring")
-    restored = _restored(run, params, checkpoints)
-    given_lib.check_same(given, restored.host.get("given", {}))
-    run.source.set_position(restored.host)
-    progress.step(restored.step, {})
-    host = {"observed": True, "reset": False, "line": {}} | restored.host  # earlier versions saved none of them
-    waiting = pending.restored(host.get("pending", ()), run.source, run.schedule.lag)
-    return Reached(offload.moments_away(away, restored.state), run.source.position(), waiting, host["observed"], host["reset"],
-                   host["line"])
-
-
-def _restored(run: setup.Run, params, checkpoints: Checkpoints) -> Restored:
-    """The last checkpoint of a run, also one in which an earlier version gave controllers other names."""
-    target = offload.moments_away(run.learner.offload, setup.initial_state(run, params))
-    restored = checkpoints.restore(target, former=controls.with_former_names(target))
-    return restored._replace(state=controls.with_present_names(restored.state, target.control))
-
-
-def warm_up(run: setup.Run, params, progress, folder: Path | None = None):
-    """The weights after the supervised warm-up, if one is configured; `folder`: where runs share them, see `warm_starts`."""
-    if not run.config.warmup.steps:
-        return params
-    make = functools.partial(_warmed_up, run, params, progress)
-    return make() if folder is None or parallel.several() else warm_starts_lib.shared(folder, run, params, progress, make)
-
-
-def _warmed_up(run: setup.Run, params, progress):
-    w, source = run.config.warmup, run.source
-    data = batches(source.task.train, w.batch, seed=run.config.seed + 1)
-    if source.stream.partner.goes_on:
-        shown = (oracle_demonstrations(source, problems, w.strays) for problems in data)
-        return minimise(run.learner.policy, params, shown, steps=w.steps, loss=w.loss, learning_rate=w.learning_rate,
-                        progress=progress)[0]
-    params, _ = imitate(run.learner.policy, params, data, source.stream.tokenizer, steps=w.steps,
-                        loss=w.loss, learning_rate=w.learning_rate,
-                        prompt_tokens=source.stream.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
-                        overlong=run.config.prompts.overlong, progress=progress)
-    return params
-
-
-def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
-    """Weights that recorders keep from step 0, by name, in folders beside the checkpoints, read by a resumed run."""
-    frozen, held = {}, work.held
-    for one in run.learner.keeping:
-        folder = held.weights / one.name
-        if work.resume and not folder.is_dir():
-            raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
-                             f"a {one.name} method); start a new run, or resume without it")
-        if not work.resume:
-            if parallel.is_primary():
-                epath.Path(folder).rmtree(missing_ok=True)  # of a start that saved no checkpoint
-            parallel.barrier(f"cleared_{one.name}")
-            frozen |= keep_weights(folder, 0, one, state)
-            continue
-        with Checkpoints(folder, keep=2) as store:
-            shapes = jax.eval_shape(one.init, state.params)
-            target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, run.learner.mesh))
-            earlier = [step for step in store.steps() if step <= int(state.step)]
-            if not earlier:
-                raise ValueError(f"{folder} has the {one.name} weights of steps {store.steps()}, and the run continues before "
-                                 f"them, from step {int(state.step)}; continue from a later checkpoint, or start a new run")
-            frozen[one.name] = store.restore(target, max(earlier)).state
-            store.abandon(int(state.step) + 1)  # weights of a branch that the run left
-    return frozen
-
-
-def keep_weights(folder: AnyPath, step: int, recorder: Recorder, state: TrainState) -> dict[str, Any]:
-    """A recorder's weights from the policy, by its name, kept in `folder` for runs that continue from this step or later."""
-    assert recorder.init is not None
-    own = recorder.init(state.params)
-    with Checkpoints(folder, keep=2) as store:  # a kill may come before the next checkpoint of the run
-        store.save(step, own)
-    return {recorder.name: own}
 
 
 class _Session:
@@ -382,7 +269,7 @@ class _Session:
         learner = self.run.learner
         state, reset = learner.evaluated(self.reached.state, score)
         for one in learner.keeping if reset else ():  # if this fails, the state from before is saved
-            own = keep_weights(self.checkpoints.directory.parent / one.name, step, one, state)[one.name]
+            own = beginning.keep_weights(self.checkpoints.directory.parent / one.name, step, one, state)[one.name]
             self.frozen[one.name] = offload.away(learner.offload, one.name, own)
         self.reached, self.changed = self.reached._replace(state=state, observed=True, reset=reset), True
 

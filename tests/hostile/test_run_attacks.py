@@ -23,7 +23,7 @@ import run_files
 import small_run
 
 from jaxrl_llm.learning.learner import Learner
-from jaxrl_llm.runs import loop, tracking
+from jaxrl_llm.runs import beginning, loop, tracking
 from jaxrl_llm.runs.metrics import MetricWriter
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.setup import setup, sources
@@ -182,7 +182,7 @@ def kills_itself(function, when=lambda *arguments: True, number=signal.SIGTERM):
     return wrapped
 
 
-MOMENTS = {"build": (setup, "build"), "warm_up": (loop, "imitate"), "evaluation": (loop, "evaluate"),
+MOMENTS = {"build": (setup, "build"), "warm_up": (beginning, "imitate"), "evaluation": (loop, "evaluate"),
            "sampling": (Source, "next"), "learning": (Learner, "learn")}
 
 

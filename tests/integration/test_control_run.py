@@ -16,7 +16,7 @@ from jaxrl_llm.control import Controller
 from jaxrl_llm.control.reference_reset import reference_reset
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.controls import Controls
-from jaxrl_llm.runs import loop
+from jaxrl_llm.runs import beginning, loop
 from jaxrl_llm.sampling.source import sample_held_out
 from jaxrl_llm.setup import setup
 from jaxrl_llm.store.checkpoints import Checkpoints
@@ -97,7 +97,7 @@ def test_controllers_by_the_names_of_an_earlier_version(tmp_path, former, name):
     assert former in renamed.control and name not in renamed.control
 
     def read():
-        restored = loop._restored(run, params, checkpoints).state
+        restored = beginning.restored(run, params, checkpoints).state
         assert jax.tree.structure(restored) == jax.tree.structure(state)
         jax.tree.map(np.testing.assert_array_equal, restored.control, state.control)
         return restored
@@ -110,7 +110,7 @@ def test_controllers_by_the_names_of_an_earlier_version(tmp_path, former, name):
     with Checkpoints(tmp_path / "other") as checkpoints:
         checkpoints.save(3, state.replace(control={}))
         with pytest.raises(ValueError, match=rf"control\.{name}.*: not in the checkpoint"):
-            loop._restored(run, params, checkpoints)
+            beginning.restored(run, params, checkpoints)
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
     options = {"checkpoint.every": 6, "eval.every": 1, "optimizer.learning_rate": 3e-2, "method": "prorl",
                "objective": "kl_coef=0.1", "steps": 5}
     loop.train(tiny(**options), tmp_path / "straight")
-    place, name = (loop.MetricWriter, "write") if broken == "line" else (loop, "keep_weights")
+    place, name = (loop.MetricWriter, "write") if broken == "line" else (beginning, "keep_weights")
     intact = getattr(place, name)
 
     def full(*given, **named):
@@ -176,11 +176,11 @@ def test_a_reference_of_a_branch_that_was_left_is_not_read_later(tmp_path):
 
     def read(step, resume=True):
         work = Workdir(at_home(tmp_path), resume, {}, [])
-        return float(loop.frozen_weights(run, state(step), work)["reference"]["w"][0])
+        return float(beginning.frozen_weights(run, state(step), work)["reference"]["w"][0])
 
     (tmp_path / "reference/7").mkdir(parents=True)  # of a start that saved no checkpoint
     assert read(0, resume=False) == 0 and not (tmp_path / "reference/7").exists()
-    loop.keep_weights(tmp_path / "reference", 300, one, state(300))
+    beginning.keep_weights(tmp_path / "reference", 300, one, state(300))
     assert [read(250), read(350)] == [0, 0]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import run_files
 
-from jaxrl_llm.runs import loop, warm_starts
+from jaxrl_llm.runs import beginning, loop, warm_starts
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.store.workdir import checkpoint_steps
@@ -59,18 +59,18 @@ def test_runs_of_two_methods_share_one_warm_up(config, tmp_path, capsys):
 def test_what_is_damaged_is_made_anew(tmp_path):
     run, params = setup.build(tiny())
     progress = Silent()
-    made = jax.device_get(loop.warm_up(run, params, progress, tmp_path))
+    made = jax.device_get(beginning.warm_up(run, params, progress, tmp_path))
     place, = tmp_path.iterdir()
     for file in [file for file in place.rglob("*") if file.is_file() and file.parent.name == "d"]:
         os.truncate(file, file.stat().st_size // 2)
     run, params = setup.build(tiny())
     with pytest.warns(RuntimeWarning, match="cannot be read .*: it is made anew"):
-        again = loop.warm_up(run, params, progress, tmp_path)
+        again = beginning.warm_up(run, params, progress, tmp_path)
     jax.tree.map(np.testing.assert_array_equal, made, jax.device_get(again))
     assert [*tmp_path.iterdir()] == [place]
     run, params = setup.build(tiny())
     begun = len(progress.said)
-    jax.tree.map(np.testing.assert_array_equal, made, jax.device_get(loop.warm_up(run, params, progress, tmp_path)))
+    jax.tree.map(np.testing.assert_array_equal, made, jax.device_get(beginning.warm_up(run, params, progress, tmp_path)))
     assert progress.said[begun:] == [f"loading the warm start {place}"]
 
 
