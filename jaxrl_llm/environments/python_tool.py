@@ -2,14 +2,18 @@
 import dataclasses
 
 from jaxrl_llm import sandbox
-from jaxrl_llm.environments.tools import Result, Tool, ToolError, of_function
+from jaxrl_llm.environments.tools import Result, Tool, ToolError, of_function, shorten
 
 
-def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False) -> Tool:
+def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False, brief: int = 0) -> Tool:
     """`python(code)` runs a program and returns its output. Every call is a fresh program.
 
-    Raises SandboxError if a barrier of `jaxrl_llm.sandbox` does not hold on this machine, unless `unsafe`.
+    With `brief` the policy reads at most so many characters of the output, and as many of the last line of an error (SimpleTIR,
+    arXiv 2509.02479, has 512). Raises ValueError for fewer than 0, SandboxError if a barrier of `jaxrl_llm.sandbox` does not
+    hold on this machine, unless `unsafe`.
     """
+    if brief < 0:
+        raise ValueError(f"brief={brief} characters of an output; give 1 or more, or 0: all lines of the error")
     mode = sandbox.require(unsafe).mode
     limits = sandbox.ResourceLimits(seconds=deadline, memory_mb=memory_mb)
 
@@ -23,14 +27,16 @@ def python(*, deadline: float = 5.0, memory_mb: int = 512, unsafe: bool = False)
             finished = sandbox.run(code, limits=limits, mode=mode)
         except ValueError as error:  # a program that cannot be sent
             raise ToolError(str(error)) from error
-        return Result(_said(finished, limits), finished.status != "done" or finished.code != 0)
+        return Result(_said(finished, limits, brief), finished.status != "done" or finished.code != 0)
 
     return dataclasses.replace(of_function(python), program=True)
 
 
-def _said(finished: sandbox.ProgramResult, limits: sandbox.ResourceLimits) -> str:
+def _said(finished: sandbox.ProgramResult, limits: sandbox.ResourceLimits, brief: int) -> str:
     """The output of a program, and its error if it failed."""
     printed, complaint = (text.decode(errors="replace").strip() for text in (finished.stdout, finished.stderr))
+    if brief:
+        printed, complaint = shorten(printed, brief), shorten(complaint.rpartition("\n")[2], brief)
     if finished.status == "compile":
         return "error: the program is not valid Python"
     if finished.status == "timeout":

@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import tasks
@@ -12,11 +12,14 @@ from jaxrl_llm.environments import tools as tool_room
 from jaxrl_llm.environments.base import Environment, Message, Turn
 from jaxrl_llm.environments.calculator import calculator
 from jaxrl_llm.environments.described import described
+from jaxrl_llm.environments.endings import CHECK, LAST, Endings, is_void
+from jaxrl_llm.environments.endings import check as check_endings
 from jaxrl_llm.environments.parsers import WRITERS, named_parser
 from jaxrl_llm.environments.python_tool import python
 from jaxrl_llm.environments.search import search
 from jaxrl_llm.environments.single import ideal, opening, reader, scorer
-from jaxrl_llm.environments.tools import Call, Tool
+from jaxrl_llm.environments.tools import Call, Result, Tool
+from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tools import registry
 
@@ -32,36 +35,43 @@ FENCED = "Programs that you write in a ```python block are run, and you read wha
 
 @dataclasses.dataclass
 class ToolDialogue:
-    """A problem, the tools of the trajectory, the number of the policy's messages, and resources that the tools keep open."""
+    """A problem, the tools of the trajectory, how many messages the policy sent and answers it was told to check.
+
+    `kept`: resources that the tools keep open.
+    """
 
     problem: Problem
     tools: Sequence[Tool]
     turns: int = 0
+    checked: int = 0
     kept: Any = None
 
 
 def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
              tools: Mapping[str, Mapping[str, Any]] | Sequence[str] = ("calculator",), parser: str = "hermes",
-             reward: str | None = None, turns: int = 8, preface: Sequence[Message] = ()) -> Environment:
+             reward: str | None = None, turns: int = 8, preface: Sequence[Message] = (), checks: int = 0,
+             void_ends: bool = False, printed: bool = False, asks: bool = False) -> Environment:
     """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
 
     Your own tools are "module:function", see `named_tools`, and so is your own parser, `parse(text) -> calls` as in `parsers`.
     A message that calls tools is answered by their results, calls after the first `tools.CALLS` by one error. A message without
     calls is the answer, which the task's verifier scores. A policy that still calls at the last of its `turns` gets no reward.
+    `checks`, `void_ends`, `printed` and `asks` change how a dialogue ends, see `endings.Endings`.
     `preface` are messages before the problem, such as rules and an example; without them a policy whose chat template shows no
     tools reads a description. The facts of a turn are `tool_calls`; `tool_errors`, calls that failed, among them `tool_failed`,
     readable calls of a known tool, and `tool_unknown`, readable calls of an unknown one; `error_words`, results that contain
     the word "error", failed or not; `answer_blocks`, answers in a box or in `<answer>`, or read by the verifier; `malformed`,
-    whether a call could not be parsed; and `void`: no readable call and no answer. The `action` of a turn is its calls, or the
-    answer as the verifier reads it. Raises ValueError for unknown names and two tools of one name, SandboxError if the tool
-    `python` cannot run.
+    whether a call could not be parsed; and `void`: no readable call and no answer, or `endings.is_void` if void turns end the
+    dialogue. The `action` of a turn is its calls, or the answer as the verifier reads it. Raises ValueError for unknown names,
+    two tools of one name, and as many checks as turns, SandboxError if the tool `python` cannot run.
     """
     problems = tasks.make_chat(task, options)
     made = named_tools(tools)
     names = [tool.name for tool in made]
     if parser == "fenced" and names != ["python"]:
         raise ValueError(f"the parser 'fenced' calls the tool 'python' alone, got the tools {sorted(names)}")
-    return of_tools(problems, made, name="+".join(names), parser=parser, reward=reward, turns=turns, preface=preface)
+    return of_tools(problems, made, name="+".join(names), parser=parser, reward=reward, turns=turns, preface=preface,
+                    endings=Endings(checks, void_ends, printed, asks))
 
 
 def named_tools(named: Mapping[str, Mapping[str, Any]] | Sequence[str]) -> list[Tool]:
@@ -94,13 +104,14 @@ def _own(target: str, options: Mapping[str, Any]) -> Tool:
 
 def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, reward: str | None, turns: int,
              preface: Sequence[Message] = (), opened: Callable[[], tuple[Sequence[Tool], Any]] | None = None,
-             replayable: bool = True, waits: bool = False) -> Environment:
+             replayable: bool = True, waits: bool = False, endings: Endings = Endings()) -> Environment:
     """The environment of a task and tools, as in `tool_use`; `name` is appended to the task's name.
 
     `opened` makes tools for each trajectory, with the same schemas, and an object that is kept as long as the trajectory.
     """
+    check_endings(endings, turns)
     fenced, verifier = parser == "fenced", reward or problems.reward
-    step = functools.partial(_step, parse=named_parser(parser), read=reader(verifier), limit=turns,
+    step = functools.partial(_step, parse=named_parser(parser), read=reader(verifier), limit=turns, endings=endings,
                              score=scorer(verifier, problems.train, problems.heldout), role="user" if fenced else "tool")
 
     def reset(problem: Problem, key: int) -> tuple[ToolDialogue, list[Message]]:
@@ -132,25 +143,53 @@ def call_of(problem: Problem, parser: str) -> str | None:
 
 
 def _step(state: ToolDialogue, message: Message, *, parse: Callable[[str], list[Call]], score: Callable[[str, Problem], float],
-          read: Callable[[str], Hashable | None], limit: int, role: str) -> Turn:
+          read: Callable[[str], Hashable | None], limit: int, role: str, endings: Endings) -> Turn:
     state.turns += 1
     text, calls = message["content"], parse(message["content"])
-    answer = None if calls else read(text)
+    info = _said(text, calls, None if calls else read(text))
+    if endings.void:
+        info["void"] = is_void(text, calls)
+        if info["void"]:
+            return Turn(reward=0.0 if calls else score(text, state.problem), done=True, info=info)
+    if not calls:
+        return _answered(state, text, info, score, limit, endings)
+    if state.turns >= limit and not endings.printed:
+        return Turn(done=True, info={**info, "out_of_turns": True})
+    results = tool_room.results(state.tools, calls)
+    info |= _made(calls, results, {tool.name for tool in state.tools})
+    seen = "\n".join([text, *(result.text for result in results)])
+    if endings.printed and last_boxed(seen) is not None:
+        return _answered(state, seen, info, score, limit, endings)
+    if state.turns >= limit:
+        return Turn(done=True, info={**info, "out_of_turns": True})
+    said = tool_room.answers(calls, results, role)
+    if endings.asks and state.turns == limit - 1:
+        said[-1]["content"] += f"\n{LAST}"
+    return Turn(said, info=info)
+
+
+def _answered(state: ToolDialogue, text: str, info: Mapping[str, Any], score: Callable[[str, Problem], float], limit: int,
+              endings: Endings) -> Turn:
+    """The end of the dialogue with this answer, or the request to check it."""
+    if state.checked < endings.checks and state.turns < limit:
+        state.checked += 1
+        return Turn([{"role": "user", "content": CHECK}], info=info)
+    return Turn(reward=score(text, state.problem), done=True, info=info)
+
+
+def _said(text: str, calls: Sequence[Call], answer: Hashable | None) -> dict[str, Any]:
+    """The facts of a message whose calls have not been made."""
     marked, answered = len(_MARKED.findall(text)), answer is not None
     action = tool_room.identity(calls) if calls else None if answer is None else f"answer {answer}"
-    info = {"action": action, "tool_calls": len(calls), "tool_errors": 0, "answer_blocks": marked or int(answered),
+    return {"action": action, "tool_calls": len(calls), "tool_errors": 0, "answer_blocks": marked or int(answered),
             "malformed": any(call.error for call in calls),
             "void": not (answered or marked or any(not call.error for call in calls)), "tool_failed": 0, "tool_unknown": 0,
             "error_words": 0}
-    if not calls:
-        return Turn(reward=score(text, state.problem), done=True, info=info)
-    if state.turns >= limit:
-        return Turn(done=True, info={**info, "out_of_turns": True})
-    results = tool_room.results(state.tools, calls)
-    names = {tool.name for tool in state.tools}
+
+
+def _made(calls: Sequence[Call], results: Sequence[Result], names: Collection[str]) -> dict[str, int]:
+    """The facts of calls that were made of tools with these names."""
     failed = [call for call, result in zip(calls, results) if result.failed]
-    return Turn(tool_room.answers(calls, results, role), info={
-        **info, "tool_errors": len(failed),
-        "tool_failed": sum(not call.error and call.name in names for call in failed),
-        "tool_unknown": sum(not call.error and call.name not in names for call in failed),
-        "error_words": sum("error" in result.text.lower() for result in results)})  # a failed call in the code of rStar2-Agent
+    return {"tool_errors": len(failed), "tool_failed": sum(not call.error and call.name in names for call in failed),
+            "tool_unknown": sum(not call.error and call.name not in names for call in failed),
+            "error_words": sum("error" in result.text.lower() for result in results)}  # failed calls for rStar2-Agent's code

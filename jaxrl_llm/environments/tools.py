@@ -307,7 +307,7 @@ def _allowed(schema: Any) -> str:
     return " or ".join(map(_allowed, schema["anyOf"]) if "anyOf" in schema else _kinds(schema))
 
 
-def shorten(text: str) -> str:
-    """The text, with the middle of a long one cut."""
-    half = RESULT_LIMIT // 2
-    return text if len(text) <= RESULT_LIMIT else f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+def shorten(text: str, limit: int = RESULT_LIMIT) -> str:
+    """The text, of which at most `limit` characters are kept: the middle of a longer one is cut."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"

@@ -31,12 +31,12 @@ def test_simpletir_worked_example():
     assert update(jnp.log(ratios), nothing, values, ())[0][0] == 0
 
 
-@pytest.mark.parametrize("turn, void", [
-    ("```python\nprint(1)\n```", False), (r"so it is \boxed{7}", False), ("the answer is 7", True),
-    ("```python\nprint(1)", True), (r"\boxed{7", True), ("```\nprint(1)\n```", True), ("", True),
-    ("first\n```python\nx = 1\n```\nthen more", False)])
-def test_void_turns(turn, void):
-    assert simpletir_filter.is_void(turn) == void
+def test_simpletir_leaves_out_rollouts_that_reach_the_limit():
+    rollouts = from_lists([[1, 0, 1]], lengths=[[2, 2, 2]], extras={
+        "void": jnp.zeros((1, 3, 2), bool).at[0, 1].set(True), "truncated": jnp.array([[False, False, True]])})
+    assert control.make_filter("simpletir_filter").keep(rollouts).tolist() == [[True, False, True]]
+    both = control.make_filter("simpletir_filter", overlong=False)
+    assert both.keep(rollouts).tolist() == [[True, False, False]] and both.needs == ("void", "truncated")
 
 
 def test_remix_takes_the_named_share_from_each_recent_policy():

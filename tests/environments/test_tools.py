@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments, sandbox, tasks
-from jaxrl_llm.environments import base, parsers, python_tool, search, tools
+from jaxrl_llm.environments import base, endings, parsers, python_tool, search, tools
 from jaxrl_llm.environments.calculator import calculator, value, written
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.environments.tool_use import of_tools
@@ -588,6 +588,80 @@ def test_facts_of_a_turn(text, facts):
     state, _ = base.begin(environment, environment.task.train[0], 0)
     info = base.advance(environment, state, say(text)).info
     assert tuple(info[name] for name in environment.facts) == facts and info.keys() == {*environment.facts, "action"}
+
+
+@pytest.mark.parametrize("turn, void", [
+    ("```python\nprint(1)\n```", False), (r"so it is \boxed{7}", False), ("the answer is 7", True),
+    ("```python\nprint(1)", True), (r"\boxed{7", True), ("```\nprint(1)\n```", True), ("", True),
+    ("first\n```python\nx = 1\n```\nthen more", False), ("<answer>7</answer>", False), ("<answer>7", True)])
+def test_void_turns(turn, void):
+    assert endings.is_void(turn, parsers.fenced(turn)) == void
+    assert not endings.is_void(call("calculator", expression="1"), parsers.hermes(call("calculator", expression="1")))
+
+
+@pytest.mark.parametrize(("text", "reward"), [
+    ('<tool_call>{"name": "calculator", ', 0.0), ('<tool_call>{"name": "calculator"</tool_call>{answer}', 0.0),
+    ("{answer}", 1.0)])
+def test_a_void_turn_ends_the_dialogue(text, reward):
+    """Malformed calls alone earn nothing; the verifier reads an answer without a box, and the turn is void all the same."""
+    for ends in (True, False):
+        environment = environments.make("tool_use", void_ends=ends)
+        problem = environment.task.train[5]
+        state, _ = base.begin(environment, problem, 0)
+        turn = base.advance(environment, state, say(text.replace("{answer}", problem.answer)))
+        answers = not text.startswith("<")
+        assert (turn.done, turn.info["void"]) == ((True, True) if ends else (answers, not answers))
+        assert turn.reward == reward
+    environment = environments.make("tool_use", void_ends=True)
+    state, _ = base.begin(environment, problem, 0)
+    assert not base.advance(environment, state, say(rf"\boxed{{{problem.answer}}}")).info["void"]
+
+
+def test_the_policy_reads_that_its_last_turn_comes():
+    environment = environments.make("tool_use", turns=3, asks=True)
+    state, _ = base.begin(environment, environment.task.train[5], 0)
+    first, second, third = [base.advance(environment, state, say(call("calculator", expression="1+1"))) for _ in range(3)]
+    assert first.messages[-1]["content"] == "2" and second.messages[-1]["content"] == f"2\n{endings.LAST}"
+    assert third.done and third.info["out_of_turns"]
+
+
+def test_answers_are_checked_before_the_end():
+    environment = environments.make("tool_use", turns=4, checks=2)
+    problem = environment.task.train[5]
+    state, _ = base.begin(environment, problem, 0)
+    said = ("0", call("calculator", expression="1+1"), "1", problem.answer)
+    told = [base.advance(environment, state, say(text)) for text in said]
+    assert [turn.done for turn in told] == [False, False, False, True] and [turn.reward for turn in told] == [0, 0, 0, 1]
+    assert told[0].messages == told[2].messages == [{"role": "user", "content": endings.CHECK}]
+    state, _ = base.begin(environment, problem, 0)
+    for _ in range(3):
+        base.advance(environment, state, say(call("calculator", expression="1+1")))
+    last = base.advance(environment, state, say(problem.answer))
+    assert last.done and last.reward == 1, "an answer at the last turn counts"
+    with pytest.raises(ValueError, match="checks=8 of answers in a dialogue of turns=8; give 0 to 7"):
+        environments.make("tool_use", checks=8)
+
+
+@linux
+def test_a_program_prints_the_answer():
+    environment = environments.make("tool_use", tools=["python"], parser="fenced", printed=True, turns=1, reward="boxed")
+    problem = environment.task.train[5]
+    for code, reward in ((rf"print('\boxed{{{problem.answer}}}')", 1.0), (r"print('\boxed{no}')", 0.0), ("print(1)", 0.0)):
+        state, _ = base.begin(environment, problem, 0)
+        turn = base.advance(environment, state, say(f"```python\n{code}\n```"))
+        assert turn.done and turn.reward == reward and turn.info.get("out_of_turns", False) == (code == "print(1)")
+        assert turn.info["tool_calls"] == 1 and turn.info["tool_errors"] == 0
+
+
+@linux
+def test_outputs_of_programs_are_cut():
+    tool = python_tool.python(deadline=20.0, brief=20)
+    long = tools.run([tool], Call("python", {"code": "print('a' * 30 + 'b' * 30)"})).text
+    assert long == f"{'a' * 10}\n[40 characters left out]\n{'b' * 10}"
+    failed = tools.run([tool], Call("python", {"code": "print(1)\nraise ValueError('x')"}))
+    assert failed.failed and failed.text == "1\nValueError: x"
+    with pytest.raises(ValueError, match="brief=-1"):
+        python_tool.python(brief=-1)
 
 
 @linux
