@@ -91,8 +91,8 @@ def annealed(*, rate: float = 0.1, coldest: float = 0.3):
                       observe, facts=("rewards", "valid"), knobs=("temperature",))
 
 
-METHOD = methods.Method(slug="surprised", title="Surprise", equation="A = r + w s - mean", estimator=("surprised", {}),
-                        topology=("contrast", {"pool": 6}), controllers=("annealed",), control={"rate": 0.5})
+METHOD = methods.Method(slug="surprised", title="Surprise", equation="A = r + w s - mean", estimator="surprised",
+                        topology="contrast(pool=6)", controllers="annealed(rate=0.5)")
 '''
 
 
@@ -294,7 +294,7 @@ def test_of_several_recorders_the_fitting_one_is_asked():
 @pytest.mark.slow
 def test_filters_see_whole_groups_of_several_rounds(monkeypatch):
     """A row that samples in rounds and drops prompts: no row of the catalogue does both."""
-    row = dataclasses.replace(methods.get("reinforce_ada"), slug="both", filters=("dynamic_sampling",))
+    row = dataclasses.replace(methods.get("reinforce_ada"), slug="both", filters="dynamic_sampling")
     monkeypatch.setitem(methods.METHODS, "both", row)
     config = tiny()
     config.method, config.sampling.max_group, config.sampling.max_draws = "both", 2 * G, 20

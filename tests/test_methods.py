@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_llm import advantages, control, methods, objectives, replay, topologies
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.methods import provision
+from jaxrl_llm.methods import provision, texts
 from jaxrl_llm.methods.base import DEFAULTS
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
@@ -67,8 +67,8 @@ def test_an_environment_provides_for_methods_of_turns():
 
 def test_every_estimator_and_objective_is_in_the_catalogue():
     rows = methods.METHODS.values()
-    assert {row.estimator[0] for row in rows} >= set(advantages.names())
-    assert {row.objective[0] for row in rows} >= set(objectives.names())
+    assert {row.part("estimator").name for row in rows} >= set(advantages.names())
+    assert {row.part("objective").name for row in rows} >= set(objectives.names())
 
 
 def test_page_is_up_to_date():
@@ -87,7 +87,7 @@ def test_unknown_method_gets_the_nearest_match():
 def test_what_a_method_lacks_follows_from_what_is_provided():
     row, parts = methods.get("grpo"), methods.build("grpo")
     assert provision.lacks(row, *parts) == []
-    later = dataclasses.replace(row, slug="later", needs=("node", "moon_phase"), controllers=("curriculum",))
+    later = dataclasses.replace(row, slug="later", needs=("node", "moon_phase"), controllers="curriculum")
     who = {lack.what: lack.who for lack in provision.lacks(later, *parts)}
     assert sorted(who) == ["controller curriculum", "moon_phase", "node"]
     assert who["node"] == "a topology of trees" and "of your own" in who["moon_phase"]
@@ -120,7 +120,7 @@ def test_command_prints_the_row_of_a_method():
     row = methods.get("poise")
     assert lines["method"] == "poise" and lines["title"] == row.title and lines["equation"] == row.equation
     assert lines["paper"] == "https://arxiv.org/abs/2605.07579" and "group_size 2" in lines["setting"]
-    assert lines["estimator"].startswith("poise(") and lines["objective"].startswith(f"{row.objective[0]}(")
+    assert lines["estimator"] == "poise" and lines["objective"] == row.objective
     assert not {"omits", "replay", "filters"} & lines.keys()  # it has none
     scalerl, gopd = (command("jaxrl_llm.methods", name).stdout for name in ("scalerl", "gopd"))
     assert f"omits           {methods.get('scalerl').omits}\n" in scalerl and "controllers     pass_rate\n" in scalerl
@@ -159,15 +159,33 @@ def test_settings_are_known_and_those_that_the_trainer_takes_are_counts():
 
 def test_filters_and_controllers_of_rows_exist():
     for row in methods.METHODS.values():
-        assert set(row.filters) <= set(control.filter_names()), row.slug
-        assert set(row.controllers) <= set(control.names()), row.slug
-        assert row.replay is None or replay.make(row.replay[0], **row.replay[1]).most(problems=8, per_step=8) >= 1
-        takers = [keyword for name in row.controllers for keyword in control.parameters(name) if keyword in row.control]
-        assert sorted(takers) == sorted(row.control), row.slug  # each number is that of one controller
-    assert {row.replay[0] for row in methods.METHODS.values() if row.replay} == set(replay.names())
-    assert {row.guidance[0] for row in methods.METHODS.values() if row.guidance} == set(topologies.GUIDES)
-    named = {name for row in methods.METHODS.values() for name in (*row.filters, *row.controllers)}
-    assert named >= {*control.names(), *control.filter_names()}  # a method uses every filter and controller
+        for key, make in (("filters", control.make_filter), ("controllers", control.make)):
+            assert all(make(name, **numbers) for name, numbers in row.parts(key)), row.slug
+        assert all(replay.make(name, **numbers).most(problems=8, per_step=8) >= 1 for name, numbers in row.parts("replay"))
+    named = {key: {part.name for row in methods.METHODS.values() for part in row.parts(key)} for key in texts.SLOTS}
+    assert named["replay"] == {*replay.names()} and named["guidance"] == {*topologies.GUIDES}
+    assert named["controllers"] >= {*control.names()} and named["filters"] >= {*control.filter_names()}
+
+
+def test_texts_of_rows_read_as_they_are_written():
+    for row in methods.METHODS.values():
+        for key, slot in texts.SLOTS.items():
+            text = getattr(row, key)
+            assert texts.parts(key, f" {slot.sign} ".join(map(str, row.parts(key)))) == row.parts(key), (row.slug, key)
+            assert bool(text) == bool(row.parts(key))
+
+
+def test_values_without_a_name_take_the_parameters_in_their_order():
+    assert texts.parts("estimator", "grpo(1e-4, singleton=one)") == (("grpo", {"eps": 1e-4, "singleton": "one"}),)
+    assert texts.parts("topology", "by_rule") == (("by_rule", {}),)
+    for key, text, said in (
+            ("estimator", "grpo(1e-4, eps=1e-6)", "sets eps twice"),
+            ("estimator", "rloo, grpo", "names 2 parts; give one estimator"),
+            ("estimator", "gpro(1e-4)", "Unknown estimator 'gpro'. Did you mean 'grpo'?"),
+            ("filters", "dynamic_sampling(1)", "more values without a name than the part has numbers: none"),
+            ("filters", "dynamic_sampling) + (d3s", "cannot read"), ("objective", "ppo_clip, cispo", "cannot read")):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            texts.parts(key, text)
 
 
 def test_the_page_names_settings_omissions_and_parts_for_ones_own_loop():

@@ -22,7 +22,7 @@ from jaxrl_llm.tools import registry
 
 def _families() -> dict[str, tuple[Method, ...]]:
     """Family name -> rows, from every module of this folder that has `ROWS`."""
-    others = ("__main__", "base", "page", "provision")
+    others = ("__main__", "base", "page", "provision", "texts")
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in others)
     families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in modules}
     slugs = [row.slug for rows in families.values() for row in rows]
@@ -77,16 +77,16 @@ def build(slug: str, *, max_len: int | None = None, feature_size: int | None = N
     method = get(slug)
     of_the_run = {"max_len": max_len, "feature_size": feature_size}
 
-    def part(package, table, row, overrides):
-        name, hyper = row
+    def part(package, table, key, overrides):
+        name, hyper = method.part(key)
         hyper = {**hyper, **(overrides or {})}
         for keyword, value in of_the_run.items():
             if value is not None and name in table and keyword in inspect.signature(table[name]).parameters:
                 hyper.setdefault(keyword, value)
         return package.make(name, **hyper)
 
-    return (part(advantages, advantages.base.ESTIMATORS, method.estimator, estimator),
-            part(objectives, objectives.base.OBJECTIVES, method.objective, objective))
+    return (part(advantages, advantages.base.ESTIMATORS, "estimator", estimator),
+            part(objectives, objectives.base.OBJECTIVES, "objective", objective))
 
 
 def markdown() -> str:

@@ -28,7 +28,8 @@ def main() -> None:
         for row in sorted(rows, key=lambda row: row.slug):
             wanting = ", ".join(lack.what for lack in methods.lacks(row.slug))
             state = f"   [needs {wanting}]" if wanting else ""
-            print(f"  {row.slug:20} {row.estimator[0]:14} {row.objective[0]:14} {row.equation}{state}")
+            estimator, objective = (row.part(key).name for key in ("estimator", "objective"))
+            print(f"  {row.slug:20} {estimator:14} {objective:14} {row.equation}{state}")
 
 
 if __name__ == "__main__":

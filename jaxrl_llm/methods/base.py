@@ -3,7 +3,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-Part = tuple[str, Mapping[str, Any]]
+from jaxrl_llm.methods import texts
+from jaxrl_llm.methods.texts import Named
 
 # Names allowed in `defaults`. A run uses the first four when its configuration leaves them open. For the others a run
 # prints at its start where it differs from them, and with `setting="paper"` it takes those that `setup.resolve.PAPER` names.
@@ -28,32 +29,39 @@ DEFAULTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """A published method as a composition of parts.
+    """A published method as a composition of parts, which texts name: `name`, or `name(value, number=value)`.
 
-    `arxiv`: paper ids. `estimator`, `objective`: (name, hyper-parameters that differ from the factory's defaults).
+    `arxiv`: paper ids. `estimator`, `objective`: how rollouts are credited and learned from.
     `needs`: fields of `Rollouts`, or entries of its `extras`, that the run must record beyond the needs of the parts.
-    `filters`, `controllers`: parts of `jaxrl_llm.control` by name. `control`: numbers of the controllers that differ from their
-    defaults, by keyword. `replay`: a rule of `jaxrl_llm.replay`, if the method trains on rollouts of earlier steps.
-    `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further rollouts. `guidance`: a guide of
-    `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `topology`: who is sampled, by a name of
-    `jaxrl_llm.topologies` or "module:function"; None: as the other parts imply, else one group per prompt. `defaults`: the
-    paper's settings outside the parts, by the names in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of
-    the published method that this row lacks. Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
+    `filters`, `controllers`: parts of `jaxrl_llm.control`, separated by commas. `replay`: a rule of `jaxrl_llm.replay`, if the
+    method trains on rollouts of earlier steps. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further
+    rollouts. `guidance`: a guide of `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `topology`:
+    who is sampled, by a name of `jaxrl_llm.topologies` or "module:function"; empty: as the other parts imply, else one group
+    per prompt. `defaults`: the paper's settings outside the parts, by the names in `DEFAULTS`. `equation`: the method's idea in
+    one line. `omits`: parts of the published method that this row lacks. Whether a row can run follows from its needs, see
+    `jaxrl_llm.methods.provision`.
     """
 
     slug: str
     title: str
     equation: str
     arxiv: tuple[str, ...] = ()
-    estimator: Part = ("grpo", {})
-    objective: Part = ("ppo_clip", {})
+    estimator: str = "grpo"
+    objective: str = "ppo_clip"
     needs: tuple[str, ...] = ()
-    filters: tuple[str, ...] = ()
-    controllers: tuple[str, ...] = ()
-    control: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    replay: Part | None = None
-    allocation: Part | None = None
-    guidance: Part | None = None
-    topology: Part | None = None
+    filters: str = ""
+    controllers: str = ""
+    replay: str = ""
+    allocation: str = ""
+    guidance: str = ""
+    topology: str = ""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None
+
+    def parts(self, key: str) -> tuple[Named, ...]:
+        """The parts that the text under `key`, an entry of `texts.SLOTS`, names."""
+        return texts.parts(key, getattr(self, key))
+
+    def part(self, key: str) -> Named | None:
+        """The first of the parts under `key`; None without one."""
+        return next(iter(self.parts(key)), None)

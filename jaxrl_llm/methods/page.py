@@ -3,10 +3,9 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from jaxrl_llm import control
-from jaxrl_llm.methods.base import DEFAULTS, Method, Part
+from jaxrl_llm.methods.base import DEFAULTS, Method
 from jaxrl_llm.methods.provision import Lack
 
 HEAD = """# Methods
@@ -55,20 +54,16 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def described(row: Method, lacks: Sequence[Lack]) -> str:
     """A row for the terminal: one line `key   value` for each entry that it has."""
-    numbers = ", ".join(f"{key}={value!r}" for key, value in row.control.items())
     entries = {
         "method": row.slug,
         "title": row.title,
         "paper": ", ".join(f"https://arxiv.org/abs/{paper}" for paper in row.arxiv),
         "equation": row.equation,
-        "estimator": _call(row.estimator).strip("`"),
-        "objective": _call(row.objective).strip("`"),
+        "estimator": row.estimator,
+        "objective": row.objective,
         "setting": ", ".join(f"{name} {value}" for name, value in row.defaults.items()),
         "needs": ", ".join(row.needs),
-        "filters": ", ".join(row.filters),
-        "controllers": ", ".join(row.controllers) + (f" ({numbers})" if numbers else ""),
-        **{name: _call(part).strip("`") for name in ("topology", "allocation", "guidance", "replay")
-           if (part := getattr(row, name))},
+        **{name: getattr(row, name) for name in ("filters", "controllers", "topology", "allocation", "guidance", "replay")},
         "not provided": ", ".join(f"{lack.what} ({lack.who})" for lack in lacks),
         "omits": row.omits or "",
     }
@@ -76,29 +71,14 @@ def described(row: Method, lacks: Sequence[Lack]) -> str:
 
 
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
-    notes = [f"`{name}`" for name in (*row.needs, *row.filters)]
-    notes += [_call((name, known)) if (known := _numbers(row, name)) else f"`{name}`" for name in row.controllers]
-    notes += [f"topology {_call(row.topology)}"] if row.topology else []
-    notes += [f"allocation {_call(row.allocation)}"] if row.allocation else []
-    notes += [f"guidance {_call(row.guidance)}"] if row.guidance else []
-    notes += [f"replay {_call(row.replay)}"] if row.replay else []
+    notes = [f"`{part}`" for part in (*row.needs, *row.parts("filters"), *row.parts("controllers"))]
+    notes += [f"{key} `{text}`" for key in ("topology", "allocation", "guidance", "replay") if (text := getattr(row, key))]
     if lacks:
         notes.append(f"**not provided: {', '.join(f'`{lack.what}` ({lack.who})' for lack in lacks)}**")
     notes += [f"*omits {row.omits}*"] if row.omits else []
     return (f"`{row.slug}` {row.title}", ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in row.arxiv),
-            _call(row.estimator), _call(row.objective), f"`{row.equation}`",
+            f"`{row.estimator}`", f"`{row.objective}`", f"`{row.equation}`",
             ", ".join(f"{name} {value}" for name, value in row.defaults.items()), ", ".join(notes))
-
-
-def _call(part: Part) -> str:
-    name, hyper = part
-    return f"`{name}({', '.join(f'{key}={value!r}' for key, value in hyper.items())})`"
-
-
-def _numbers(row: Method, controller: str) -> dict[str, Any]:
-    """The numbers that the row gives to this controller."""
-    known = control.parameters(controller) if controller in control.names() else ()
-    return {key: value for key, value in row.control.items() if key in known}
 
 
 def _control_rows() -> list[tuple[str, str, str]]:

@@ -49,7 +49,8 @@ class Lack(NamedTuple):
 
 def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[str]:
     """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts read, also to train a critic."""
-    filters = [control.make_filter(name) for name in method.filters if name in control.filter_names()]
+    filters = [control.make_filter(name, **numbers) for name, numbers in method.parts("filters")
+               if name in control.filter_names()]
     critics = ("values",) if estimator.value_targets is not None else ()
     critics += ("turn_q", "turn_v") if estimator.turn_critic is not None else ()
     of_parts = (estimator.needs, objective.needs, *(one.needs for one in filters))
@@ -58,18 +59,19 @@ def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[
 
 def parts_of(method: Method, estimator: Estimator) -> set[str]:
     """The parts that a method brings, by which topologies and recorders are made, and the settings of its controllers."""
-    of_row = {f"method.{name}" for name in ("allocation", "guidance", "replay") if getattr(method, name) is not None}
+    of_row = {f"method.{name}" for name in ("allocation", "guidance", "replay") if getattr(method, name)}
     of_estimator = {f"estimator.{name}" for name, part in estimator._asdict().items() if part is not None}
-    controllers = [control.make(name) for name in method.controllers if name in control.names()]
+    controllers = [control.make(name, **numbers) for name, numbers in method.parts("controllers") if name in control.names()]
     return of_row | of_estimator | {knob for one in controllers for knob in one.knobs}
 
 
 def provided(method: Method, estimator: Estimator, given: Iterable[str] = ()) -> set[str]:
     """Everything that a run of the method provides: to all methods, by what is `given` beside it, and by the method's parts."""
     there = {*SAMPLED, *given, *parts_of(method, estimator)}
-    if method.replay is not None:
-        there |= {*replay.make(method.replay[0], **method.replay[1]).provides}
-    there |= topologies.provided(method.topology and method.topology[0], there)
+    if stored := method.part("replay"):
+        there |= {*replay.make(stored.name, **stored.numbers).provides}
+    named = method.part("topology")
+    there |= topologies.provided(named and named.name, there)
     return there | recorders.recordable(there)
 
 
@@ -88,11 +90,11 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, given: Ite
     """The unmet needs of the method, if fields and parts are `given` beside those of every run, see `provided`."""
     there = provided(method, estimator, given)
     missing = [Lack(name, _provider(name, there)) for name in sorted(needs_of(method, estimator, objective) - there)]
-    for name in method.filters:
+    for name, _ in method.parts("filters"):
         if name not in control.filter_names():
             missing.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
-    for name in method.controllers:
-        known = control.make(name) if name in control.names() else None
+    for name, numbers in method.parts("controllers"):
+        known = control.make(name, **numbers) if name in control.names() else None
         if known is not None and {*control.FACTS} >= {*known.facts} and {*control.Settings._fields} >= {*known.knobs}:
             continue
         who = "a file of jaxrl_llm.control"

@@ -93,7 +93,8 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
     there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,
              *methods.provision.parts_of(method, estimator)}
     return Parts(method, estimator, objective, frozenset(needs), frozenset(there),
-                 {name: control.make_filter(name) for name in method.filters}, controls_of(config, method),
+                 {name: control.make_filter(name, **numbers) for name, numbers in method.parts("filters")},
+                 controls_of(config, method),
                  make_replay(config, method), make_rule(config, method), make_guide(config, method))
 
 
@@ -138,9 +139,9 @@ def make_guide(config: ConfigDict, method: methods.Method) -> Guide | None:
 
 def _of_row(config: ConfigDict, method: methods.Method, key: str, what: str, make: Callable[..., Any]) -> Any:
     """The part that the method's row names under `key`, with its numbers and those of the configuration's key of that name."""
-    given, part = written.keywords(config[key]), getattr(method, key)
+    given, part = written.keywords(config[key]), method.part(key)
     if part is not None:
-        return make(part[0], **{**part[1], **given})
+        return make(part.name, **{**part.numbers, **given})
     if given:
         others = [row.slug for row in methods.METHODS.values() if getattr(row, key)]
         raise ValueError(f"config.{key}={config[key]!r} changes numbers of {what}, and method {method.slug!r} has none; leave "
@@ -162,14 +163,13 @@ def controls_of(config: ConfigDict, method: methods.Method) -> Controls:
 
     Raises ValueError for a number that no controller has, or that two have.
     """
-    given, takers = written.keywords(config.control), {name: control.parameters(name) for name in method.controllers}
-    numbers = {**method.control, **given}
-    for keyword in numbers:
+    given, of_row = written.keywords(config.control), dict(method.parts("controllers"))
+    takers = {name: control.parameters(name) for name in of_row}
+    for keyword in given:
         owners = [name for name, known in takers.items() if keyword in known]
         if len(owners) != 1:
             known = "; ".join(f"{name} has {', '.join(names) or 'none'}" for name, names in takers.items())
-            where = f"config.control={config.control!r}" if keyword in given else f"Method.control={dict(method.control)}"
-            raise ValueError(f"{where} sets {keyword}, a number of {len(owners)} controllers of "
+            raise ValueError(f"config.control={config.control!r} sets {keyword}, a number of {len(owners)} controllers of "
                              f"method {method.slug!r}; set numbers of one of them ({known or 'it has no controllers'})")
-    return Controls({name: control.make(name, **{key: value for key, value in numbers.items() if key in takers[name]})
-                     for name in method.controllers})
+    return Controls({name: control.make(name, **numbers | {key: value for key, value in given.items() if key in takers[name]})
+                     for name, numbers in of_row.items()})

@@ -55,7 +55,7 @@ def check_method(config: ConfigDict, made: Parts, environment: environments.Envi
     if "tool_coef" in knobs and environment is not None and environment.tools and "tool_calls" not in environment.facts:
         raise ValueError(f"method {method.slug!r} rewards turns that call tools, and environment {environment.name!r} has "
                          "tools but not the fact 'tool_calls'; add it, or take another method, for example grpo")
-    low, high = (_keyword(name, method.estimator, c.estimator, advantages.base.ESTIMATORS) for name in ("low", "high"))
+    low, high = (_keyword(name, method.part("estimator"), c.estimator, advantages.base.ESTIMATORS) for name in ("low", "high"))
     if environment is not None and low is not None and not low <= environment.returns[0] < environment.returns[1] <= high:
         raise ValueError(f"method {method.slug!r} predicts rewards from {low:g} to {high:g}, and trajectories of environment "
                          f"{environment.name!r} return {environment.returns[0]:g} to {environment.returns[1]:g}; set "
@@ -97,7 +97,7 @@ def check_lag(config: ConfigDict, made: Parts, lag: int) -> None:
 
 def corrects(row: methods.Method) -> bool:
     """Whether the objective of a row corrects for the policy that sampled."""
-    name, numbers = row.objective
+    name, numbers = row.part("objective")
     budget = {"max_len": 1} if "max_len" in inspect.signature(objectives.base.OBJECTIVES[name]).parameters else {}
     return objectives.make(name, **budget | dict(numbers)).corrects
 
@@ -152,7 +152,7 @@ def check_sizes(config: ConfigDict, made: Parts) -> None:
         raise ValueError(f"{unequal[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which "
                          "critics, hidden-state baselines and replay do not support; take another method")
     if (unequal or estimator.wants_more is not None) and _keyword(
-            "aggregation", method.objective, config.objective, objectives.base.OBJECTIVES) == "prompt_mean":
+            "aggregation", method.part("objective"), config.objective, objectives.base.OBJECTIVES) == "prompt_mean":
         raise ValueError(f"{deciding[0]} of method {method.slug!r} gives prompts unequal numbers of rollouts, which are cut "
                          "into rows, and aggregation='prompt_mean' would weigh each row like a prompt; set config.objective="
                          "\"aggregation=token_mean\" (or seq_mean_token_mean), or take another method")
@@ -228,7 +228,7 @@ def check_pool(config: ConfigDict, made: Parts) -> None:
 def check_budget(config: ConfigDict, made: Parts) -> None:
     """Raises ValueError if budgets are incompatible with other parts that choose prompts or need equal groups."""
     method, estimator = made.method, made.estimator
-    others = [f"the filter {name!r}" for name in method.filters]
+    others = [f"the filter {name!r}" for name, _ in method.parts("filters")]
     others += ["an estimator that asks for more rollouts itself"] * (estimator.wants_more is not None)
     others += ["a baseline from hidden states"] * ("features" in made.needs)
     others += ["a critic"] * estimator.has_critic

@@ -37,7 +37,7 @@ def with_topology(config: ConfigDict, made: Parts, source: Source) -> Source:
 def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:
     """The topology for P prompts that the method names, or implies by its parts; else one group per prompt."""
     group, most, estimator = config.sampling.group, config.sampling.max_group, made.estimator
-    name, numbers = made.method.topology or (None, {})
+    name, numbers = made.method.part("topology") or (None, {})
     known = {"prompts": P, "group": group, "most": most, "guide": made.guide, "rule": made.rule,
              "drawn": config.budget.prompts, "utility": config.budget.utility,
              "wants": None if estimator.wants_more is None else lambda forest: wants_more(

@@ -15,8 +15,8 @@ NAMED: set[str] = set()  # modules of functions that were given as "module:funct
 
 def nearest(given: object, allowed: Iterable[str], count: int, cutoff: float = 0.5) -> list[str]:
     """Up to `count` of the allowed names that are spelled most like the given one, the best first."""
-    matches = difflib.get_close_matches(str(given), sorted(allowed), n=count, cutoff=cutoff)
-    return sorted(matches, key=lambda name: sorted(name) != sorted(str(given)))  # swapped letters come first
+    matches = difflib.get_close_matches(str(given), sorted(allowed), n=count + 3, cutoff=cutoff)
+    return sorted(matches, key=lambda name: sorted(name) != sorted(str(given)))[:count]  # swapped letters come first
 
 
 def unknown(what: str, given: object, allowed: Iterable[str]) -> ValueError:

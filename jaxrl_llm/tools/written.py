@@ -1,42 +1,99 @@
-"""Parts and options that are written as text: `name(option=value, ...), ...`."""
+"""Parts and options that are written as text: `name(value, option=value, ...)`, in lists `a, b(...)` and sums `a + b(...)`."""
 import ast
+import functools
 import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def keywords(text: str) -> dict[str, Any]:
+def keywords(text: str, order: Callable[[], Sequence[str]] = tuple) -> dict[str, Any]:
     """`"a=1, b='x'"` as a dict of Python literals; bare words, paths and calls `name(...)` are strings.
 
-    Raises ValueError: when a part is not `name=value`, or a name is given twice.
+    Values without a name come first and take the names of `order()`, which is called only for them.
+    Raises ValueError: when a part cannot be read, a name is repeated, or there are more values without a name than names.
     """
-    given = {}
+    values: list[Any] = []
+    named: dict[str, Any] = {}
     for part in parts(text):
-        name, _, value = (piece.strip() for piece in part.partition("="))
+        match = re.fullmatch(r"([^\W\d]\w*)\s*=\s*(.*)", part, re.DOTALL)
+        name, value = match.groups() if match else ("", part)
         try:
             literal = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             literal = value
-        if not name.isidentifier() or name in given or (literal is value and not re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", value)):
+        unreadable = literal is value and not re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", value, re.DOTALL)
+        if unreadable or name in named or (not name and (named or order is tuple)):
             raise ValueError(f"cannot read {part!r} in {text!r}; write options as name=value, name=value, each name once, "
                              "and text with spaces or signs in quotes")
-        given[name] = literal
-    return given
+        if name:
+            named[name] = literal
+        else:
+            values.append(literal)
+    return {**_positional(text, values, tuple(order()) if values else (), named), **named}
 
 
-def calls(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """`"exact, format(pattern='a*', weight=0.1)"` as names with their `keywords`; ValueError when it reads otherwise."""
+def _positional(text: str, values: Sequence[Any], names: Sequence[str], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The values without a name, by their names."""
+    if len(values) > len(names):
+        raise ValueError(f"{text!r} has more values without a name than the part has numbers: {', '.join(names) or 'none'}")
+    if twice := {*names[:len(values)]} & {*named}:
+        raise ValueError(f"{text!r} sets {', '.join(sorted(twice))} twice: by its place and by its name; leave one of them out")
+    return dict(zip(names, values, strict=False))
+
+
+def calls(text: str, order: Callable[[str], Sequence[str]] | None = None, sign: str = ",") -> list[tuple[str, dict[str, Any]]]:
+    """`"exact, format(pattern='a*', weight=0.1)"` as names with their `keywords`; ValueError when it reads otherwise.
+
+    `order(name)`: names of the numbers of a part, for values without a name; None: every value has its name. `sign`: what
+    separates the parts, "," or "+".
+    """
     named = []
-    for part in parts(text):
+    for part in parts(text, sign):
         call = re.fullmatch(r"([\w.:]+)\s*(?:\((.*)\))?", part, re.DOTALL)
-        if call is None:
+        if call is None or not closed(call[2] or ""):
             raise ValueError(f"cannot read {part!r} in {text!r}; write name, or name(option=value, option=value)")
-        named.append((call[1], keywords(call[2] or "")))
+        name = call[1]
+        named.append((name, keywords(call[2] or "", tuple if order is None else functools.partial(order, name))))
     return named
 
 
-def parts(text: str) -> list[str]:
-    """The parts between commas outside quotes and brackets, without empty ones."""
-    stretches, depth, quote = [""], 0, ""
+def written(name: str, numbers: Mapping[str, Any]) -> str:
+    """The text that `calls` reads as this name and these numbers."""
+    inner = ", ".join(f"{key}={_value(value)}" for key, value in numbers.items())
+    return f"{name}({inner})" if inner else name
+
+
+def _value(value: Any) -> str:
+    """A value that `keywords` reads as itself."""
+    if not isinstance(value, str) or not re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", value, re.DOTALL) or not closed(value):
+        return repr(value)
+    try:
+        ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    return repr(value)
+
+
+def parts(text: str, sign: str = ",") -> list[str]:
+    """The parts between commas, or another `sign`, outside quotes and brackets, without empty ones."""
+    stretches = [""]
+    for character, outside in _marked(text):
+        if character == sign and outside == 0:
+            stretches.append("")
+        else:
+            stretches[-1] += character
+    return [part.strip() for part in stretches if part.strip()]
+
+
+def closed(text: str) -> bool:
+    """Whether brackets and quotes of a text open before they close, and all of them close."""
+    depths = [0, *(depth for _, depth in _marked(text))]
+    return min(depths) >= 0 and depths[-1] == 0
+
+
+def _marked(text: str) -> list[tuple[str, int]]:
+    """The characters of a text, each with the number of open brackets after it, to which an open quote adds one."""
+    marked, depth, quote = [], 0, ""
     for character in text:
         if quote:
             quote = "" if character == quote else quote
@@ -44,8 +101,5 @@ def parts(text: str) -> list[str]:
             quote = character
         else:
             depth += (character in "([{") - (character in ")]}")
-        if character == "," and not quote and not depth:
-            stretches.append("")
-        else:
-            stretches[-1] += character
-    return [part.strip() for part in stretches if part.strip()]
+        marked.append((character, depth + bool(quote)))
+    return marked

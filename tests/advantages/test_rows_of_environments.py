@@ -60,7 +60,7 @@ def test_worked_example_of_sage():
     assert paid == [(2, 2), (1, 1), (0, 2), (1, 0)]
     tasks = [[0, 1], [0, 0, 1], [0, 1, 1], [0, 1]]
     rollouts = trajectories(tasks, [[pay[k] for k in turns] for pay, turns in zip(paid, tasks)], 4, functional_group=tasks)
-    (name, hyper), first, second = methods.get("sage_skills").estimator, [1.22474, 0, -1.22474, 0], [
+    (name, hyper), first, second = methods.get("sage_skills").part("estimator"), [1.22474, 0, -1.22474, 0], [
         0.78335, -0.26112, 0.78335, -1.30558]
     close(credited(name, rollouts, **hyper)[0], [[first[g] if k == 0 else second[g] for k in turns]
                                                  for g, turns in enumerate(tasks)])

@@ -196,7 +196,7 @@ def test_completions_of_each_problem_have_limits_of_their_own(monkeypatch, engin
 
     free, _ = setup.build(tiny(**{"sampling.engine": engine}))
     monkeypatch.setitem(control.base.CONTROLLERS, "bounded", bounded)
-    row = dataclasses.replace(methods.get("grpo"), slug="bounded", controllers=("bounded",))
+    row = dataclasses.replace(methods.get("grpo"), slug="bounded", controllers="bounded")
     monkeypatch.setitem(methods.METHODS, "bounded", row)
     run, params = setup.build(tiny(method="bounded", **{"sampling.engine": engine}))
     assert len(run.source.task.train) == len(limits)

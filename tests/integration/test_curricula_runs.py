@@ -104,7 +104,7 @@ def test_groups_dropped_by_spear_are_not_replaced():
 
 
 def test_a_rule_that_measures_and_a_filter_that_draws_again(monkeypatch):
-    row = dataclasses.replace(methods.get("gvm_raft"), slug="both", filters=("dynamic_sampling",))
+    row = dataclasses.replace(methods.get("gvm_raft"), slug="both", filters="dynamic_sampling")
     monkeypatch.setitem(methods.METHODS, "both", row)
     with pytest.raises(NotImplementedError, match="gradient_norms, which are measured of a whole batch, and the filter"):
         setup.build(tiny("both"))
@@ -130,8 +130,8 @@ def test_numbers_are_set_from_outside():
     assert sizes == [[G] * P, [MOST] * P] and np.asarray(settings.prompt_weights).sum() == 41  # half of 82
     row = parts.controls_of(tiny("t1_oversampling"), methods.get("t1_oversampling"))
     given = parts.controls_of(tiny("t1_oversampling", control="decay=0.5"), methods.get("t1_oversampling"))
-    with pytest.raises(ValueError, match="Method.control={'decy': 0.9} sets decy, a number of 0 controllers"):
-        parts.controls_of(tiny("t1"), dataclasses.replace(methods.get("t1"), control={"decy": 0.9}))
+    with pytest.raises(ValueError, match="keyword of controller 'moving_reference' 'decy'. Did you mean 'decay'?"):
+        parts.controls_of(tiny("t1"), dataclasses.replace(methods.get("t1"), controllers="moving_reference(decy=0.9)"))
     for controls, moved in ((row, 0.1), (given, 0.5)):
         state = controls.by_name["moving_reference"].observe({"w": jnp.zeros(1)}, {"params": {"w": jnp.ones(1)}})
         np.testing.assert_allclose(state["w"], moved, rtol=1e-6)

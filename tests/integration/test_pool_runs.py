@@ -5,7 +5,7 @@ import pytest
 import tiny_config
 from run_files import lines
 
-from jaxrl_llm import advantages, methods, objectives
+from jaxrl_llm import methods
 from jaxrl_llm.data.rollouts import from_lists
 from jaxrl_llm.replay.pool import Pool, of_task
 from jaxrl_llm.runs import loop
@@ -23,9 +23,9 @@ def test_the_worked_example():
     """One own and one foreign group, both [1, 0, 0, 0]: advantages and the gradient over eight tokens, at a ratio of 1."""
     rollouts = from_lists([[1.0, 0, 0, 0]] * 2)
     row = methods.get("swarm_sapo")
-    credited, _ = advantages.make(row.estimator[0], **row.estimator[1]).update(rollouts, ())
+    credited, _ = methods.build(row.slug)[0].update(rollouts, ())
     np.testing.assert_allclose(credited[..., 0], [[1.5, -0.5, -0.5, -0.5]] * 2, atol=1e-6)
-    made = objectives.make(row.objective[0], **row.objective[1])
+    made = methods.build(row.slug)[1]
     logprobs = np.full((2, 4, 1), -1.0, np.float32)
     old = rollouts.replace(old_logprobs=logprobs)
     gradient = jax.grad(lambda x: made.update(x, old, credited, made.init())[0])(logprobs)

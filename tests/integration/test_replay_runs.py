@@ -185,7 +185,7 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
 
     monkeypatch.setitem(RULES, "echo", echo)
     monkeypatch.setitem(methods.METHODS, "echoed", dataclasses.replace(
-        methods.get("grpo"), slug="echoed", replay=("echo", {"groups": 9}), needs=("age", "replayed")))
+        methods.get("grpo"), slug="echoed", replay="echo(groups=9)", needs=("age", "replayed")))
     run, params = setup.build(tiny("echoed", replay="groups=3"))
     state = setup.initial_state(run, params)
     first = run.source.next(run.learner.publish(state))

@@ -84,7 +84,7 @@ def kept(monkeypatch):
     monkeypatch.setitem(MEASURES, "rank", rank)
     row = methods.METHODS["qwen_stabilizing"]
     monkeypatch.setitem(methods.METHODS, "kept", dataclasses.replace(
-        row, slug="kept", replay=("recent_groups", {"reuse": 0.5}), needs=("rank",)))
+        row, slug="kept", replay="recent_groups(reuse=0.5)", needs=("rank",)))
 
 
 @pytest.mark.slow

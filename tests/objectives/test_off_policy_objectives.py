@@ -73,7 +73,7 @@ def test_scalerl_from_rewards_to_gradient():
     np.testing.assert_allclose(values[0, :, 0], [0.999998, -0.999998], rtol=1e-6)
     advantage = [list(np.asarray(values)[0, 0]), list(np.asarray(values)[0, 1, :2])]
     expect("cispo", 0.153029342, [-0.299999, -0.176, -0.25, 0.125, 0.12], advantage=advantage,
-           **methods.get("scalerl").objective[1])
+           **methods.get("scalerl").part("objective").numbers)
 
 
 def test_llamarl():
@@ -83,7 +83,7 @@ def test_llamarl():
     values, _ = advantages.make("dr_grpo").update(rollouts, ())
     options = dict(advantage=[list(values[0, 0]), list(values[0, 1, :2])], rollouts=rollouts, new=policies[1])
     slope = np.array([-1, -0.25, -0.125, 0.125, 0.25])
-    hyper = methods.get("llamarl").objective[1]
+    hyper = methods.get("llamarl").part("objective").numbers
     expect("cispo", -0.0566122702, slope, **options, **hyper)
     expect("cispo", -0.0226449081, 0.4 * slope, **options, **hyper | {"aggregation": "token_mean"})
 

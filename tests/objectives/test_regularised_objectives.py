@@ -221,12 +221,12 @@ def test_t1_oversampling_from_reward_to_loss_and_anchor():
     row = methods.get("t1_oversampling")
     every = np.ones((1, 4, 1), np.float32)
     rollouts = from_lists([[1, 0, 0, 1]], old_logprobs=-0.5 * every, ref_logprobs=-0.6 * every, entropies=0.3 * every)
-    advantage, _ = advantages.make(row.estimator[0], **row.estimator[1]).update(rollouts, ())
+    advantage, _ = methods.build(row.slug)[0].update(rollouts, ())
     np.testing.assert_allclose(advantage[0, :, 0], [2 / 3, -2 / 3, -2 / 3, 2 / 3], atol=1e-6)
-    made = objectives.make(row.objective[0], **row.objective[1])
+    made = methods.build(row.slug)[1]
     loss, _ = made.update(-0.5 * every, rollouts, advantage, made.init())
     np.testing.assert_allclose(loss, -2.516258e-4, atol=1e-7)  # float32 terms of 2 / 3 cancel
-    anchor = control.make(*row.controllers, **row.control)
+    anchor = control.make(row.part("controllers").name, **row.part("controllers").numbers)
     moved = anchor.observe(anchor.init({"w": jnp.zeros(2)}), {"params": {"w": jnp.array([1.0, 2.0])}})
     np.testing.assert_allclose(anchor.propose(moved)["reference"]["w"], [0.1, 0.2], rtol=1e-6)
 

@@ -57,7 +57,7 @@ def of_the_catalogue(kind: str, slug: str, cases: list[Case]) -> list[Case]:
     keywords = inspect.signature(factories[slug]).parameters
     result: list[Case] = []
     for row in methods.METHODS.values():
-        name, hyper = getattr(row, part)
+        name, hyper = row.part(part)
         if name != slug:
             continue
         reduced = hyper.get("aggregation", getattr(keywords.get("aggregation"), "default", "fixed_length"))

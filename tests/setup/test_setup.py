@@ -24,14 +24,14 @@ def test_methods_with_unrecorded_needs_are_refused():
     for changed, words in (
             (teacher, "'grpo' needs teacher_logprobs .from the recorder `teacher` with config.teacher.path., which this run"),
             (dataclasses.replace(method, needs=("mood",)), "needs mood .from a recorder, a topology or a task of your own"),
-            (dataclasses.replace(method, filters=("unheard_of",)), "needs filter unheard_of .from a file of"),
+            (dataclasses.replace(method, filters="unheard_of"), "needs filter unheard_of .from a file of"),
             (dataclasses.replace(method, needs=("replayed",)), "needs replayed .from a recorder, a topology or a task of your"),
-            (dataclasses.replace(method, controllers=("curriculum",)), "curriculum .from a file of jaxrl_llm.control")):
+            (dataclasses.replace(method, controllers="curriculum"), "curriculum .from a file of jaxrl_llm.control")):
         with pytest.raises(NotImplementedError, match=words):
             provision.check(changed, *parts)
     provision.check(teacher, *parts, given=("teacher_logprobs",))
     provision.check(teacher, *parts, given=("config.teacher.path",))
-    provision.check(dataclasses.replace(method, needs=("replayed", "age"), replay=("recent_groups", {})), *parts)
+    provision.check(dataclasses.replace(method, needs=("replayed", "age"), replay="recent_groups"), *parts)
     with pytest.raises(NotImplementedError, match="needs values .from the recorder `critic` with estimator.value_targets"):
         provision.check(method, parts[0]._replace(needs=("rewards", "values")), parts[1])
 
