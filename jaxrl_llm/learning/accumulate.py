@@ -60,13 +60,13 @@ def make_logprobs(policy: Policy) -> Callable:
 
 
 @remembered(8)
-def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0,
-               balance: float = 0.0) -> UpdateParts:
+def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0
+               ) -> UpdateParts:
     """The `UpdateParts` equivalent to `learning.step.make_update`, with the same arguments."""
 
     def loss(outputs, entropies, rollouts, advantages, objective_state):
         rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
-        return losses(policy, objective, balance, outputs, entropies, rollouts, advantages, objective_state)
+        return losses(policy, objective, outputs, entropies, rollouts, advantages, objective_state)
 
     def differentiate(view, rollouts, advantages, objective_state, tree):
         (_, (metrics, new)), cotangents = jax.value_and_grad(loss, has_aux=True)(*view, rollouts, advantages, objective_state)

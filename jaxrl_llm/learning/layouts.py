@@ -47,7 +47,7 @@ class Layout(NamedTuple):
 
 
 def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, sizes: Ladders, *,
-                clip_norm: float | None, balance: float, micro_batches: int, parts: int, together: int,
+                clip_norm: float | None, micro_batches: int, parts: int, together: int,
                 capture: Capture | None = None) -> Layout:
     """Batches `[P, G, T]` of these sizes.
 
@@ -56,8 +56,8 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
       together: number of prompts that go through the model at a time.
     """
     logprobs = Guarded("log-probs", jitted(type(policy).logprobs, policy, parts), sizes.programs)
-    update = Guarded("update", make_update(policy, objective, optimizer, clip_norm=clip_norm, micro_batches=micro_batches,
-                                           balance=balance), sizes.programs)
+    update = Guarded("update", make_update(policy, objective, optimizer, clip_norm=clip_norm, micro_batches=micro_batches),
+                     sizes.programs)
 
     features = None if capture is None else Guarded(
         "features", jitted(type(policy).logprobs_and_features, policy, parts, capture=capture), sizes.programs)
@@ -70,14 +70,14 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
 
 
 def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, lengths: Sequence[int], size: int, *,
-           clip_norm: float | None, balance: float, capture: Capture | None = None) -> Layout:
+           clip_norm: float | None, capture: Capture | None = None) -> Layout:
     """Rows of one of the `lengths`, `size` of them at a time; batches `[P, G, T]` come in one shape.
 
     Rows are packed on the host, once for consecutive measurements and updates of a batch.
     """
     # Log-probs are computed for whole batches and for mini-batches: two views for each length of rows.
     limits = {"logprobs": 2 * len(lengths), "accumulate": len(lengths), "whole": len(lengths)}
-    made = accumulate.make_parts(policy, objective, optimizer, clip_norm=clip_norm, balance=balance)
+    made = accumulate.make_parts(policy, objective, optimizer, clip_norm=clip_norm)
     guards: dict[str, Any] = {name: Guarded(name, getattr(made, name), limits.get(name, 1)) for name in made._fields[1:]}
     parts, of_states = made._replace(**guards), None if capture is None else packed_features.make(policy, capture)
     if of_states is not None:

@@ -9,11 +9,11 @@ import optax
 
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.learning import balance as balance_lib
 from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
 from jaxrl_llm.maths import masked
 from jaxrl_llm.maths.descent import descend, keep_finite, split
+from jaxrl_llm.models import moe
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.parallel import tree_shardings
 from jaxrl_llm.tools.memo import remembered
@@ -90,20 +90,20 @@ def forward(policy: Policy, params, lora, rollouts):
     return (logprobs, loads), entropies
 
 
-def losses(policy: Policy, objective: Objective, balance: float, outputs, entropies, rollouts, advantages, objective_state):
-    """As `loss_terms` of the outputs of `forward`; with experts, `balance` times their balancing loss added."""
+def losses(policy: Policy, objective: Objective, outputs, entropies, rollouts, advantages, objective_state):
+    """As `loss_terms` of the outputs of `forward`; with experts, the objective's loss of their loads added."""
     logprobs, loads = outputs
-    value, (metrics, objective_state) = loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state)
+    value, (metrics, new) = loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state)
     if loads is not None:
         chosen = jax.lax.stop_gradient(loads.chosen.sum(0))
         metrics |= {_CHOSEN: chosen}
-        if balance:
-            uneven = balance_lib.loss(loads, chosen, policy.model.config.experts.per_token)
-            value, metrics = value + balance * uneven, metrics | {"moe/balance_loss": jax.lax.stop_gradient(uneven)}
-    return value, (metrics, objective_state)
+        if objective.loads is not None:
+            added, facts = objective.loads(loads, chosen, policy.model.config.experts.per_token, objective_state)
+            value, metrics = value + added, metrics | facts
+    return value, (metrics, new)
 
 
-def whole_batch_cotangents(policy, objective, balance, params, lora, micro_batches, rollouts, advantages, objective_state):
+def whole_batch_cotangents(policy, objective, params, lora, micro_batches, rollouts, advantages, objective_state):
     """d loss / d outputs of `forward` for a loss that must see the whole mini-batch at once.
 
     One extra forward pass, micro-batch by micro-batch, gives the exact gradient with the memory of a micro-batch.
@@ -111,7 +111,7 @@ def whole_batch_cotangents(policy, objective, balance, params, lora, micro_batch
     passed = in_parts(functools.partial(forward, policy), micro_batches)(params, lora, rollouts)
     outputs, entropies = jax.lax.stop_gradient(passed)
     differentiate = jax.value_and_grad(lambda outputs: losses(
-        policy, objective, balance, outputs, entropies, rollouts, advantages, objective_state), has_aux=True)
+        policy, objective, outputs, entropies, rollouts, advantages, objective_state), has_aux=True)
     (_, (metrics, state)), cotangents = differentiate(outputs)
     return cotangents, metrics, state
 
@@ -139,18 +139,16 @@ def add_pulled_back(total, pull_back, cotangents):
     return jax.lax.cond(functools.reduce(jnp.logical_or, alive), add, lambda total: total, total)
 
 
-def gradients(policy: Policy, objective: Objective, micro_batches: int, balance: float, state: TrainState, rollouts,
-              advantages):
+def gradients(policy: Policy, objective: Objective, micro_batches: int, state: TrainState, rollouts, advantages):
     """Gradient of the mini-batch loss with respect to what is trained, plus metrics and the next objective state.
 
     Micro-batches are scanned and their gradients summed; the loss weights were computed for the whole mini-batch, so
     the sum is the gradient of the whole, whatever `micro_batches` is. Micro-batches whose log-probs do not affect the loss,
-    such as those without any advantage, cost only a forward pass. `balance` times the balancing loss of experts is part of
-    the loss; it must see the whole mini-batch.
+    such as those without any advantage, cost only a forward pass.
     """
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
     place = functools.partial(with_trained, state.params, state.lora)
-    terms = functools.partial(losses, policy, objective, balance)
+    terms = functools.partial(losses, policy, objective)
     if micro_batches == 1:
         def loss(tree):
             return terms(*forward(policy, *place(tree), rollouts), rollouts, advantages, state.objective_state)
@@ -159,9 +157,9 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, balance:
         return total, metrics, objective_state
 
     zeros = jax.tree.map(jnp.zeros_like, state.trainable)
-    if objective.whole_batch or balance:
+    if objective.whole_batch:
         cotangents, metrics, objective_state = whole_batch_cotangents(
-            policy, objective, balance, state.params, state.lora, micro_batches, rollouts, advantages, state.objective_state)
+            policy, objective, state.params, state.lora, micro_batches, rollouts, advantages, state.objective_state)
 
         def add_again(total, inputs):
             part, cotangent = inputs
@@ -216,7 +214,7 @@ def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objec
         rate = metrics["step_scale"] if rate is None else rate * metrics["step_scale"]
     if _CHOSEN in metrics:
         metrics = dict(metrics)
-        metrics["moe/max_load"] = balance_lib.max_load(metrics.pop(_CHOSEN))
+        metrics["moe/max_load"] = moe.max_load(metrics.pop(_CHOSEN))
     tree, opt_state, norm, finite = descend(
         optimizer, clip_norm, grads, metrics["loss"], state.trainable, state.opt_state, rate)
     def keep(new, old):
@@ -232,7 +230,7 @@ def advance(optimizer, clip_norm, mesh, state: TrainState, grads, metrics, objec
 
 @remembered(8)
 def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *,
-                clip_norm: float | None = 1.0, micro_batches: int = 1, balance: float = 0.0) -> Update:
+                clip_norm: float | None = 1.0, micro_batches: int = 1) -> Update:
     """The jitted update `(state, rollouts, advantages, rate=None) -> (state, metrics)`; the state is donated.
 
     The new state is sharded over the policy's mesh by the partition table, like the old one: otherwise the compiler might
@@ -242,8 +240,7 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
     leaves weights and optimiser unchanged and is counted in `state.skipped`. An update without any gradient (all advantages 0,
     nothing kept) also changes nothing, without being counted: momentum and weight decay alone must not move the weights. `rate`
     f32[] is a factor of the schedule's learning rate, to which every optimiser of `learning.optimizers` is proportional.
-    `balance` is the weight of the balancing loss of experts, see `learning.balance`. Raises ValueError: at trace time, if
-    `micro_batches` does not divide the prompts of a mini-batch.
+    Raises ValueError: at trace time, if `micro_batches` does not divide the prompts of a mini-batch.
     """
 
     def update(state: TrainState, rollouts: Rollouts, advantages: jax.Array, rate: jax.Array | None = None):
@@ -251,7 +248,7 @@ def make_update(policy: Policy, objective: Objective, optimizer: optax.GradientT
         if P % micro_batches:
             raise ValueError(f"{P} prompts per mini-batch do not divide into learner.micro_batches={micro_batches}; "
                              f"choose one of {[n for n in range(1, P + 1) if P % n == 0]}")
-        grads, metrics, objective_state = gradients(policy, objective, micro_batches, balance, state, rollouts, advantages)
+        grads, metrics, objective_state = gradients(policy, objective, micro_batches, state, rollouts, advantages)
         return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state, rate)
 
     return jax.jit(update, donate_argnums=0)

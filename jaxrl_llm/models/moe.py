@@ -56,6 +56,11 @@ class Loads(NamedTuple):
     probs: jax.Array
 
 
+def max_load(chosen: jax.Array) -> jax.Array:
+    """The load of the busiest expert of any layer, divided by the balanced load: 1 to E / k, from tokens `[L, E]`."""
+    return (chosen / jnp.maximum(chosen.mean(-1, keepdims=True), 1e-9)).max()
+
+
 def loads(routing: dict, split: Callable, *masks) -> Loads:
     """The loads `f32[P, E]` of a packed layer's tokens, of each prompt with its completions or of each row.
 

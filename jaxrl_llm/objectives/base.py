@@ -28,7 +28,12 @@ from jaxrl_llm.tools import registry
 State = Any
 Metrics = dict[str, Array]
 OBJECTIVES: dict[str, registry.Factory] = {}
-objective = functools.partial(registry.register, OBJECTIVES, "objective", pure=True)
+_TERMS = {  # keywords that objectives had, and the term in their place
+    "kl_coef": "+ kl({value})", "kl_estimator": "+ kl(0.01, estimator={value!r})", "kl_ratio": "+ kl(0.01, estimator='unbiased')",
+    "entropy_coef": "+ entropy({value})", "nll_coef": "+ nll({value})", "regulariser": "+ kl(0.2, estimator='k2', against='old')"}
+FORMER = {keyword: f"it is a term of its own: write objective=\"{{slug}}(...) {term}\", or \"{term}\" to add it to a method's"
+          for keyword, term in _TERMS.items()}
+objective = functools.partial(registry.register, OBJECTIVES, "objective", pure=True, former=FORMER)
 
 
 class Objective(NamedTuple):
@@ -42,6 +47,8 @@ class Objective(NamedTuple):
     `reads_old`: `update` divides by the policy of `old_logprobs`; a batch without them counts as sampled by the policy that
     it updates.
     `replays`: the entry of `extras` whose experts a mixture takes for tokens instead of its router's choice; "": none.
+    `shares`: the entry of `weights` by which terms that are added weigh tokens, see `terms.base.composed`. `loads`: a loss of the
+    experts' loads of the whole mini-batch, see `terms.base.Term`.
     """
 
     init: Callable[[], State]
@@ -51,6 +58,8 @@ class Objective(NamedTuple):
     needs: tuple[str, ...] = ()
     reads_old: bool = False
     replays: str = ""
+    shares: str = "loss"
+    loads: Callable[..., tuple[Array, Metrics]] | None = None
 
     @property
     def corrects(self) -> bool:
@@ -61,11 +70,11 @@ class Objective(NamedTuple):
 def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", max_len: int | None = None,
                     needs: tuple[str, ...] = (), extra_weights: Callable[[Rollouts], Mapping[str, Array]] | None = None,
                     init: Callable[[], State] | None = None, advance: Callable[[State], State] | None = None,
-                    whole_batch: bool = False, reads_old: bool = False, replays: str = "") -> Objective:
+                    whole_batch: bool = False, reads_old: bool = False, replays: str = "", shares: str = "loss") -> Objective:
     """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
 
     Arguments are checked, detached (except `logprobs`) and zero outside the mask; advantages are [P, G, T].
-    `needs` names the required fields of `Rollouts`, or entries of its `extras`; `replays`: see `Objective`.
+    `needs` names the required fields of `Rollouts`, or entries of its `extras`; `replays`, `shares`: see `Objective`.
     Terms with other denominators: `extra_weights(rollouts) -> {name: [P, G, T] or [P, G]}` and a loss that is a dict
     `{"loss": ..., name: ...}`; each term is summed with the weights of its name.
     With `init` the function gets the state as fourth argument, and `advance(state)` makes the next state. It depends on
@@ -93,12 +102,12 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
         losses, metrics = token_loss(*arguments)
         if not isinstance(losses, Mapping):
             losses = {"loss": losses}
-        total = sum(_reduce(values, share[name], rollouts) for name, values in losses.items())
-        metrics = {name: _metric(name, values, share, rollouts) for name, values in metrics.items()}
+        total = sum(summed(values, share[name], rollouts) for name, values in losses.items())
+        metrics = {name: measure(name, values, share, rollouts) for name, values in metrics.items()}
         return total, (lax.stop_gradient(metrics), state if advance is None else advance(state))
 
     return Objective((lambda: ()) if init is None else init, update, weights, whole_batch,
-                     (*needs, replays) if replays else needs, reads_old, replays)
+                     (*needs, replays) if replays else needs, reads_old, replays, shares)
 
 
 def used(coefficient: float | Array) -> bool:
@@ -106,7 +115,7 @@ def used(coefficient: float | Array) -> bool:
     return isinstance(coefficient, Array) or bool(coefficient)
 
 
-def _reduce(values: Array, share: Array, rollouts: Rollouts) -> Array:
+def summed(values: Array, share: Array, rollouts: Rollouts) -> Array:
     """Sum of `values` times their weights, after giving both the shape [P, G, T] if one is per rollout."""
     if share.ndim == 2 and values.ndim == 2:
         return masked.sum(values * share, rollouts.live)
@@ -117,9 +126,9 @@ def _reduce(values: Array, share: Array, rollouts: Rollouts) -> Array:
     return masked.sum(values * share, rollouts.token_mask)
 
 
-def _metric(name: str, values: Array, share: Mapping[str, Array], rollouts: Rollouts) -> Array:
+def measure(name: str, values: Array, share: Mapping[str, Array], rollouts: Rollouts) -> Array:
     """Mean over tokens of [P, G, T], over live rollouts of [P, G]; the maximum for names that start with `max/`."""
     per_token = values.ndim == 3
     if name.startswith("max/"):
         return masked.max(values, rollouts.token_mask if per_token else rollouts.live, initial=0)
-    return _reduce(values.astype(jnp.result_type(float)), share["token" if per_token else "sequence"], rollouts)
+    return summed(values.astype(jnp.result_type(float)), share["token" if per_token else "sequence"], rollouts)

@@ -1,4 +1,4 @@
-"""An objective whose numbers follow schedules, such as a `kl_coef` that falls from 0.1 to 0."""
+"""An objective whose numbers follow schedules, such as a term's coefficient that falls from 0.1 to 0."""
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -46,8 +46,15 @@ def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], p
             raise _refused(numbers)
         return plain.weights(rollouts)
 
+    def current(state: Counted) -> dict[str, Array]:
+        return {name: jnp.asarray(schedule(state.updates // per_step), jnp.float32) for name, schedule in numbers.items()}
+
+    def loads(*arguments):
+        *loaded, state = arguments
+        return made(current(state)).loads(*loaded, state.inner)
+
     def update(logprobs, rollouts, advantages, state):
-        now = {name: jnp.asarray(schedule(state.updates // per_step), jnp.float32) for name, schedule in numbers.items()}
+        now = current(state)
         try:
             loss, (metrics, inner) = made(now).update(logprobs, rollouts, advantages, state.inner)
         except jax.errors.ConcretizationTypeError as error:
@@ -57,9 +64,10 @@ def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], p
         metrics |= {f"objective/{name}": value * part for name, value in now.items()}
         return loss, (metrics, Counted(inner, state.updates + 1))
 
-    return plain._replace(init=lambda: Counted(plain.init(), jnp.int32(0)), update=update, weights=weights)
+    return plain._replace(init=lambda: Counted(plain.init(), jnp.int32(0)), update=update, weights=weights,
+                          loads=None if plain.loads is None else loads)
 
 
 def _refused(numbers: Mapping[str, Schedule]) -> ValueError:
     return ValueError(f"{', '.join(numbers)} of this objective cannot follow a schedule: what is computed, or how rollouts are "
-                      "weighed, depends on it. Give a number, or schedule a coefficient of the loss such as kl_coef")
+                      "weighed, depends on it. Give a number, or schedule a coefficient of the loss such as that of kl(...)")

@@ -26,7 +26,8 @@ class Range(NamedTuple):
 _ANY, _POSITIVE, _SHARE, _LEAST_0 = Range(-math.inf), Range(0, closed=False), Range(0, 1), Range(0)
 _BOUND = Range(0, finite=False)
 RANGES = {  # an infinite bound is one that is never reached
-    "eps": _LEAST_0, "whiten_eps": _LEAST_0, "kl_coef": _LEAST_0, "clip_low": _BOUND, "clip_high": _BOUND, "min_ratio": _BOUND,
+    "eps": _LEAST_0, "whiten_eps": _LEAST_0, "kl_coef": _LEAST_0, ("term", "coef"): _ANY,
+    ("kl", "coef"): _LEAST_0, ("balance", "coef"): _LEAST_0, "clip_low": _BOUND, "clip_high": _BOUND, "min_ratio": _BOUND,
     "max_ratio": Range(0, closed=False, finite=False), "cap": Range(0, closed=False, finite=False), "tau": _POSITIVE,
     "temperature": _POSITIVE, "fraction": _SHARE, "share": _SHARE, "label_smoothing": _SHARE, "gamma_penalty": _SHARE,
     "lambda_policy": _SHARE, "lambda_critic": _SHARE, "ema_decay": _SHARE, ("estimator", "gamma"): _SHARE,
@@ -41,10 +42,11 @@ def check(kind: str, slug: str, name: str, value: Any, default: Any) -> None:
     def refused(allowed: object) -> ValueError:
         return ValueError(f"{kind} {slug!r}: {name}={value!r}; give {allowed}")
 
-    if isinstance(value, str) and isinstance(default, Real) and not isinstance(default, bool):
-        raise refused(f"a number, for example {default!r}")
+    numeric = isinstance(default, Real) and not isinstance(default, bool)
+    if isinstance(value, str) and (numeric or name == "coef"):
+        raise refused(f"a number, for example {default if numeric else 0.01!r}")
     if not isinstance(value, Real) or isinstance(value, bool):
         return
-    allowed = RANGES.get((kind, name), RANGES.get(name, _ANY if name.endswith("_coef") else None))
+    allowed = RANGES.get((slug, name)) or RANGES.get((kind, name), RANGES.get(name, _ANY if name.endswith("_coef") else None))
     if math.isnan(value) or allowed is not None and not allowed.has(float(value)):
         raise refused(allowed or "a number")

@@ -35,13 +35,15 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     return given
 
 
-def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False, name: str = "") -> Factory:
+def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False, name: str = "",
+             former: Mapping[str, str] = {}) -> Factory:
     """Enters `factory` into `table` under `name`, or the name of the function, and checks the keywords of every later call.
 
     All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. With `pure`, so do
     numbers outside the `ranges` of their names, and factories of this package depend on their keywords alone: equal ones give
     the same object again, so that runs of a process share what is compiled with it. Your own factories may read what they like,
-    and are called each time.
+    and are called each time. `former`: for keywords that such factories had, what to write instead, with the name of the part
+    as `slug` and the keyword's `value`.
     """
     slug = name or factory.__name__
     made = memo.remembered(64)(factory) if pure and factory.__module__.startswith("jaxrl_llm.") else factory
@@ -52,6 +54,8 @@ def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bo
     @functools.wraps(factory)
     def checked(**hyper):
         for key in hyper:
+            if key in former and key not in parameters:
+                raise ValueError(f"{kind} {slug!r} has no {key}: {former[key].format(slug=slug, value=hyper[key])}")
             if key not in parameters:
                 raise unknown(f"keyword of {kind} {slug!r}", key, parameters)
             if pure:

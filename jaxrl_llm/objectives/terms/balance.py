@@ -3,9 +3,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models.moe import Loads
+from jaxrl_llm.objectives.terms.base import Term, term
 
 
-def loss(loads: Loads, chosen: jax.Array, per_token: int) -> jax.Array:
+def uneven(loads: Loads, chosen: jax.Array, per_token: int) -> jax.Array:
     """`mean over layers of E sum_e f_e p_e`; f32[]: k if all experts get equally many tokens, else more.
 
     f_e is the share of tokens that chose expert e, p_e the mean of the router's probabilities for it. The shares have no
@@ -22,6 +23,10 @@ def loss(loads: Loads, chosen: jax.Array, per_token: int) -> jax.Array:
     return chosen.shape[-1] * per_layer.mean()
 
 
-def max_load(chosen: jax.Array) -> jax.Array:
-    """The load of the busiest expert of any layer, divided by the balanced load: 1 to E / k, from tokens `[L, E]`."""
-    return (chosen / jnp.maximum(chosen.mean(-1, keepdims=True), 1e-9)).max()
+@term
+def balance(*, coef: float) -> Term:
+    """`coef` times the load-balancing loss of a model with experts; 0.001 to 0.01 are usual. Metric `moe/balance_loss`.
+
+    It counts the tokens of prompts and completions, and sees the whole mini-batch: micro-batches cost a further forward pass.
+    """
+    return Term("balance", coef, loads=uneven, metric="moe/balance_loss")

@@ -1,0 +1,123 @@
+"""The interface of a term, and the sum of an objective and terms: losses, gradients and metrics add up over micro-batches.
+
+To add one, write a file with a keyword-only factory under `@term` whose first number is the coefficient:
+
+    @term
+    def unlikely(*, coef: float, least: float = -5.0) -> Term:
+        return Term("unlikely", coef, lambda logprobs, rollouts: jnp.maximum(least - logprobs, 0))
+"""
+import functools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxrl_llm.data.experts import expert_tokens
+from jaxrl_llm.data.rollouts import Rollouts, clean, measured
+from jaxrl_llm.maths import masked
+from jaxrl_llm.objectives.base import Metrics, Objective, measure, summed, used
+from jaxrl_llm.tools import registry
+from jaxrl_llm.tools.memo import remembered
+
+TERMS: dict[str, registry.Factory] = {}
+term = functools.partial(registry.register, TERMS, "term", pure=True)
+
+
+class Term(NamedTuple):
+    """A summand of the loss: `coef * sum over tokens of share * value`, or `coef` times a loss of the experts' loads.
+
+    `name`: of the term; a loss has one of each name. `coef`: a number, or an array that follows a schedule.
+    `value(logprobs, rollouts)`: f32[P, G, T], differentiable in `logprobs`; arguments are those of a `token_objective`.
+    `weights(share, rollouts)`: f32[P, G, T], the share of each token, from `share`, that of the objective's own loss, which is 0
+    on tokens that the objective leaves out; both are of the whole mini-batch. `needs`, `reads_old`: as of an `Objective`.
+    `metric`: the name under which the mean of `value` over all tokens is reported; "": none.
+    `loads(loads, chosen, per_token)`: f32[], see `terms.balance`; such a term has no `value`.
+    """
+
+    name: str
+    coef: float | Array
+    value: Callable[[Array, Rollouts], Array] | None = None
+    weights: Callable[[Array, Rollouts], Array] = lambda share, rollouts: share
+    needs: tuple[str, ...] = ()
+    reads_old: bool = False
+    metric: str = ""
+    loads: Callable[..., Array] | None = None
+
+
+@remembered(64)
+def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
+    """`base + terms`, without the terms of coefficient 0.
+
+    Tokens of a term have the weights of the objective's own loss, `base.weights(rollouts)[base.shares]`: for a loss of whole
+    rollouts the weight of a rollout in equal parts on its tokens. Raises ValueError: two terms of one name, or an objective
+    without such weights.
+    """
+    terms = tuple(one for one in terms if used(one.coef))
+    if not terms:
+        return base
+    names = [one.name for one in terms]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"the loss has {', '.join(twice)} more than once; write one of each with the sum of the coefficients")
+    valued = tuple(one for one in terms if one.value is not None)
+    needs = tuple(dict.fromkeys(name for one in valued for name in one.needs))
+
+    def weights(rollouts: Rollouts) -> Mapping[str, Array]:
+        own, seen = base.weights(rollouts), measured(rollouts)
+        share = _of_tokens(own, base.shares, rollouts.token_mask)
+        return {**own, **{f"term/{one.name}": one.weights(share, seen) for one in valued}}
+
+    def update(logprobs, rollouts, advantages, state):
+        if rollouts.loss_weights is None:
+            rollouts = rollouts.replace(loss_weights=weights(rollouts))
+        loss, (metrics, state) = base.update(logprobs, rollouts, advantages, state)
+        seen = lax.stop_gradient(clean(rollouts, *needs))
+        logprobs = jnp.where(seen.token_mask, logprobs, 0)
+        for one in valued:
+            values = one.value(logprobs, seen)
+            loss = loss + one.coef * summed(values, seen.loss_weights[f"term/{one.name}"], seen)
+            if one.metric:
+                metrics = metrics | {one.metric: lax.stop_gradient(measure(one.metric, values, seen.loss_weights, seen))}
+        return loss, (metrics, state)
+
+    of_loads = [one for one in terms if one.loads is not None]
+    return base._replace(
+        update=update if valued else base.update, weights=weights if valued else base.weights, needs=(*base.needs, *(
+            name for name in needs if name not in base.needs)), reads_old=base.reads_old or any(one.reads_old for one in terms),
+        whole_batch=base.whole_batch or bool(of_loads), loads=functools.partial(_loads, of_loads) if of_loads else base.loads)
+
+
+def _of_tokens(own: Mapping[str, Array], name: str, mask: Array) -> Array:
+    """The weights of this name for tokens, f32[P, G, T], those of rollouts in equal parts on their tokens."""
+    if name not in own:
+        raise ValueError(f"the objective weighs {', '.join(sorted(own))}, and its `shares` are {name!r}, by which terms that are "
+                         "added to it weigh tokens; return an Objective whose `shares` names an entry of `weights`")
+    if own[name].ndim == 3:
+        return own[name]
+    return masked.to_tokens(own[name] / jnp.maximum(masked.count(mask, axis=2), 1), mask)
+
+
+def _loads(terms: list[Term], *arguments) -> tuple[Array, Metrics]:
+    """The loss of the experts' loads, and its metrics."""
+    losses = {one.name: one.loads(*arguments) for one in terms}
+    metrics = {one.metric: lax.stop_gradient(losses[one.name]) for one in terms if one.metric}
+    return sum(one.coef * losses[one.name] for one in terms), metrics
+
+
+def by_expert(rollouts: Rollouts) -> Array:
+    """bool[P, G, T]: trained tokens of an expert; none in a batch without `extras["expert"]`."""
+    return expert_tokens(rollouts) if "expert" in rollouts.extras else jnp.zeros(rollouts.mask.shape, bool)
+
+
+TOKENS: dict[str, Callable[[Rollouts], Array]] = {  # a term's `on`: bool[P, G, T], some of the trained tokens
+    "all": lambda rollouts: rollouts.token_mask,
+    "policy": lambda rollouts: rollouts.token_mask & ~by_expert(rollouts),
+    "expert": lambda rollouts: expert_tokens(rollouts),
+    "right": lambda rollouts: rollouts.token_mask & rollouts.correct[..., None],
+}
+NEEDS = {"all": (), "policy": (), "expert": ("expert",), "right": ("rewards",)}  # what these read
+
+
+def named(name: str, choice: str, usual: str) -> str:
+    """The name of a term with this choice: `name` for the usual one."""
+    return name if choice == usual else f"{name}_{choice}"

@@ -1,0 +1,34 @@
+"""The divergence of the policy from a reference, or from the policy before the update."""
+from jax import lax
+
+from jaxrl_llm.objectives import kl as estimates
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.terms.base import Term, named, term
+from jaxrl_llm.tools import registry
+
+UNBIASED = "unbiased"
+AGAINST = ("reference", "old")
+
+
+@term
+def kl(*, coef: float, estimator: str = "k3", against: str = "reference") -> Term:
+    """`coef * KL_t`, an estimate of KL(policy || `against`) from the sampled tokens, see `objectives.kl`.
+
+    `unbiased` is `rho * k3`, rho the ratio to the policy before the update, through which gradients flow too: its mean over
+    tokens of the old policy is the KL of the new one, and so is its gradient, in every update of a batch (DeepSeek-V3.2,
+    arXiv 2512.02556; TRL's `use_bias_correction_kl`). `against`: the "reference" (`ref_logprobs`), or the "old" policy.
+    Metric `kl` (`kl_old`). The GRPO paper has `coef` 0.04, TRL 0, tunix 0.04 with k1.
+    """
+    registry.one_of("KL estimator", estimator, (*estimates.ESTIMATORS, UNBIASED))
+    registry.one_of("policy of a KL", against, AGAINST)
+    reference, name = against == "reference", named("kl", against, "reference")
+
+    def value(logprobs, rollouts):
+        old = lax.stop_gradient(logprobs) if rollouts.old_logprobs is None else rollouts.old_logprobs
+        other = rollouts.ref_logprobs if reference else old
+        if estimator == UNBIASED:
+            return token_ratio(logprobs, old, rollouts.token_mask) * estimates.token_kl(logprobs, other, "k3")
+        return estimates.token_kl(logprobs, other, estimator)
+
+    return Term(name, coef, value, needs=("ref_logprobs",) if reference else (), metric=name,
+                reads_old=estimator == UNBIASED or not reference)
