@@ -1,9 +1,10 @@
-"""Policy objectives (losses to minimise), one file each: `objectives.make("ppo_clip", clip_high=0.28)`."""
+"""Policy objectives (losses to minimise), one file each: `objectives.make("ppo_clip", clip_high=0.28)`, and terms to add."""
 from jaxrl_llm.objectives.base import OBJECTIVES, Objective, objective, token_objective
 from jaxrl_llm.objectives.ppo_clip import ppo_clip
+from jaxrl_llm.objectives.terms import composed
 from jaxrl_llm.tools import registry
 
-__all__ = ["Objective", "make", "names", "objective", "ppo_clip", "token_objective"]
+__all__ = ["Objective", "composed", "make", "names", "objective", "ppo_clip", "token_objective"]
 
 registry.discover(__name__, __path__)
 
@@ -14,5 +15,8 @@ def names() -> list[str]:
 
 
 def make(slug: str, **hyper) -> Objective:
-    """The objective called `slug` with hyper-parameters `hyper`; ValueError with the nearest match if there is none."""
-    return registry.make(OBJECTIVES, "objective", slug, hyper)
+    """The objective called `slug` with hyper-parameters `hyper`, also your own "module:function".
+
+    ValueError with the nearest match if there is none.
+    """
+    return registry.make(OBJECTIVES, "objective", slug, hyper, Objective)

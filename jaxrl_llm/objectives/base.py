@@ -29,8 +29,9 @@ State = Any
 Metrics = dict[str, Array]
 OBJECTIVES: dict[str, registry.Factory] = {}
 _TERMS = {  # keywords that objectives had, and the term in their place
-    "kl_coef": "+ kl({value})", "kl_estimator": "+ kl(0.01, estimator={value!r})", "kl_ratio": "+ kl(0.01, estimator='unbiased')",
-    "entropy_coef": "+ entropy({value})", "nll_coef": "+ nll({value})", "regulariser": "+ kl(0.2, estimator='k2', against='old')"}
+    "kl_coef": "+ kl({value})", "kl_estimator": "+ kl(0.01, estimator={value!r})",
+    "kl_ratio": "+ kl(0.01, estimator='unbiased')", "entropy_coef": "+ entropy({value})", "nll_coef": "+ nll({value})",
+    "regulariser": "+ kl(0.2, estimator='k2', against='old')"}
 FORMER = {keyword: f"it is a term of its own: write objective=\"{{slug}}(...) {term}\", or \"{term}\" to add it to a method's"
           for keyword, term in _TERMS.items()}
 objective = functools.partial(registry.register, OBJECTIVES, "objective", pure=True, former=FORMER)
@@ -47,8 +48,8 @@ class Objective(NamedTuple):
     `reads_old`: `update` divides by the policy of `old_logprobs`; a batch without them counts as sampled by the policy that
     it updates.
     `replays`: the entry of `extras` whose experts a mixture takes for tokens instead of its router's choice; "": none.
-    `shares`: the entry of `weights` by which terms that are added weigh tokens, see `terms.base.composed`. `loads`: a loss of the
-    experts' loads of the whole mini-batch, see `terms.base.Term`.
+    `shares`: the entry of `weights` by which terms that are added weigh tokens, see `terms.base.composed`. `loads`: a loss of
+    the experts' loads of the whole mini-batch, see `terms.base.Term`.
     """
 
     init: Callable[[], State]

@@ -48,4 +48,4 @@ def c3po(*, budget: int = 409_600, truncate: bool = True, clip_low: float = 0.2,
         metrics = {"clip_fraction": clipped, "kl": divergence, "trained": share["budget"] > 0, "max/ratio": ratio}
         return {"budget": loss + kl_coef * divergence}, metrics
 
-    return token_objective(token_loss, needs=("ref_logprobs",), extra_weights=chosen, reads_old=True)
+    return token_objective(token_loss, needs=("ref_logprobs",), extra_weights=chosen, reads_old=True, shares="budget")

@@ -23,4 +23,4 @@ def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Objective:
         drift = -log_ratio(logprobs, rollouts.old_logprobs, mask)
         return {"sequence": loss}, {"clip_fraction": clipped, "max/ratio": ratio, "approx_kl": drift}
 
-    return token_objective(sequence_loss, reads_old=True)
+    return token_objective(sequence_loss, reads_old=True, shares="sequence")

@@ -47,4 +47,5 @@ def kimi_opmd(*, tau: float = 1.0, variant: str = "canonical", length_normalised
         n = masked.group_count(rollouts.live).astype(residual.dtype)
         return {"sum": n * (residual - masked.group_mean(residual, rollouts.live)) ** 2}, metrics
 
-    return token_objective(token_loss, extra_weights=_weights, reads_old=True)
+    return token_objective(token_loss, extra_weights=_weights, reads_old=True,
+                           shares="loss" if variant == "simple" else "prompt")

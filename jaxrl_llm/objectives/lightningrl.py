@@ -50,5 +50,5 @@ def lightningrl(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float
     needs = ("rewards", "truncated") if perf == "length" else ("rewards", "truncated", "perf")
     whole = token_objective(
         token_loss, aggregation="seq_mean_token_mean", needs=(*needs, "ref_logprobs"), extra_weights=right_weights,
-        reads_old=True)
+        reads_old=True, shares="token")
     return restrict(whole, kept, needs=needs)

@@ -50,4 +50,4 @@ def pacs(*, beta: float = 1.0, score: str = "ratio", centre: str = "rloo", weigh
         loss = weights * (jax.nn.softplus(psi) - labels * psi)
         return {"sequence": loss}, {"score": scores, "accuracy": (psi > 0) == (labels > 0.5)}
 
-    return token_objective(rollout_loss, needs=("rewards",), reads_old=True)
+    return token_objective(rollout_loss, needs=("rewards",), reads_old=True, shares="sequence")

@@ -34,5 +34,5 @@ def r3l(*, tau: float = 1.0, kl_coef: float = 0.0) -> Objective:
             loss = loss + kl_coef * metrics["kl"]
         return {"pivotal": loss}, metrics
 
-    return token_objective(token_loss, extra_weights=shares,
+    return token_objective(token_loss, extra_weights=shares, shares="pivotal",
                            needs=("retry_step", "step_ids") + (("ref_logprobs",) if used(kl_coef) else ()))

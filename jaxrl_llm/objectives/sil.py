@@ -29,7 +29,7 @@ def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
         bounded = lax.stop_gradient(jnp.minimum(-logprobs, max_nlp) + logprobs) - logprobs
         return {"better": rollouts.extras["replay_weights"] * advantages * bounded}, {"better_fraction": advantages > 0}
 
-    return token_objective(token_loss, needs=("rewards", "values", "replay_weights"), extra_weights=shares)
+    return token_objective(token_loss, needs=("rewards", "values", "replay_weights"), extra_weights=shares, shares="better")
 
 
 def value_loss(values: Array, returns: Array, replay_weights: Array, mask: Array, *, coef: float = 0.01,
@@ -80,4 +80,5 @@ def spear(*, coef: float = 1.0, warmup: int = 200, max_age: int = 10, clip_low: 
         return {"replay": scale * loss}, metrics
 
     return token_objective(token_loss, needs=("rewards", "old_logprobs", "age", "reward_baseline"),
-                           extra_weights=shares, init=lambda: jnp.int32(0), advance=lambda step: step + 1, reads_old=True)
+                           extra_weights=shares, init=lambda: jnp.int32(0), advance=lambda step: step + 1, reads_old=True,
+                           shares="replay")

@@ -50,4 +50,4 @@ def spear_clip(*, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: flo
 
     return token_objective(
         token_loss, aggregation=aggregation, max_len=max_len, needs=NEEDS, extra_weights=weights,
-        init=lambda: jnp.int32(0), advance=lambda step: step + 1, whole_batch=True, reads_old=True)
+        init=lambda: jnp.int32(0), advance=lambda step: step + 1, whole_batch=True, reads_old=True, shares="fresh")

@@ -55,4 +55,5 @@ def step_apo(*, beta: float = 0.3, alpha: float = 1.0, final_scale: float = 0.3,
                    "accuracy": masked.mean((gap > 0).astype(gap.dtype), pairs, axis=-1)}
         return {"pairs": masked.sum(loss, pairs, axis=-1)}, metrics
 
-    return token_objective(pair_loss, needs=("rewards", "ref_logprobs", "final"), extra_weights=pair_weights)
+    return token_objective(pair_loss, needs=("rewards", "ref_logprobs", "final"), extra_weights=pair_weights,
+                           shares="sequence")

@@ -147,4 +147,4 @@ def tis_mis(*, level: str = "token", bound: str = "truncate", min_ratio: float |
 
     needs = (*NEEDS, "ref_logprobs") if used(kl_coef) else NEEDS
     return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, extra_weights=shares,
-                           reads_old=True)
+                           reads_old=True, shares="counted")

@@ -36,7 +36,8 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
     filters = {name: one for name, one in made.filters.items() if one.per == "rollout"}
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and ladders.groups == (1,)
     joint = None
-    if capture is not None and once and not (learner.balance or filters or as_sampled or learner.packed_rows):  # uncut groups
+    if capture is not None and once and not (
+            made.objective.loads or filters or as_sampled or learner.packed_rows):  # uncut groups
         together = make_joint_update(policy, capture, made.objective, estimator, optimizer, clip_norm=clip_norm)
         joint = Guarded("update", together, ladders.programs)
 
@@ -74,7 +75,7 @@ def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.Gradi
                 ladders: Ladders, capture: Capture | None = None) -> Layout:
     """Packed rows if `learner.packed_rows` sets their number per micro-batch, else rectangular ones."""
     learner = config.learner
-    settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, balance=learner.balance, capture=capture)
+    settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, capture=capture)
     if learner.packed_rows:
         lengths = row_lengths(ladders.prompt_tokens[-1], ladders.tokens[-1], config.sampling.group, policy.mesh.shape["seq"])
         return packed(policy, objective, optimizer, lengths, learner.packed_rows, **settings)

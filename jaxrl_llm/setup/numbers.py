@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
 from jaxrl_llm.advantages import Estimator
-from jaxrl_llm.objectives import Objective
+from jaxrl_llm.objectives import Objective, composed, terms
 from jaxrl_llm.objectives.scheduled import Schedule, scheduled
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import one_of
@@ -52,11 +52,13 @@ def method_parts(config: ConfigDict, feature_size: int) -> tuple[Estimator, Obje
     build = functools.partial(methods.build, config.method, max_len=config.sampling.max_tokens, feature_size=feature_size,
                               estimator=written.keywords(config.estimator))
 
+    balance = (terms.make("balance", coef=config.learner.balance),) if config.learner.balance else ()
+
     def objective(**now: Any) -> Objective:
-        return build(objective={**plain, **now})[1]
+        return composed(build(objective={**plain, **now})[1], balance)
 
     if plain == given:
-        return build(objective=plain)
+        return build()[0], objective()
     alone = max(config.critic.pretrain_steps, 0) if build()[0].has_critic else 0
     numbers = {name: schedule(value, max(config.steps - alone, 1)) for name, value in given.items() if name not in plain}
     made = scheduled(objective, numbers, per_step)

@@ -150,10 +150,10 @@ def test_groups_in_packed_rows_learn_as_rectangular_ones(experts):
     optimizer, _ = make_optimizer(3e-3, 100, weight_decay=0.1, eps=1e-3)
     def state():
         return fresh_state(objective, optimizer, params=policy.model.init(jax.random.key(3)))
-    wanted, metrics = make_update(policy, objective, optimizer, clip_norm=0.05, balance=0.0)(state(), rollouts, advantage)
+    wanted, metrics = make_update(policy, objective, optimizer, clip_norm=0.05)(state(), rollouts, advantage)
     forest, leaves = of_groups(tokens[0], prompt_mask, tokens[1], np.asarray(rollouts.token_mask))
     packed = pack(forest, leaves, np.asarray(rollouts.token_mask), [12], multiple=2)
-    parts = make_parts(policy, objective, optimizer, clip_norm=0.05, balance=0.0)
+    parts = make_parts(policy, objective, optimizer, clip_norm=0.05)
     result, measured = update(parts, 2, state(), packed, rollouts, advantage)
     close(result.params, wanted.params, 2e-6)
     assert metrics["grad_norm"] > 0.05 and measured.keys() == metrics.keys()
@@ -168,7 +168,8 @@ def test_experts_are_balanced_over_all_micro_batches():
     policy = Policy(Transformer(config), TEMPERATURE, 24)
     def state():
         return fresh_state(CLIPPED, params=policy.model.init(jax.random.key(3)))
-    parts = make_parts(policy, CLIPPED, KEEP, clip_norm=None, balance=0.5)
+    balanced = objectives.composed(CLIPPED, (objectives.terms.make("balance", coef=0.5),))
+    parts = make_parts(policy, balanced, KEEP, clip_norm=None)
     packed = packed_of(case)
     whole, metrics = update(parts, packed.node.shape[0], state(), packed, rollouts, advantage)
     one_by_one, result = update(parts, 1, state(), packed, rollouts, advantage)

@@ -10,13 +10,14 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.learning import balance
 from jaxrl_llm.learning import state as state_lib
 from jaxrl_llm.learning.optimizers import make_optimizer
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.step import make_update
 from jaxrl_llm.models import Experts, ModelConfig, Transformer
-from jaxrl_llm.models.moe import Loads
+from jaxrl_llm.models.moe import Loads, max_load
+from jaxrl_llm.objectives import composed, terms
+from jaxrl_llm.objectives.terms.balance import uneven
 from jaxrl_llm.setup import setup, start
 from jaxrl_llm.setup.config import default_config
 
@@ -32,12 +33,12 @@ def test_by_hand():
     loads = Loads(jnp.zeros((1, 2, 2)), jnp.array([[[2.4, 1.6], [1.0, 3.0]]]))  # of four tokens in two layers
     chosen = jnp.array([[3.0, 1.0], [1.0, 3.0]])
     # 2 (3/4 * 0.6 + 1/4 * 0.4) = 1.1 and 2 (1/4 * 1/4 + 3/4 * 3/4) = 1.25
-    assert balance.loss(loads, chosen, 1) == pytest.approx((1.1 + 1.25) / 2)
-    assert balance.max_load(chosen) == pytest.approx(1.5)
+    assert uneven(loads, chosen, 1) == pytest.approx((1.1 + 1.25) / 2)
+    assert max_load(chosen) == pytest.approx(1.5)
     even = Loads(jnp.zeros((1, 1, 2)), jnp.array([[[2.0, 2.0]]]))
-    assert balance.loss(even, jnp.array([[4.0, 4.0]]), 2) == pytest.approx(2)  # each of four tokens chooses both
+    assert uneven(even, jnp.array([[4.0, 4.0]]), 2) == pytest.approx(2)  # each of four tokens chooses both
     nobody = Loads(jnp.zeros((1, 1, 2)), jnp.zeros((1, 1, 2)))
-    assert balance.loss(nobody, jnp.zeros((1, 2)), 2) == 0 and balance.max_load(jnp.zeros((1, 2))) == 0
+    assert uneven(nobody, jnp.zeros((1, 2)), 2) == 0 and max_load(jnp.zeros((1, 2))) == 0
 
 
 def test_of_one_layer_equals_transformers():
@@ -49,7 +50,7 @@ def test_of_one_layer_equals_transformers():
     def of_rows(x):
         return (x.reshape(3, 7, E) * mask[..., None]).sum(1)[:, None]
     loads = Loads(of_rows(chosen), of_rows(probs))
-    assert balance.loss(loads, loads.chosen.sum(0), K) == pytest.approx(float(wanted), rel=1e-5)
+    assert uneven(loads, loads.chosen.sum(0), K) == pytest.approx(float(wanted), rel=1e-5)
 
 
 def fresh_state():
@@ -73,7 +74,8 @@ def batch():
 
 @functools.cache
 def update_of(micro_batches, weight):
-    return make_update(Policy(MODEL, chunk=24), CLIPPED, OPTIMIZER, clip_norm=None, micro_batches=micro_batches, balance=weight)
+    objective = composed(CLIPPED, (terms.make("balance", coef=weight),))
+    return make_update(Policy(MODEL, chunk=24), objective, OPTIMIZER, clip_norm=None, micro_batches=micro_batches)
 
 
 @pytest.mark.slow

@@ -29,8 +29,8 @@ class Term(NamedTuple):
 
     `name`: of the term; a loss has one of each name. `coef`: a number, or an array that follows a schedule.
     `value(logprobs, rollouts)`: f32[P, G, T], differentiable in `logprobs`; arguments are those of a `token_objective`.
-    `weights(share, rollouts)`: f32[P, G, T], the share of each token, from `share`, that of the objective's own loss, which is 0
-    on tokens that the objective leaves out; both are of the whole mini-batch. `needs`, `reads_old`: as of an `Objective`.
+    `weights(share, rollouts)`: f32[P, G, T], the share of each token, from `share`, that of the objective's own loss, which is
+    0 on tokens that the objective leaves out; both are of the whole mini-batch. `needs`, `reads_old`: as of an `Objective`.
     `metric`: the name under which the mean of `value` over all tokens is reported; "": none.
     `loads(loads, chosen, per_token)`: f32[], see `terms.balance`; such a term has no `value`.
     """
@@ -90,16 +90,16 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
 def _of_tokens(own: Mapping[str, Array], name: str, mask: Array) -> Array:
     """The weights of this name for tokens, f32[P, G, T], those of rollouts in equal parts on their tokens."""
     if name not in own:
-        raise ValueError(f"the objective weighs {', '.join(sorted(own))}, and its `shares` are {name!r}, by which terms that are "
-                         "added to it weigh tokens; return an Objective whose `shares` names an entry of `weights`")
+        raise ValueError(f"the objective weighs {', '.join(sorted(own))}, and its `shares` are {name!r}, by which terms that "
+                         "are added to it weigh tokens; return an Objective whose `shares` names an entry of `weights`")
     if own[name].ndim == 3:
         return own[name]
     return masked.to_tokens(own[name] / jnp.maximum(masked.count(mask, axis=2), 1), mask)
 
 
-def _loads(terms: list[Term], *arguments) -> tuple[Array, Metrics]:
+def _loads(terms: list[Term], loads, chosen, per_token, state) -> tuple[Array, Metrics]:
     """The loss of the experts' loads, and its metrics."""
-    losses = {one.name: one.loads(*arguments) for one in terms}
+    losses = {one.name: one.loads(loads, chosen, per_token) for one in terms}
     metrics = {one.metric: lax.stop_gradient(losses[one.name]) for one in terms if one.metric}
     return sum(one.coef * losses[one.name] for one in terms), metrics
 

@@ -8,7 +8,7 @@ from jaxrl_llm.tools import registry
 
 @term
 def nll(*, coef: float, on: str = "right") -> Term:
-    """`coef * mean of -log p` over the tokens of "right" answers, of the "policy", of an "expert", or over "all"; 0 without any.
+    """`coef * mean of -log p` over tokens of "right" answers, of the "policy", of an "expert", or over "all"; 0 without any.
 
     The mean is over these tokens, whatever the weights of the objective, without tokens that it leaves out. Right answers, as
     in VAPO (arXiv 2504.05118) with `coef` 0.1, have a reward above 1/2, or are those of `extras["correct"]`.
