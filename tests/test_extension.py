@@ -41,7 +41,7 @@ from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.topologies import Plan, Topology, topology
 
 
-@topology()
+@topology
 def contrast(prompts, group, pool):
     """A group for each of `pool` problems; learned from are the `prompts` of them whose rewards differ most."""
     def plan(forest):
@@ -245,11 +245,11 @@ def test_a_method_runs_if_the_registered_parts_provide_what_it_needs(own, monkey
     config.method = "surprised"
     with pytest.raises(NotImplementedError, match="'surprised' needs surprise .from a recorder"):
         setup.build(config)
-    taught = recorders.RecorderKind(own.surprise, ("surprise",), needs=("config.teacher.base",))
+    taught = recorders.RecorderKind(own.surprise, needs=("config.teacher.base",), provides=("surprise",))
     monkeypatch.setitem(recorders.RECORDERS, "surprise", taught)
     with pytest.raises(NotImplementedError, match="needs surprise .from the recorder `surprise` with config.teacher.base"):
         setup.build(config)
-    monkeypatch.setitem(recorders.RECORDERS, "surprise", recorders.RecorderKind(own.surprise, ("surprise", "dismay")))
+    monkeypatch.setitem(recorders.RECORDERS, "surprise", recorders.RecorderKind(own.surprise, provides=("surprise", "dismay")))
     monkeypatch.setitem(methods.METHODS, "surprised", dataclasses.replace(row, needs=("dismay",)))
     with pytest.raises(ValueError, match="'surprise' is asked for dismay, and what its factory returned provides surprise"):
         setup.build(config)

@@ -19,4 +19,4 @@ def names() -> list[str]:
 
 def make(slug: str, **hyper) -> Estimator:
     """The estimator called `slug` with hyper-parameters `hyper`; ValueError with the nearest match if there is none."""
-    return registry.make(ESTIMATORS, "estimator", slug, hyper)
+    return ESTIMATORS.make(slug, **hyper)

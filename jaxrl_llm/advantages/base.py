@@ -13,7 +13,6 @@ The function may return `[P, G]` or `[P, G, T]`. Checks, stop-gradient, broadcas
 the mask are done here. The function sees padding and holes as zeros and must exclude them from means: use
 `jaxrl_llm.maths.masked`.
 """
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,8 +24,6 @@ from jaxrl_llm.maths import masked
 from jaxrl_llm.tools import registry
 
 State = Any
-ESTIMATORS: dict[str, registry.Factory] = {}
-estimator = functools.partial(registry.register, ESTIMATORS, "estimator", pure=True)
 
 
 class OfTurns(NamedTuple):
@@ -70,6 +67,10 @@ class Estimator(NamedTuple):
     def has_critic(self) -> bool:
         """Whether a critic, of tokens or of turns, is trained beside the policy."""
         return self.value_targets is not None or self.turn_critic is not None
+
+
+ESTIMATORS = registry.PartTable("estimator", Estimator, pure=True)
+estimator = ESTIMATORS.enter
 
 
 def stateless(function: Callable[[Rollouts], Array], *, needs: tuple[str, ...] = ("rewards",),

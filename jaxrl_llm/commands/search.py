@@ -35,10 +35,10 @@ def entries() -> Iterator[SearchEntry]:
             yield SearchEntry("keys", key.name, f"--config.{key.name}={key.default}", key.meaning)
     for name, title in recipe_titles().items():
         yield SearchEntry("recipes", name, f"--config={name}", title)
-    for kind, key, table in (("tasks", "task", tasks.FACTORIES), ("rewards", "rewards", rewards.FACTORIES),
+    for kind, key, table in (("tasks", "task", tasks.TASKS), ("rewards", "rewards", rewards.REWARDS),
                              ("environments", "environment", environments.factories())):
-        for name, factory in sorted(table.items()):
-            yield SearchEntry(kind, name, f"--config.{key}={name}", (factory.__doc__ or "").strip().partition("\n")[0])
+        for name, one in sorted(table.items()):
+            yield SearchEntry(kind, name, f"--config.{key}={name}", (one.make.__doc__ or "").strip().partition("\n")[0])
     for name in optimizers.TABLE:
         yield SearchEntry("optimizers", name, f"--config.optimizer.name={name}", "an optimiser of optax")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.words import last_word
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 
@@ -23,6 +23,7 @@ class GymnasiumEpisode:
     seen: Any
 
 
+@environment
 def gymnasium_text(*, env_id: str, options: Mapping[str, Any] | None = None, actions: Sequence[str] | None = None,
                    rules: str = "", turns: int = 100, problems: int = 1000, heldout: int = 200,
                    returns: tuple[float, float] = (-np.inf, np.inf)) -> Environment:

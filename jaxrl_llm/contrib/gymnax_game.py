@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.environments.base import Environment
+from jaxrl_llm.environments.base import Environment, environment
 from jaxrl_llm.environments.compiled import environment_of
 from jaxrl_llm.environments.games import Game, Move
 from jaxrl_llm.environments.shortest import shortest_way
@@ -137,6 +137,7 @@ SPOKEN = {
 }
 
 
+@environment
 def gymnax_game(*, game: str = "FrozenLake-misc", settings: Mapping[str, Any] | None = None,
                 params: Mapping[str, Any] | None = None, brief: bool = False, turns: int = 100, problems: int = 1000,
                 heldout: int = 200) -> Environment:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.environments.base import Environment
+from jaxrl_llm.environments.base import Environment, environment
 from jaxrl_llm.environments.compiled import environment_of
 from jaxrl_llm.environments.games import Game, Move
 from jaxrl_llm.environments.shortest import shortest_way
@@ -165,6 +165,7 @@ PUZZLES = {
 }
 
 
+@environment
 def jumanji_game(*, game: str = "Maze-v0", size: int = 0, brief: bool = False, turns: int = 100, problems: int = 1000,
                  heldout: int = 200) -> Environment:
     """A puzzle of Jumanji: Maze-v0, SlidingTilePuzzle-v0, Minesweeper-v0 or Sudoku-very-easy-v0.

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from jaxrl_llm import tasks
 from jaxrl_llm.environments.background import OpenContext, wait
-from jaxrl_llm.environments.base import Died, Environment, Late
+from jaxrl_llm.environments.base import Died, Environment, Late, environment
 from jaxrl_llm.environments.parsers import BY_NAME, named_parser
 from jaxrl_llm.environments.tool_use import of_tools
 from jaxrl_llm.environments.tools import Tool, ToolError
@@ -21,6 +21,7 @@ LAST_WORDS = 500  # characters of a dead server's standard error that are report
 Server = str | Sequence[str]  # an address, or a command with its arguments
 
 
+@environment
 def mcp_tools(*, servers: Mapping[str, Server], task: str = "arithmetic", options: Mapping[str, Any] | None = None,
               tools: Sequence[str] = (), parser: str = "hermes", reward: str | None = None, turns: int = 8,
               deadline: float = 20.0, shared: bool = False, replayable: bool = False) -> Environment:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.environments.background import OpenContext, wait
-from jaxrl_llm.environments.base import Died, Environment, Late, Message, Turn
+from jaxrl_llm.environments.base import Died, Environment, Late, Message, Turn, environment
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 from jaxrl_llm.tasks.jsonl import MAX_DEPTH, depth
 
@@ -21,6 +21,7 @@ class Session:
     left: int
 
 
+@environment
 def openenv_server(*, url: str, action: str = "", observation: str = "", rules: str = "", turns: int = 50,
                    problems: int = 1000, heldout: int = 200, returns: tuple[float, float] = (0.0, 1.0),
                    deadline: float = 20.0, replayable: bool = False) -> Environment:

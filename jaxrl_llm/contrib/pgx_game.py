@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.environments.base import Environment
+from jaxrl_llm.environments.base import Environment, environment
 from jaxrl_llm.environments.compiled import environment_of
 from jaxrl_llm.environments.games import Game, Move, chosen
 from jaxrl_llm.environments.tic_tac_toe import best_move
@@ -88,6 +88,7 @@ SHAPES = {
 }
 
 
+@environment
 def pgx_game(*, game: str = "tic_tac_toe", selfplay: bool = False, opening: int = 2, brief: bool = False, turns: int = 100,
              problems: int = 1000, heldout: int = 200) -> Environment:
     """A game of pgx: tic_tac_toe, connect_four, othello and kuhn_poker for two, 2048 for one.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.tasks.base import Problem, optional, seeded
 
 _CHANCE = threading.Lock()  # the games draw from the global random generators of the process
@@ -43,6 +43,7 @@ class TextArenaEpisode:
         return self.inside.state.current_player_id
 
 
+@environment
 def textarena_game(*, game: str = "GuessTheNumber-v0", turns: int = 50, problems: int = 1000, heldout: int = 200,
                    show_private: bool = False, apart: bool = False) -> Environment:
     """A game of TextArena by its id. A problem is a seed of `reset`; chance during the trajectory comes from the key.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.environments.background import OpenContext, wait
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.tasks.base import Problem, disjoint_task, optional
 from jaxrl_llm.tools import registry
 
@@ -29,6 +29,7 @@ class CookbookEpisode:
         return self.group.value[0]
 
 
+@environment
 def tinker_cookbook_env(*, dataset: str, options: Mapping[str, Any] | None = None, heldout: int = 100,
                         returns: tuple[float, float] = (0.0, 1.0), deadline: float = 30.0,
                         replayable: bool = False) -> Environment:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.contrib.mcp_tools import text_of
 from jaxrl_llm.environments import tools as tool_room
 from jaxrl_llm.environments.background import OpenContext, wait
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.described import described
 from jaxrl_llm.environments.parsers import BY_NAME, named_parser
 from jaxrl_llm.tasks.base import Problem, disjoint_task, optional
@@ -40,6 +40,7 @@ class _Asked(NamedTuple):
     messages: list[Message]
 
 
+@environment
 def verifiers_env(*, taskset: str, env: str = "", config: Mapping[str, Any] | None = None, parser: str = "hermes",
                   problems: int = 1000, heldout: int = 100, returns: tuple[float, float] = (0.0, 1.0),
                   deadline: float = 30.0, replayable: bool = False) -> Environment:

@@ -6,7 +6,6 @@
 Other functions of this folder are parts for your own loop; docs/methods.md lists them.
 """
 import functools
-import inspect
 
 from jaxrl_llm.control.base import CONTROLLERS, FACTS, FILTERS, KNOWN, Controller, Filter, Settings, controller, prompt_filter
 from jaxrl_llm.tools import registry
@@ -30,13 +29,13 @@ def names() -> list[str]:
 def make(slug: str, **hyper) -> Controller:
     """The controller of that name; ValueError for unknown names and keywords."""
     _discover()
-    return registry.make(CONTROLLERS, "controller", slug, hyper)
+    return CONTROLLERS.make(slug, **hyper)
 
 
 def parameters(slug: str) -> list[str]:
     """The keywords of the controller of that name; ValueError for unknown names."""
     _discover()
-    return list(inspect.signature(CONTROLLERS[registry.one_of("controller", slug, CONTROLLERS)]).parameters)
+    return list(CONTROLLERS.parameters(slug))
 
 
 def filter_names() -> list[str]:
@@ -48,4 +47,4 @@ def filter_names() -> list[str]:
 def make_filter(slug: str, **hyper) -> Filter:
     """The filter of that name; ValueError for unknown names and keywords."""
     _discover()
-    return registry.make(FILTERS, "filter", slug, hyper)
+    return FILTERS.make(slug, **hyper)

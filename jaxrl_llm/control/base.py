@@ -19,10 +19,6 @@ from jaxrl_llm.data.rollouts import Rollouts, measured
 from jaxrl_llm.tools import registry
 
 State = Any
-FILTERS: dict[str, registry.Factory] = {}
-CONTROLLERS: dict[str, registry.Factory] = {}
-controller = functools.partial(registry.register, CONTROLLERS, "controller", pure=True)
-
 
 # Facts that a run lets controllers observe: all but the last after each step, the last after each held-out evaluation. A
 # controller therefore reads either `score` alone or others; one that reads none observes every step. Rows of prompts are whole
@@ -146,12 +142,19 @@ class Controller(NamedTuple):
     knobs: tuple[str, ...]
 
 
-def prompt_filter(factory: registry.Factory) -> registry.Factory:
-    """Registers a factory of filters, whose `keep` gets measurements in float32, whatever the caller's dtype."""
+FILTERS = registry.PartTable("filter", Filter)
+CONTROLLERS = registry.PartTable("controller", Controller, pure=True)
+controller = CONTROLLERS.enter
+
+
+def prompt_filter(factory: registry.Factory | None = None, /, **facts: Any) -> registry.Factory:
+    """Enters a factory of filters, whose `keep` gets measurements in float32, whatever the caller's dtype."""
+    if factory is None:
+        return functools.partial(prompt_filter, **facts)
 
     @functools.wraps(factory)
     def made(**hyper):
         inner = factory(**hyper)
         return inner._replace(keep=lambda rollouts: inner.keep(measured(rollouts)))
 
-    return registry.register(FILTERS, "filter", made)
+    return FILTERS.enter(made, **facts)

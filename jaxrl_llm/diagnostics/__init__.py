@@ -14,7 +14,7 @@ def names() -> list[str]:
 
 def make(slug: str, **options) -> Diagnostic:
     """The diagnostic of that name; ValueError for unknown names and options."""
-    return registry.make(DIAGNOSTICS, "diagnostic", slug, options)
+    return DIAGNOSTICS.make(slug, **options)
 
 
 def about(slug: str) -> str:

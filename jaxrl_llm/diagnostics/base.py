@@ -11,7 +11,6 @@ To add one, write a file with a keyword-only factory under `@diagnostic` that re
 
         return Diagnostic(measure, lambda results, axes: axes[0].bar(list(results["scores"]), list(results["scores"].values())))
 """
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +18,6 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.compare.figures import save_figure
 from jaxrl_llm.tools import registry
-
-DIAGNOSTICS: dict[str, registry.Factory] = {}
-diagnostic = functools.partial(registry.register, DIAGNOSTICS, "diagnostic")
 
 Result = dict[str, Any]
 
@@ -42,6 +38,10 @@ class Diagnostic(NamedTuple):
     def figure(self, results: Mapping[str, Any], path: Path) -> Path:
         """Writes the figure as PNG."""
         return save_figure(path, (self.width, self.height), 1, self.panels, lambda axes: self.draw(results, axes))
+
+
+DIAGNOSTICS = registry.PartTable("diagnostic", Diagnostic)
+diagnostic = DIAGNOSTICS.enter
 
 
 def single(folders: Sequence[Path]) -> Path:

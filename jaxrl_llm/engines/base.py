@@ -1,6 +1,7 @@
-"""The contract of an engine, which turns requests into nodes; `kinds` has the table of those that runs name.
+"""The contract of an engine, which turns requests into nodes, and the table of those that runs name.
 
-An engine from outside is a function `kind(run: Wanted) -> EngineKind` in any file; `sampling.engine` names it "module:kind".
+To add one, write a function `(run: Wanted) -> EngineKind` under `@engine(name=..., provides=...)`, in a file of this folder or
+of your own, which `sampling.engine` names as "module:function".
 """
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.engines.requests import Node, Request
 from jaxrl_llm.models.transformer import Transformer
+from jaxrl_llm.tools import registry
 
 # What an engine can, beside sampling a prompt to a stop token or a limit:
 CAN = {
@@ -136,6 +138,10 @@ class EngineKind(NamedTuple):
     rows: tuple[tuple[str, str], ...] = ()
     columns: tuple[Column, ...] = ()
     mesh: Mesh | None = None
+
+
+ENGINES = registry.PartTable("engine", EngineKind, keywords=False)  # by functions of `Wanted`; an entry provides what it can do
+engine = ENGINES.enter
 
 
 def check_can(kind: EngineKind, wanted: Mapping[str, str]) -> None:

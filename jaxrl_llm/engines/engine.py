@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_llm import parallel
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines import slots as programs_of
-from jaxrl_llm.engines.base import Collects, EngineKind, Wanted
+from jaxrl_llm.engines.base import Collects, EngineKind, Wanted, engine
 from jaxrl_llm.engines.caches import Prompts, RowCaches
 from jaxrl_llm.engines.lanes import Common, Widths, decoding, lane_counts, lanes_of, places_of
 from jaxrl_llm.engines.paged_caches import PagedCaches, check_model
@@ -544,6 +544,7 @@ class SlotEngine(Collects):
             self._harvest()
 
 
+@engine(name="slots", provides=tuple(sorted(CAN)))
 def kind(run: Wanted) -> EngineKind:
     """The slot engine of a run, with as many slots as this process has rows of a part of a batch."""
     if run.paged:

@@ -1,12 +1,13 @@
-"""The table of engines, and the choice of one for a run."""
-from collections.abc import Callable, Mapping
+"""The choice of an engine for a run."""
+from collections.abc import Mapping
 
-from jaxrl_llm.engines import engine, scan
+from jaxrl_llm import engines
 from jaxrl_llm.engines import server as external
-from jaxrl_llm.engines.base import CAN, EngineKind, Wanted, check_can, check_provides
+from jaxrl_llm.engines.base import CAN, ENGINES, EngineKind, Wanted, check_can, check_provides
 from jaxrl_llm.tools import registry
 
-ENGINES: dict[str, Callable[[Wanted], EngineKind]] = {"scan": scan.kind, "slots": engine.kind}
+registry.discover(engines.__name__, engines.__path__)
+AUTO = ("scan", "slots")  # from which "auto" takes the faster one
 FASTER_IN_SLOTS = 4  # from this number of parts of a batch on the slot engine is faster, see the table of docs/guides/engine.md
 
 
@@ -22,16 +23,14 @@ def choose(name: str, run: Wanted, wanted: Mapping[str, str]) -> EngineKind:
             raise ValueError(f"sampling.engine={name!r} samples in this process, and server.url names a server that samples; "
                              "set sampling.engine='auto', or server.url=''")
         kind = external.engine.kind(run)
-    elif ":" in name:
-        kind = registry.call("engine", name, registry.function_of("engine", name), {"run": run}, EngineKind)
     elif name != "auto":
-        kind = ENGINES[registry.one_of("engine", name, ENGINES)](run)
+        kind = ENGINES.make(name, run=run)
     else:
-        able = [one for one, can in (("scan", scan.CAN), ("slots", engine.CAN)) if can >= run.wants]
+        able = [one for one in AUTO if {*ENGINES[one].provides} >= run.wants]
         if not able:
             needs = "; ".join(f"{why} needs an engine that {CAN[what]}" for what, why in wanted.items())
             raise ValueError(f"{needs}, and no engine of this process does all of that; leave something of it out")
-        kind = ENGINES[able[-1] if len(able) > 1 and faster_in_slots(run) else able[0]](run)
+        kind = ENGINES[able[-1] if len(able) > 1 and faster_in_slots(run) else able[0]].make(run)
     check_can(kind, wanted)
     check_provides(kind, run.columns)
     return kind

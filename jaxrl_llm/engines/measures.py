@@ -39,16 +39,12 @@ class Measure(NamedTuple):
     of_router: Callable[[Any], jax.Array] | None = None
 
 
-MEASURES: dict[str, Callable[[ModelConfig], Measure | None]] = {}
+MEASURES = registry.PartTable("measure", Measure, keywords=False)
 
 
 def measure(name: str) -> Callable:
     """Enters a function from a model's configuration to a `Measure`, or None if the model has nothing to measure."""
-    def entered(make):
-        registry.enter(MEASURES, "measure", name, make)
-        return make
-
-    return entered
+    return MEASURES.enter(name=name)
 
 
 @measure("routes")
@@ -62,12 +58,12 @@ def routes(config: ModelConfig) -> Measure | None:
 
 def provided(config: ModelConfig) -> frozenset[str]:
     """Names of the token columns that the engines of this process provide of a model."""
-    return ALWAYS | {name for name, make in MEASURES.items() if make(config) is not None}
+    return ALWAYS | {name for name, kind in MEASURES.items() if kind.make(config) is not None}
 
 
 def of(names: Sequence[str], config: ModelConfig) -> list[Measure]:
     """The measures of these names; ValueError for one that engines do not provide of this model."""
-    made = [MEASURES[name](config) if name in MEASURES else None for name in names]
+    made = [MEASURES[name].make(config) if name in MEASURES else None for name in names]
     if missing := [name for name, one in zip(names, made) if one is None]:
         raise ValueError(f"the engine does not provide the token column {missing[0]!r} of this model; it provides "
                          f"{', '.join(sorted(provided(config)))}")

@@ -13,7 +13,7 @@ from jaxrl_llm import parallel
 from jaxrl_llm.data.ladders import prompt_buckets, smallest
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines.base import CAN as CAN_TEXTS
-from jaxrl_llm.engines.base import Collects, EngineKind, Wanted
+from jaxrl_llm.engines.base import Collects, EngineKind, Wanted, engine
 from jaxrl_llm.engines.prompts import pad
 from jaxrl_llm.engines.requests import Node, Request, check_tokens
 from jaxrl_llm.engines.sampler import Completions, Forced, generate
@@ -191,6 +191,7 @@ def program_of(run: Wanted) -> Guarded:
     return Guarded("rollout", compiled, run.programs * len(prompt_buckets(run.prompt_tokens)))
 
 
+@engine(name="scan", provides=tuple(sorted(CAN)))
 def kind(run: Wanted, program: Guarded | None = None) -> EngineKind:
     """The scan sampler of a run, by its `program` if one is there already."""
     program = program or program_of(run)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm.data import turn_info
 from jaxrl_llm.rewards.base import number
 from jaxrl_llm.tasks.base import Problem, Task
+from jaxrl_llm.tools import registry
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 OPENING_ROLES = ("system", "user", "assistant", "tool")
@@ -113,6 +114,10 @@ class Environment:
         if self.apart and (self.contexts < 2 or turn_info.AGENT not in self.facts):
             raise ValueError(f"environment {self.name!r} has contexts={self.contexts} and the facts {sorted(self.facts)}; with "
                              "apart=True it has two contexts or more, one for each agent, and the fact 'agent'")
+
+
+ENVIRONMENTS = registry.PartTable("environment", Environment)
+environment = ENVIRONMENTS.enter
 
 
 def of_inner(inner: Environment) -> dict[str, Any]:

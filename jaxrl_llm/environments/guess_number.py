@@ -2,7 +2,7 @@
 import dataclasses
 import re
 
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.words import AFTER_DIGITS, BEFORE_DIGITS
 from jaxrl_llm.tasks.base import Problem, disjoint_task, split_position
 
@@ -19,6 +19,7 @@ class GuessNumberState:
     left: int
 
 
+@environment
 def guess_number(*, highest: int = 100, heldout_fraction: float = 0.2) -> Environment:
     """A number from 1 to `highest`, with as many guesses as bisection needs. The return is 1 for finding it, else 0.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxrl_llm import tasks
 from jaxrl_llm.environments import tools as tool_room
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.described import described
 from jaxrl_llm.environments.parsers import named_parser
 from jaxrl_llm.environments.single import ideal, opening, reader, scorer
@@ -29,6 +29,7 @@ class MemoryDialogue:
     said: str = ""
 
 
+@environment
 def memory_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
                tools: Mapping[str, Mapping[str, Any]] | Sequence[str] = ("calculator",), parser: str = "hermes",
                reward: str | None = None, contexts: int = 5) -> Environment:

@@ -13,7 +13,7 @@ from typing import Any
 from jaxrl_llm import tasks
 from jaxrl_llm.environments import tools
 from jaxrl_llm.environments.background import wait
-from jaxrl_llm.environments.base import Environment, Late, Message, Turn
+from jaxrl_llm.environments.base import Environment, Late, Message, Turn, environment
 from jaxrl_llm.environments.described import described
 from jaxrl_llm.environments.parsers import named_parser
 from jaxrl_llm.environments.single import opening
@@ -29,6 +29,7 @@ class ObjectEpisode:
     turns: int = 0
 
 
+@environment
 def methods_of(*, target: str, task: str, options: Mapping[str, Any] | None = None, reward: str | None = None,
                parser: str = "hermes", turns: int = 16, returns: tuple[float, float] = (0.0, 1.0), replayable: bool = True,
                deadline: float = 20.0) -> Environment:

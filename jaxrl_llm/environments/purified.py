@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments.base import Environment, Message, Turn, of_inner
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment, of_inner
 from jaxrl_llm.tasks.base import Problem
 
 COMPARED = 1000  # characters: the time of a comparison grows with more than their square
@@ -31,6 +31,7 @@ class Rewinding:
     retries: int = 0
 
 
+@environment
 def purified(*, environment: str = "tool_use", options: Mapping[str, Any] | None = None, mark: str = "<tool_call>",
              threshold: float = 0.5, retries: int = 3, messages: int = 30, share: float = 1.0) -> Environment:
     """An environment by name in which the policy reads why a call failed, and is trained on its correction instead.

@@ -5,7 +5,7 @@ import random
 import re
 from collections.abc import Mapping
 
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.tasks.base import Problem, Task, disjoint_task
 
 CATALOGUE: Mapping[str, tuple[str, ...]] = {
@@ -19,6 +19,7 @@ _LINE = re.compile(r"[^\n]+")
 _NUMBER = re.compile(r"^\s*\d{1,3}[.)]\s*")
 
 
+@environment
 def ranked_list(*, ranks: int = 3, liked: int = 2, size: int = 180, heldout: int = 40, seed: int = 0, brief: bool = False
                 ) -> Environment:
     """A user names films that they liked, all of one kind; the policy names `ranks` others, one per line, best first.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm import environments
-from jaxrl_llm.environments.base import Environment, Message, Turn, of_inner
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment, of_inner
 from jaxrl_llm.environments.parsers import without_thoughts
 from jaxrl_llm.tasks.base import Problem
 
@@ -17,6 +17,7 @@ class Window:
     turns: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
+@environment
 def recent(*, environment: str = "treasure", options: Mapping[str, Any] | None = None, turns: int = 2,
            contexts: int = 8, thoughts: bool = True) -> Environment:
     """An environment by name in which every turn begins a new context: the opening, and the last `turns` turns as text.

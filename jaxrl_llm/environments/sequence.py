@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import tasks
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.single import ideal, opening, scorer
 from jaxrl_llm.tasks.base import Problem, disjoint_task
 
@@ -17,6 +17,7 @@ class SequenceState:
     answered: int = 0
 
 
+@environment
 def sequence(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None, reward: str | None = None,
              length: int = 3, answers: bool = True) -> Environment:
     """`length` consecutive problems of a task of `jaxrl_llm.tasks`, such as `reasoning_gym`, one per turn.

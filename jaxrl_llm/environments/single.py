@@ -1,11 +1,10 @@
 """Tasks with one answer as environments: one message of the policy, which the task's verifier scores."""
-import inspect
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import rewards, tasks
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Problem, check_each
 
@@ -13,6 +12,7 @@ from jaxrl_llm.tasks.base import Problem, check_each
 _FORMS = {"boxed": r"\boxed{%s}", "token_f1": r"\boxed{%s}", "reasoning_gym": "<answer>%s</answer>"}
 
 
+@environment
 def single(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None, reward: str | None = None) -> Environment:
     """The problems of a task of `jaxrl_llm.tasks`; the reward is the task's, or the named one.
 
@@ -49,9 +49,7 @@ def reader(name: str) -> Callable[[str], Hashable | None]:
 
 def _alone(name: str) -> rewards.Reward:
     """The reward, with one process if it uses processes."""
-    factory = rewards.FACTORIES.get(name)
-    several = factory is not None and "workers" in inspect.signature(factory).parameters
-    return rewards.make(name, **({"workers": 1} if several else {}))
+    return rewards.make(name, **({"workers": 1} if "workers" in rewards.REWARDS.parameters(name) else {}))
 
 
 def ideal(name: str, problem: Problem) -> str:

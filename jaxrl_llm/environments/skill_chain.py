@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Callable, Hashable, Mapping
 
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.parsers import fenced
 from jaxrl_llm.environments.python_tool import python
 from jaxrl_llm.environments.single import reader, scorer
@@ -36,6 +36,7 @@ class Chain:
     programs: list[str] = dataclasses.field(default_factory=list)
 
 
+@environment
 def skill_chain(*, size: int = 1000, heldout: int = 200, turns: int = 4, seed: int = 0, deadline: float = 5.0,
                 memory_mb: int = 512, unsafe: bool = False) -> Environment:
     """Pairs of questions about one made-up function of numbers, for programs in ```python blocks.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm import tasks
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.single import ideal, opening, scorer
 from jaxrl_llm.tasks.base import Problem
 
@@ -26,6 +26,7 @@ class SolverDialogue:
     agent: int = SOLVER
 
 
+@environment
 def solver_verifier(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None, reward: str | None = None,
                     loops: int = 2) -> Environment:
     """A task of `jaxrl_llm.tasks`; the policy speaks for both agents, in one conversation.

@@ -4,7 +4,7 @@ import functools
 import random
 import re
 
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.words import AFTER_DIGITS, BEFORE_DIGITS
 from jaxrl_llm.tasks.base import Problem, disjoint_task, split_position
 
@@ -28,6 +28,7 @@ class TicTacToeState:
         return (9 - self.board.count(".")) % 2
 
 
+@environment
 def tic_tac_toe(*, brief: bool = False, heldout_fraction: float = 0.2) -> Environment:
     """Games from boards with one or two moves made. In training both agents, 0 (X) and 1 (O), are the policy.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl_llm import tasks
 from jaxrl_llm.environments import tools as tool_room
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.calculator import calculator
 from jaxrl_llm.environments.described import described
 from jaxrl_llm.environments.endings import CHECK, LAST, Endings, is_void
@@ -23,9 +23,9 @@ from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tools import registry
 
-TOOLS: dict[str, registry.Factory] = {}
+TOOLS = registry.PartTable("tool", Tool)
 for _factory in (calculator, python, search):
-    registry.register(TOOLS, "tool", _factory)
+    TOOLS.enter(_factory)
 _EXPRESSION = re.compile(r"\d+(?: ?[-+*/] ?\d+)+")
 _MARKED = re.compile(r"\\boxed\{|<answer>")
 FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count", "malformed": "any", "void": "tokens",
@@ -47,6 +47,7 @@ class ToolDialogue:
     kept: Any = None
 
 
+@environment
 def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
              tools: Mapping[str, Mapping[str, Any]] | Sequence[str] = ("calculator",), parser: str = "hermes",
              reward: str | None = None, turns: int = 8, preface: Sequence[Message] = (), checks: int = 0,
@@ -81,7 +82,7 @@ def named_tools(named: Mapping[str, Mapping[str, Any]] | Sequence[str]) -> list[
     that is no tool, and for two tools of one name.
     """
     chosen = named if isinstance(named, Mapping) else dict.fromkeys(named, {})
-    made = [_own(name, given) if ":" in name else registry.make(TOOLS, "tool", name, dict(given))
+    made = [_own(name, given) if ":" in name else TOOLS.make(name, **given)
             for name, given in chosen.items()]
     names = [tool.name for tool in made]
     if len(set(names)) < len(names):

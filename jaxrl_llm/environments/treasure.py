@@ -3,7 +3,7 @@ import dataclasses
 import random
 import re
 
-from jaxrl_llm.environments.base import Environment, Message, Turn
+from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.shortest import shortest_way
 from jaxrl_llm.tasks.base import Problem, disjoint_task
 
@@ -33,6 +33,7 @@ class Maze:
     brief: bool = False
 
 
+@environment
 def treasure(*, size: int = 3, mazes: int = 1000, heldout: int = 200, seed: int = 0, brief: bool = False) -> Environment:
     """Mazes of `size` times `size` rooms. The return is 1 for the open chest, else 0.
 

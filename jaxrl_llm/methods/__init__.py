@@ -7,7 +7,6 @@ automatically). `python -m jaxrl_llm.methods` prints the table, `--write docs/me
 """
 import functools
 import importlib
-import inspect
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
@@ -81,7 +80,7 @@ def build(slug: str, *, max_len: int | None = None, feature_size: int | None = N
         name, hyper = method.part(key)
         hyper = {**hyper, **(overrides or {})}
         for keyword, value in of_the_run.items():
-            if value is not None and name in table and keyword in inspect.signature(table[name]).parameters:
+            if value is not None and name in table and keyword in table.parameters(name):
                 hyper.setdefault(keyword, value)
         return package.make(name, **hyper)
 

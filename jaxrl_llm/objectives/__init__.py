@@ -19,4 +19,4 @@ def make(slug: str, **hyper) -> Objective:
 
     ValueError with the nearest match if there is none.
     """
-    return registry.make(OBJECTIVES, "objective", slug, hyper, Objective)
+    return OBJECTIVES.make(slug, **hyper)

@@ -13,7 +13,6 @@ The function returns token losses `[P, G, T]` (or one per rollout, `[P, G]`) and
 the reduction is done here, with weights computed from the whole mini-batch, so that losses, gradients and metrics of
 micro-batches sum to those of the whole. A metric named `max/...` is the largest value (at least 0) and combines by max.
 """
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -27,14 +26,12 @@ from jaxrl_llm.tools import registry
 
 State = Any
 Metrics = dict[str, Array]
-OBJECTIVES: dict[str, registry.Factory] = {}
 _TERMS = {  # keywords that objectives had, and the term in their place
     "kl_coef": "+ kl({value})", "kl_estimator": "+ kl(0.01, estimator={value!r})",
     "kl_ratio": "+ kl(0.01, estimator='unbiased')", "entropy_coef": "+ entropy({value})", "nll_coef": "+ nll({value})",
     "regulariser": "+ kl(0.2, estimator='k2', against='old')"}
 FORMER = {keyword: f"it is a term of its own: write objective=\"{{slug}}(...) {term}\", or \"{term}\" to add it to a method's"
           for keyword, term in _TERMS.items()}
-objective = functools.partial(registry.register, OBJECTIVES, "objective", pure=True, former=FORMER)
 
 
 class Objective(NamedTuple):
@@ -66,6 +63,10 @@ class Objective(NamedTuple):
     def corrects(self) -> bool:
         """Whether the loss itself corrects for rollouts that other weights sampled."""
         return "behavior_logprobs" in self.needs
+
+
+OBJECTIVES = registry.PartTable("objective", Objective, pure=True, former=FORMER)
+objective = OBJECTIVES.enter
 
 
 def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", max_len: int | None = None,

@@ -12,6 +12,7 @@ To add one, write a function from a `Context` to a `Recorder` under `@recorder`,
 A run whose method needs `surprise` makes it. A `Learner` of your own takes the recorder as it is, after its others:
 `dataclasses.replace(learner, recorders=(*learner.recorders, yours))`.
 """
+import dataclasses
 from collections.abc import Callable, Iterable, Set
 from typing import Any, NamedTuple
 
@@ -75,7 +76,8 @@ class Context(NamedTuple):
     as_sampled: bool = False
 
 
-class RecorderKind(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class RecorderKind(registry.Kind):
     """A recorder that runs make by name, by `make(context)`, if their method needs one of the fields that it `provides`.
 
     `needs`: fields of rollouts, or parts of a run such as `config.teacher.path` and `estimator.value_targets`, without which it
@@ -83,24 +85,16 @@ class RecorderKind(NamedTuple):
     of the policy's weights, unless adapters are trained.
     """
 
-    make: Callable[[Context], Recorder]
-    provides: tuple[str, ...]
-    needs: tuple[str, ...] = ()
     passes: int = 0
     copies: bool = False
 
 
-RECORDERS: dict[str, RecorderKind] = {}
+RECORDERS = registry.PartTable("recorder", Recorder, keywords=False, kind=RecorderKind)
 
 
-def recorder(name: str, *, provides: tuple[str, ...], needs: tuple[str, ...] = (), passes: int = 0, copies: bool = False
-             ) -> Callable[[Callable[[Context], Recorder]], Callable[[Context], Recorder]]:
-    """Enters a factory into the table under the name of its recorders, see `RecorderKind`."""
-    def entered(make):
-        registry.enter(RECORDERS, "recorder", name, RecorderKind(make, provides, needs, passes, copies))
-        return make
-
-    return entered
+def recorder(name: str, **facts: Any) -> Callable[[Callable[[Context], Recorder]], Callable[[Context], Recorder]]:
+    """Enters a factory into the table under the name of its recorders, with the facts of its `RecorderKind`."""
+    return RECORDERS.enter(name=name, **facts)
 
 
 def _able(there: Iterable[str]) -> dict[str, RecorderKind]:
@@ -131,7 +125,7 @@ def asked(needs: Iterable[str], there: Iterable[str]) -> dict[str, set[str]]:
 
 def make(name: str, context: Context) -> Recorder:
     """The recorder of that name for a run; ValueError if it provides less than it was registered for and asked for."""
-    made = RECORDERS[name].make(context)
+    made = RECORDERS.find(name).make(context)
     if lost := context.asked - {*made.provides}:
         raise ValueError(f"recorder {name!r} is asked for {', '.join(sorted(lost))}, and what its factory returned provides "
                          f"{', '.join(made.provides) or 'nothing'}; add them, or leave them out of `provides` of @recorder")

@@ -17,7 +17,7 @@ def names() -> list[str]:
 
 def make(slug: str, **hyper) -> Replay:
     """The rule of that name; ValueError for unknown names and keywords."""
-    return registry.make(RULES, "replay rule", slug, hyper)
+    return RULES.make(slug, **hyper)
 
 
 __all__ = ["Replay", "make", "names", "rule"]

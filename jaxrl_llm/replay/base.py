@@ -7,16 +7,12 @@ To add one, write a keyword-only factory under `@rule` into a file of this folde
         return Replay(lambda rewards, valid: valid & (rewards <= 0), max_age=max_age,
                       groups=lambda born, version, prompts, rng: rng.permutation(len(born))[:1])
 """
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.tools import registry
-
-RULES: dict[str, registry.Factory] = {}
-rule = functools.partial(registry.register, RULES, "replay rule")
 
 
 class Replay(NamedTuple):
@@ -67,3 +63,7 @@ class Replay(NamedTuple):
             raise ValueError(f"a replay rule with capacity={self.capacity}, per_prompt={self.per_prompt} and max_age="
                              f"{self.max_age} stores no or endlessly many rollouts; give one of them, 1 or more")
         return min(given)
+
+
+RULES = registry.PartTable("replay rule", Replay)
+rule = RULES.enter

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.tools import registry
+
 
 class RewardError(RuntimeError):
     """A reward function failed (which reward, which completion, what to do), or its checker cannot work at all.
@@ -68,6 +70,10 @@ class Reward:
                              "'batch' rewards alone can be timed, timed ones alone can fail fast")
         if not np.isfinite(self.weight):
             raise ValueError(f"reward {self.name!r}: weight {self.weight} is not finite")
+
+
+REWARDS = registry.PartTable("reward", Reward)
+reward = REWARDS.enter
 
 
 class BatchOutput(NamedTuple):

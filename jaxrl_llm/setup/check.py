@@ -3,6 +3,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm.control.budget import UTILITIES
+from jaxrl_llm.engines.kinds import ENGINES
 from jaxrl_llm.engines.prompts import OVERLONG
 from jaxrl_llm.engines.server.server import RELOADS
 from jaxrl_llm.kernels.choice import SETS
@@ -15,7 +16,6 @@ from jaxrl_llm.tools.written import parts
 from jaxrl_llm.values.critic import KINDS
 
 OFFLOADABLE = ("optimizer", "reference", "teacher")
-ENGINES = ("auto", "scan", "slots")
 WAITS = ("auto", "yes", "no")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches "
@@ -50,7 +50,7 @@ def check(config: ConfigDict) -> None:
         one_of("config.learner.offload", name, OFFLOADABLE)
     one_of("config.environment_waits", config.environment_waits, WAITS)
     if ":" not in config.sampling.engine:
-        one_of("config.sampling.engine", config.sampling.engine, ENGINES)
+        one_of("config.sampling.engine", config.sampling.engine, ("auto", *ENGINES))
     one_of("config.server.reload", config.server.reload, RELOADS)
     one_of("config.model.kernels", config.model.kernels, SETS)
     one_of("config.model.sizes", config.model.sizes, ("", *MODELS))

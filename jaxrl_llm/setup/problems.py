@@ -23,7 +23,7 @@ def make_task(text: str) -> tasks.Task:
     """
     calls = written.calls(text)
     if not calls:
-        raise ValueError(f"config.task={text!r} names no task; give {', '.join(tasks.FACTORIES)}, or your own module:function, "
+        raise ValueError(f"config.task={text!r} names no task; give {', '.join(tasks.TASKS)}, or your own module:function, "
                          "with its options in brackets, for example \"dataset(path='problems.jsonl')\"")
     parts = [_part(name, **options) for name, options in calls]
     return parts[0].task if len(parts) == 1 else tasks.mixture(parts)

@@ -1,5 +1,4 @@
 """Refusals before the first step of a run: methods and settings that are incompatible."""
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.setup import parts
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.tools import written
+from jaxrl_llm.tools.registry import PartTable
 
 Reward = rewards.Combined | rewards.ByTask
 _PROBABILITIES = "old_logprobs", "ref_logprobs", "behavior_logprobs", "entropies"
@@ -98,7 +98,7 @@ def check_lag(config: ConfigDict, made: Parts, lag: int) -> None:
 def corrects(row: methods.Method) -> bool:
     """Whether the objective of a row corrects for the policy that sampled."""
     name, numbers = row.part("objective")
-    budget = {"max_len": 1} if "max_len" in inspect.signature(objectives.base.OBJECTIVES[name]).parameters else {}
+    budget = {"max_len": 1} if "max_len" in objectives.base.OBJECTIVES.parameters(name) else {}
     return objectives.make(name, **budget | dict(numbers)).corrects
 
 
@@ -170,10 +170,10 @@ def check_sizes(config: ConfigDict, made: Parts) -> None:
                                   "parts; leave one of the two out")
 
 
-def _keyword(name: str, part: tuple[str, Mapping[str, Any]], overrides: str, factories: Mapping[str, Any]) -> Any:
+def _keyword(name: str, part: tuple[str, Mapping[str, Any]], overrides: str, factories: PartTable) -> Any:
     """The value of a keyword in an estimator or objective of a run; None where it has no such keyword."""
     factory, numbers = part
-    parameter = inspect.signature(factories[factory]).parameters.get(name)
+    parameter = factories.parameters(factory).get(name)
     return {**numbers, **written.keywords(overrides)}.get(name, None if parameter is None else parameter.default)
 
 

@@ -3,26 +3,17 @@ import importlib
 import importlib.util
 import sys
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrl_llm import advantages, control, objectives, recorders, replay, rewards, tasks, topologies
-from jaxrl_llm.engines.measures import MEASURES
-from jaxrl_llm.learning.schedules.base import SCHEDULES
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.files import expanded
 
 _PACKAGE = __name__.partition(".")[0]
 _FILE = "own_code_"  # begins the names of modules that are files imported from here, which no other process can import by name
-_TABLES: tuple[Mapping[str, Any], ...] = (
-    advantages.base.ESTIMATORS, objectives.base.OBJECTIVES, control.base.CONTROLLERS, control.base.FILTERS, rewards.FACTORIES,
-    tasks.FACTORIES, recorders.RECORDERS, replay.base.RULES, topologies.TOPOLOGIES, topologies.RULES, topologies.GUIDES,
-    MEASURES, SCHEDULES)
-
 
 def origins() -> list[str | dict[str, str]]:
     """The configuration files of the command line, as absolute paths, and this run's modules, each by `module` and `file`.
@@ -36,7 +27,7 @@ def origins() -> list[str | dict[str, str]]:
         given = [flag for flag in own if isinstance(flag.value, ConfigDict)]
         names = (config_flags.get_config_filename(flag).partition(".py:") for flag in given)  # a variant is not a file
         files = [str(expanded(name + ".py" * bool(colon)).absolute()) for name, colon, _ in names]
-    modules = {registry.module_of(entry) for table in _TABLES for entry in table.values()} | registry.NAMED
+    modules = {registry.module_of(entry) for table in registry.TABLES for entry in table.values()} | registry.NAMED
     others = {name: _file(name) for name in sorted(modules - {"__main__"}) if name.partition(".")[0] != _PACKAGE}
     return [*files, *(str(file) if name.startswith(_FILE) else {"module": name, "file": str(file)}
                       for name, file in others.items() if file is not None and file not in map(Path, files))]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position
+from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position, task
 from jaxrl_llm.tools.registry import one_of
 
 CHAT_TEMPLATE = "What is {expression}? Answer with just the number."
@@ -101,6 +101,7 @@ def _members(level: str, size: int | None, seed: int) -> list[Expression]:
     return [expression(level, int(index)) for index in indices]
 
 
+@task
 def arithmetic(*, level: str = "digit", chat: bool = False, heldout_fraction: float = 0.2,
                size: int | None = None, seed: int = 0) -> Task:
     """Integer arithmetic as `"7+5="` (byte policies) or, with `chat`, "What is 7 + 5? Answer with just the number."

@@ -4,9 +4,10 @@ import dataclasses
 import numpy as np
 
 from jaxrl_llm.tasks.arithmetic import arithmetic
-from jaxrl_llm.tasks.base import Problem, Task, split_position
+from jaxrl_llm.tasks.base import Problem, Task, split_position, task
 
 
+@task
 def attempts(*, level: str = "nocarry3", most: int = 12, tail: float = 1.5) -> Task:
     """The problems of `arithmetic(level)`, demonstrated by wrong numbers and then the right one: `"123+231="`, `"356 354"`.
 

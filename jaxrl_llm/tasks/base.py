@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.tools import registry
+
 Messages = tuple[dict[str, str], ...]
 
 
@@ -60,6 +62,10 @@ class Task:
     reward: str
     parts: "tuple[Part, ...]" = ()
     facts: tuple[str, ...] = ()
+
+
+TASKS = registry.PartTable("task", Task)
+task = TASKS.enter
 
 
 class Part(NamedTuple):

@@ -6,7 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxrl_llm.tasks import columns, tables
-from jaxrl_llm.tasks.base import Problem, ProblemSource, Task, disjoint_task, front_of, question_of, split_position, text_of
+from jaxrl_llm.tasks.base import (
+    Problem,
+    ProblemSource,
+    Task,
+    disjoint_task,
+    front_of,
+    question_of,
+    split_position,
+    task,
+    text_of,
+)
 from jaxrl_llm.tokenizers.messages import present
 from jaxrl_llm.tools.registry import one_of
 
@@ -76,6 +86,7 @@ class Mapping:
         return ({"role": "user", "content": value},) if self.chat else value
 
 
+@task
 def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None, split: str = "train",
             heldout: str | float | None = None, prompt: str = "", answer: str = "answer", extract: str = "", tests: str = "",
             level: str = "level", system: str = "", shots: int = 0, chat: bool = True, limit: int | None = None,
@@ -132,6 +143,7 @@ def dataset(*, path: str, subset: str | None = None, data_dir: str | None = None
     return disjoint_task(name, train, rest, build, reward) if split else Task(name, (), ProblemSource(rest, build), reward)
 
 
+@task
 def jsonl(*, path: str, heldout_path: str | None = None, heldout_fraction: float = HELD_OUT) -> Task:
     """`dataset` of a JSONL file whose objects have `prompt` (fed to the policy as it is) or `messages` (chat), and `answer`."""
     return dataset(path=path, heldout=heldout_path or heldout_fraction, chat=False)

@@ -1,7 +1,7 @@
 """Small repositories with one wrong line, made from a seed, and patches of them: SWE-RL's kind of task (arXiv 2502.18449)."""
 import random
 
-from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, text_of
+from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, task, text_of
 
 MODULES = ("area", "cost", "speed", "score", "tax", "age")
 RULES = ("Think between <think> and </think>. Then write the edits between <solution> and </solution>, each as a block:\n"
@@ -9,6 +9,7 @@ RULES = ("Think between <think> and </think>. Then write the edits between <solu
 EDIT = "```python\n### {path}\n<<<<<<< SEARCH\n{old}\n=======\n{new}\n>>>>>>> REPLACE\n```\n"
 
 
+@task
 def edits(*, files: int = 2, size: int = 2000, heldout: int = 200, seed: int = 0, brief: bool = False) -> Task:
     """Repositories of some `files` with a function each, and an issue that says what one of them should return.
 

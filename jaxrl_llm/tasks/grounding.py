@@ -3,11 +3,12 @@ import random
 
 import numpy as np
 
-from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position
+from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, split_position, task
 
 NAMES = ("ok", "cancel", "save", "open", "close", "search", "menu", "help", "back", "next", "send", "home")
 
 
+@task
 def grounding(*, width: int = 100, height: int = 100, elements: int = 3, size: int = 2000, heldout_fraction: float = 0.2,
               seed: int = 0) -> Task:
     """Screens as lines `name x1 y1 x2 y2`, in pixels, and the name of an element, whose box is asked for.

@@ -1,12 +1,13 @@
 """Any data set of the reasoning-gym package, with its own scorer (reasoning-gym, arXiv 2505.24760)."""
 import json
 
-from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, optional
+from jaxrl_llm.tasks.base import Problem, Task, disjoint_task, optional, task
 from jaxrl_llm.tools.registry import nearest
 
 INSTRUCTION = "\nGive the final answer between <answer> and </answer>."
 
 
+@task
 def reasoning_gym(*, dataset: str, train_size: int = 1000, heldout_size: int = 200, seed: int = 0, chat: bool = True,
                   config: dict | None = None) -> Task:
     """`train_size + heldout_size` generated problems of one data set, scored by its own `score_answer`.

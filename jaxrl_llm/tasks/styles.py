@@ -2,9 +2,10 @@
 import dataclasses
 
 from jaxrl_llm.tasks.arithmetic import arithmetic
-from jaxrl_llm.tasks.base import Problem, Task, split_position
+from jaxrl_llm.tasks.base import Problem, Task, split_position, task
 
 
+@task
 def styles(*, level: str = "nocarry3", worked: float = 0.5) -> Task:
     """The problems of `arithmetic(level)`, demonstrated as `"465"` or, a share `worked` of them, as `"4 6 5 465"`.
 

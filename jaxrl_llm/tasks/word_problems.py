@@ -3,7 +3,7 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.tasks.base import Messages, Problem, Task, disjoint_task
+from jaxrl_llm.tasks.base import Messages, Problem, Task, disjoint_task, task
 from jaxrl_llm.tools.registry import one_of
 
 NAMES = ("Ann", "Ben", "Carla", "David", "Ella", "Frank", "Grace", "Hugo", "Iris", "Jack", "Kim", "Leo")
@@ -65,6 +65,7 @@ class Made(NamedTuple):
     level: str
 
 
+@task
 def word_problems(*, level: str = "both", most: int = 60, shots: int = 0, size: int = 2000, heldout: int = 200,
                   seed: int = 0) -> Task:
     """Problems such as "Ann has 12 apples and buys 31 more. How many ...?", asked as a chat, to be explained and answered.

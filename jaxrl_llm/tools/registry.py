@@ -1,15 +1,17 @@
-"""Tables of named factories: registration, discovery of a package's files, and errors that suggest the right name."""
+"""Tables of named parts: their entries, discovery of a package's files, and errors that suggest the right name."""
+import dataclasses
 import difflib
 import functools
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxrl_llm.tools import memo, ranges
 
 Factory = Callable[..., Any]
+TABLES: list["PartTable"] = []  # all tables of the process
 NAMED: set[str] = set()  # modules of functions that were given as "module:function", see store.own_code
 
 
@@ -35,51 +37,133 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
     return given
 
 
-def register(table: dict[str, Factory], kind: str, factory: Factory, *, pure: bool = False, name: str = "",
-             former: Mapping[str, str] = {}) -> Factory:
-    """Enters `factory` into `table` under `name`, or the name of the function, and checks the keywords of every later call.
+class Conflict(NamedTuple):
+    """What a part cannot be together with, why, and what to do.
 
-    All parameters of a factory are keyword-only hyper-parameters. Unknown or missing ones raise ValueError. With `pure`, so do
-    numbers outside the `ranges` of their names, and factories of this package depend on their keywords alone: equal ones give
-    the same object again, so that runs of a process share what is compiled with it. Your own factories may read what they like,
-    and are called each time. `former`: for keywords that such factories had, what to write instead, with the name of the part
-    as `slug` and the keyword's `value`.
+    `of` names values of a composition (`setup.composition`): fields that some part needs ("needs.answers"), parts
+    ("method.allocation"), knobs ("knobs.reset") and keys ("config.lora.rank"). `when(*values)` says whether they are in
+    conflict; None: if all of them are there and true. A name that the composition lacks is in no conflict. `why` and `do` may
+    show the values by their place, "{0}", and the sort and name of the part that declares the conflict as "{part}".
     """
-    slug = name or factory.__name__
-    made = memo.remembered(64)(factory) if pure and factory.__module__.startswith("jaxrl_llm.") else factory
-    parameters = inspect.signature(factory).parameters
-    if any(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
-        raise TypeError(f"{kind} {slug!r}: every parameter must be keyword-only (put a bare * first)")
 
-    @functools.wraps(factory)
-    def checked(**hyper):
-        for key in hyper:
-            if key in former and key not in parameters:
-                raise ValueError(f"{kind} {slug!r} has no {key}: {former[key].format(slug=slug, value=hyper[key])}")
-            if key not in parameters:
-                raise unknown(f"keyword of {kind} {slug!r}", key, parameters)
-            if pure:
-                ranges.check(kind, slug, key, hyper[key], parameters[key].default)
-        for key, parameter in parameters.items():
-            if parameter.default is inspect.Parameter.empty and key not in hyper:
-                raise ValueError(f"{kind} {slug!r} needs the keyword {key!r}, which has no default")
-        return made(**hyper)
-
-    enter(table, kind, slug, checked)
-    return checked
+    of: tuple[str, ...]
+    why: str
+    do: str
+    when: Callable[..., Any] | None = None
 
 
-def enter(table: dict[str, Any], kind: str, slug: str, entry: Any) -> None:
-    """Enters a factory, or what is known of one with the factory as its `make`; ValueError if two modules define one name."""
-    module, there = module_of(entry), module_of(table.get(slug, entry))
-    if there != module:
-        raise ValueError(f"{kind} {slug!r} is defined twice: in {there} and {module}")
-    table[slug] = entry
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What is known of a named part before it is made, the entry of every table.
+
+    Attributes:
+      make: the factory.
+      needs: what it cannot be made or used without: fields of rollouts, and parts of a run such as "config.teacher.path". What
+        depends on the numbers of a part is an attribute `needs` of the object that `make` returns; `needs_of` joins both.
+      provides: fields, columns or abilities that a run has by it; `provides_of` joins those of the object.
+      reads: knobs that it reads.
+      conflicts: what it cannot be together with.
+    """
+
+    make: Factory
+    needs: tuple[str, ...] = ()
+    provides: tuple[str, ...] = ()
+    reads: tuple[Any, ...] = ()
+    conflicts: tuple[Conflict, ...] = ()
+
+    def needs_of(self, made: Any) -> set[str]:
+        """The needs of the part, and those of the object that it made."""
+        return {*self.needs, *getattr(made, "needs", ())}
+
+    def provides_of(self, made: Any) -> set[str]:
+        """What the part provides, and what the object that it made provides."""
+        return {*self.provides, *getattr(made, "provides", ())}
 
 
-def module_of(entry: Any) -> str:
+class PartTable(dict[str, Kind]):
+    """The parts of one sort by name.
+
+    Args:
+      what: the word for one part in errors.
+      made: the type of what its factories return.
+      pure: numbers outside the `ranges` of their names are errors, and factories of this package depend on their keywords
+        alone: equal ones give the same object again, so that runs of a process share what is compiled with it. Your own
+        factories may read what they like, and are called each time.
+      keywords: all parameters of a factory are keyword-only numbers, which are checked.
+      kind: the type of the entries.
+      former: for keywords that factories had, what to write instead, with the name of the part as `slug` and the `value`.
+    """
+
+    def __init__(self, what: str, made: type, *, pure: bool = False, keywords: bool = True, kind: type[Kind] = Kind,
+                 former: Mapping[str, str] | None = None):
+        super().__init__()
+        self.what, self.made, self.pure, self.keywords, self.kind = what, made, pure, keywords, kind
+        self.former = former or {}
+        TABLES.append(self)
+
+    def enter(self, factory: Factory | None = None, /, *, name: str = "", **facts: Any) -> Factory:
+        """Enters a factory under `name`, or its own name, with the `facts` of its `Kind`: a decorator, with or without them.
+
+        The keywords of every later call are checked: unknown or missing ones raise ValueError. Raises ValueError if two modules
+        define one name.
+        """
+        if factory is None:
+            return functools.partial(self.enter, name=name, **facts)
+        slug = name or factory.__name__
+        module, there = factory.__module__, module_of(self[slug]) if slug in self else factory.__module__
+        if there != module:
+            raise ValueError(f"{self.what} {slug!r} is defined twice: in {there} and {module}")
+        made = self._checked(slug, factory) if self.keywords else factory
+        self[slug] = self.kind(made, **facts)
+        return made
+
+    def find(self, name: str) -> Kind:
+        """The entry of that name, or of your own "module:function"; ValueError with the nearest match if there is none."""
+        if ":" not in name:
+            return self[one_of(self.what, name, self)]
+        function = function_of(self.what, name)
+        return next((kind for kind in self.values() if kind.make is function), None) or self.kind(function)
+
+    def make(self, name: str, **hyper: Any) -> Any:
+        """What the factory of that name, or your own "module:function", returns for `hyper`.
+
+        Raises ValueError with the nearest match for an unknown name or keyword, and if your own function cannot be found, takes
+        no such keywords or returns another type.
+        """
+        kind = self.find(name)
+        return call(self.what, name, kind.make, hyper, self.made) if ":" in name else kind.make(**hyper)
+
+    def parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
+        """The parameters of the factory of that name; ValueError if there is none."""
+        return inspect.signature(self.find(name).make).parameters
+
+    def _checked(self, slug: str, factory: Factory) -> Factory:
+        made = memo.remembered(64)(factory) if self.pure and factory.__module__.startswith("jaxrl_llm.") else factory
+        parameters = inspect.signature(factory).parameters
+        if any(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
+            raise TypeError(f"{self.what} {slug!r}: every parameter must be keyword-only (put a bare * first)")
+
+        @functools.wraps(factory)
+        def checked(**hyper):
+            for key in hyper:
+                if key in self.former and key not in parameters:
+                    instead = self.former[key].format(slug=slug, value=hyper[key])
+                    raise ValueError(f"{self.what} {slug!r} has no {key}: {instead}")
+                if key not in parameters:
+                    raise unknown(f"keyword of {self.what} {slug!r}", key, parameters)
+                if self.pure:
+                    ranges.check(self.what, slug, key, hyper[key], parameters[key].default)
+            for key, parameter in parameters.items():
+                if parameter.default is inspect.Parameter.empty and key not in hyper:
+                    raise ValueError(f"{self.what} {slug!r} needs the keyword {key!r}, which has no default")
+            return made(**hyper)
+
+        return checked
+
+
+def module_of(kind: Kind) -> str:
     """The module of an entry of a table."""
-    return getattr(entry, "make", entry).__module__
+    return kind.make.__module__
 
 
 def discover(package: str, path: Iterable[str]) -> None:
@@ -87,19 +171,6 @@ def discover(package: str, path: Iterable[str]) -> None:
     for module in sorted(pkgutil.iter_modules(path), key=lambda info: info.name):
         if module.name != "__main__":
             importlib.import_module(f"{package}.{module.name}")
-
-
-def make(table: dict[str, Factory], kind: str, slug: str, hyper: dict[str, Any], made: type | None = None) -> Any:
-    """Calls the factory of that name in `table` with `hyper`; with `made`, the result's type, also your own "module:function".
-
-    Raises ValueError with the nearest match for an unknown name or keyword, and if your own function cannot be found, takes no
-    such keywords or returns another type.
-    """
-    if made and ":" in slug:
-        return own(kind, slug, hyper, made)
-    if slug not in table:
-        raise unknown(kind, slug, table)
-    return table[slug](**hyper)
 
 
 def own(kind: str, target: str, hyper: dict[str, Any], made: type) -> Any:

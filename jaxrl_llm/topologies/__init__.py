@@ -11,7 +11,7 @@ The `guides` decide how much of its problem's solution a completion begins with.
 from collections.abc import Iterable
 
 from jaxrl_llm.tools import registry
-from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, named, topology
+from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.guided import guided
 from jaxrl_llm.topologies.guides import GUIDES, Guide, guide
@@ -33,20 +33,20 @@ def rule_names() -> list[str]:
 
 def make_rule(slug: str, **hyper) -> Rule:
     """The allocation rule of that name; ValueError for unknown names and keywords."""
-    return registry.make(RULES, "allocation rule", slug, hyper)
+    return RULES.make(slug, **hyper)
 
 
 def make_guide(slug: str, **hyper) -> Guide:
     """The guide of that name; ValueError for unknown names and keywords."""
-    return registry.make(GUIDES, "guide", slug, hyper)
+    return GUIDES.make(slug, **hyper)
 
 
 def provided(name: str | None, there: Iterable[str]) -> set[str]:
     """The fields that the named topology provides, and those that a run with the parts that are `there` implies."""
-    kinds = [*implied(there).values(), *([named(name)] if name else [])]
+    kinds = [*implied(there).values(), *([TOPOLOGIES.find(name)] if name else [])]
     return {field for kind in kinds for field in kind.provides}
 
 
 __all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "chosen", "guide",
-           "guided", "implied", "make", "make_guide", "make_rule", "named", "narrowed", "oracle", "provided", "refill",
+           "guided", "implied", "make", "make_guide", "make_rule", "narrowed", "oracle", "provided", "refill",
            "rounds", "rule", "rule_names", "single", "sized", "topology"]

@@ -15,7 +15,6 @@ alone if `@topology` stands above it, else as "module:function". A `Source` take
 `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A learner is made for the `ladders` of its source
 (`setup.learners.make_learner`), which follow from `max_groups`.
 """
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -66,7 +65,9 @@ class Plan(NamedTuple):
 class Topology(NamedTuple):
     """`plan(forest) -> Plan`, the next samples; `choose(forest) -> bool[P]`, the prompts of a complete batch to train on.
 
-    `max_groups`: the maximum number of groups of a prompt. `metrics(forest) -> numbers by name`, of a complete batch.
+    Runs make it by name, from entries of `KNOWN` and its own numbers. A method with the parts that its `Kind.needs` names, such
+    as `method.guidance`, has it without naming it. `max_groups`: the maximum number of groups of a prompt. `metrics(forest) ->
+    numbers by name`, of a complete batch.
     """
 
     plan: Callable[[Forest], Plan]
@@ -75,39 +76,11 @@ class Topology(NamedTuple):
     metrics: Callable[[Forest], dict[str, float]] = lambda forest: {}
 
 
-class TopologyKind(NamedTuple):
-    """A topology that runs make by name, by `make(...)`, a function of entries of `KNOWN` and of its own numbers.
-
-    `needs`: parts of a run such as `method.guidance`, without which it cannot be made; a method with these parts has it without
-    naming it. `provides`: fields that only its rollouts have.
-    """
-
-    make: Callable[..., Topology]
-    needs: tuple[str, ...] = ()
-    provides: tuple[str, ...] = ()
+TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False)
+topology = TOPOLOGIES.enter
 
 
-TOPOLOGIES: dict[str, TopologyKind] = {}
-
-
-def topology(*, needs: tuple[str, ...] = (), provides: tuple[str, ...] = ()) -> Callable[[Callable], Callable]:
-    """Enters a factory into the table under its own name, see `TopologyKind`."""
-    def entered(make):
-        registry.enter(TOPOLOGIES, "topology", make.__name__, TopologyKind(make, needs, provides))
-        return make
-
-    return entered
-
-
-def named(name: str) -> TopologyKind:
-    """The topology of that name, or your own "module:function"; ValueError if there is none."""
-    if ":" not in name:
-        return TOPOLOGIES[registry.one_of("topology", name, TOPOLOGIES)]
-    make = registry.function_of("topology", name)
-    return next((kind for kind in TOPOLOGIES.values() if kind.make is make), TopologyKind(make))
-
-
-def implied(there: Iterable[str]) -> dict[str, TopologyKind]:
+def implied(there: Iterable[str]) -> dict[str, registry.Kind]:
     """The topologies by whose needs a run with the parts that are `there` has them without naming them."""
     return {name: kind for name, kind in TOPOLOGIES.items() if kind.needs and {*kind.needs} <= {*there}}
 
@@ -119,7 +92,7 @@ def chosen(name: str | None, there: Iterable[str]) -> str:
     """
     by_parts = implied(there)
     best = name or next(iter(by_parts), "single")
-    if lost := {need for kind in by_parts.values() for need in kind.needs} - {*named(best).needs}:
+    if lost := {need for kind in by_parts.values() for need in kind.needs} - {*TOPOLOGIES.find(best).needs}:
         raise ValueError(f"the topology {best!r} does not read {' and '.join(sorted(lost))}, which this method has; leave that "
                          f"out, or take one that does: {', '.join(by_parts)}")
     return best
@@ -127,9 +100,8 @@ def chosen(name: str | None, there: Iterable[str]) -> str:
 
 def make(name: str, known: Mapping[str, Any], hyper: Mapping[str, Any]) -> Topology:
     """The topology of that name from its numbers and what is `known` (`KNOWN`); ValueError if it takes other arguments."""
-    function = named(name).make
-    taken = {key: value for key, value in known.items() if key in inspect.signature(function).parameters}
-    return registry.call("topology", name, function, {**taken, **hyper}, Topology)
+    taken = {key: value for key, value in known.items() if key in TOPOLOGIES.parameters(name)}
+    return registry.call("topology", name, TOPOLOGIES.find(name).make, {**taken, **hyper}, Topology)
 
 
 def everyone(forest: Forest) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 To add one, write a keyword-only factory under `@guide`; a row of the catalogue names it (`Method.guidance`).
 """
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,9 +9,6 @@ import numpy as np
 
 from jaxrl_llm.control.hint_share import hint_ratio
 from jaxrl_llm.tools import registry
-
-GUIDES: dict[str, registry.Factory] = {}
-guide = functools.partial(registry.register, GUIDES, "guide")
 
 
 class Guide(NamedTuple):
@@ -25,6 +21,10 @@ class Guide(NamedTuple):
 
     first: Callable[[int], np.ndarray]
     second: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+
+
+GUIDES = registry.PartTable("guide", Guide)
+guide = GUIDES.enter
 
 
 @guide

@@ -12,16 +12,12 @@ To add one, write a keyword-only factory under `@rule` into a file of this folde
 
 A row of the catalogue names it (`Method.allocation`).
 """
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.tools import registry
-
-RULES: dict[str, registry.Factory] = {}
-rule = functools.partial(registry.register, RULES, "allocation rule")
 
 
 class Rule(NamedTuple):
@@ -42,6 +38,10 @@ class Rule(NamedTuple):
     solved: bool = False
     mean: float = 1.0
     pilot: int = 0
+
+
+RULES = registry.PartTable("allocation rule", Rule)
+rule = RULES.enter
 
 
 def success(rewards: np.ndarray, valid: np.ndarray) -> np.ndarray:

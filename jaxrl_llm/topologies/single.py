@@ -4,7 +4,7 @@ import numpy as np
 from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, topology
 
 
-@topology()
+@topology
 def single(prompts: int) -> Topology:
     """`prompts` problems with one group each."""
     def plan(forest):

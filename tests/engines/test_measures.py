@@ -12,6 +12,7 @@ from jaxrl_llm.data.columns import Column
 from jaxrl_llm.engines import Sampling, generate, measures, row_keys
 from jaxrl_llm.engines.engine import SlotEngine
 from jaxrl_llm.engines.measures import MEASURES, Measure
+from jaxrl_llm.tools.registry import Kind
 
 MODEL = MODELS["experts"]
 BOTH = ("rank", "routes")
@@ -25,7 +26,7 @@ def ranks(monkeypatch):
             return (logits > jnp.take_along_axis(logits, tokens[:, None], axis=1)).sum(-1)
         return Measure(Column("rank", "token", np.int32, fill=-1, to="extras"), of_draw=of_draw)
 
-    monkeypatch.setitem(MEASURES, "rank", rank)
+    monkeypatch.setitem(MEASURES, "rank", Kind(rank))
 
 
 @jax.jit

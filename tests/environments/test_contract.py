@@ -165,7 +165,7 @@ def test_single_rewards_by_the_verifier_of_the_task():
 @contextlib.contextmanager
 def another_package(folder, monkeypatch, code, **names):
     """An installed package with this code and these entry points, name -> function."""
-    monkeypatch.setattr(environments, "FACTORIES", dict(environments.FACTORIES))
+    known = {*environments.ENVIRONMENTS}
     (folder / "another_package.py").write_text(code)
     told = folder / "another_package-1.0.dist-info"
     told.mkdir()
@@ -179,6 +179,8 @@ def another_package(folder, monkeypatch, code, **names):
         yield
     finally:
         environments.factories.cache_clear()
+        for name in environments.ENVIRONMENTS.keys() - known:
+            del environments.ENVIRONMENTS[name]
         sys.modules.pop("another_package", None)
 
 

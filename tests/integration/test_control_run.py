@@ -22,6 +22,7 @@ from jaxrl_llm.setup import setup
 from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.store.lock import at_home
 from jaxrl_llm.store.workdir import Workdir
+from jaxrl_llm.tools.registry import Kind
 
 NAMES = {"prorl", "t1"}
 
@@ -118,7 +119,7 @@ def test_resets_over_a_resume(tmp_path, monkeypatch):
     """A controller that is shown the errors of a policy that learns sees validation fall, and resets soon."""
     patient = reference_reset(patience=1, drop=0.0)
     shown_errors = patient._replace(observe=lambda state, facts: patient.observe(state, {"score": 1 - facts["score"]}))
-    monkeypatch.setitem(control.base.CONTROLLERS, "reference_reset", lambda **hyper: shown_errors)
+    monkeypatch.setitem(control.base.CONTROLLERS, "reference_reset", Kind(lambda **hyper: shown_errors))
     told = resumed_is_straight(tmp_path, method="prorl", objective="kl_coef=0.1")
     resets = [line["step"] for line in told if line.get("control/reset") == 1]
     assert resets and len(resets) < 6
@@ -138,7 +139,7 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
         return Controller(lambda: jnp.int32(0), lambda seen: {"reset": seen == 3},
                           lambda seen, facts: seen + ("score" in facts), facts=("score",), knobs=("reset",))
 
-    monkeypatch.setitem(control.base.CONTROLLERS, "reference_reset", lambda **hyper: falls_at(3))
+    monkeypatch.setitem(control.base.CONTROLLERS, "reference_reset", Kind(lambda **hyper: falls_at(3)))
     options = {"checkpoint.every": 6, "eval.every": 1, "optimizer.learning_rate": 3e-2, "method": "prorl",
                "objective": "kl_coef=0.1", "steps": 5}
     loop.train(tiny(**options), tmp_path / "straight")
@@ -195,7 +196,7 @@ def test_completions_of_each_problem_have_limits_of_their_own(monkeypatch, engin
                           facts=("step",), knobs=("token_limits",))
 
     free, _ = setup.build(tiny(**{"sampling.engine": engine}))
-    monkeypatch.setitem(control.base.CONTROLLERS, "bounded", bounded)
+    monkeypatch.setitem(control.base.CONTROLLERS, "bounded", Kind(bounded))
     row = dataclasses.replace(methods.get("grpo"), slug="bounded", controllers="bounded")
     monkeypatch.setitem(methods.METHODS, "bounded", row)
     run, params = setup.build(tiny(method="bounded", **{"sampling.engine": engine}))

@@ -291,7 +291,7 @@ def test_methods_of_turns_name_the_missing_environment():
 @pytest.mark.slow
 def test_a_controller_limits_the_turns(monkeypatch, tmp_path):
     from jaxrl_llm import control
-    monkeypatch.setattr(parts.control, "make", lambda name: control.base.CONTROLLERS[name](turns=(1, 2), every=1))
+    monkeypatch.setattr(parts.control, "make", lambda name: control.base.CONTROLLERS[name].make(turns=(1, 2), every=1))
     run, params = setup.build(chatter.get_config(method="scaling_inter_rl"))
     state, turns = setup.initial_state(run, params), []
     frozen = run.learner.frozen(state.params)

@@ -20,6 +20,7 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling.source import jsonable
 from jaxrl_llm.setup import setup
+from jaxrl_llm.tools.registry import Kind
 
 P, G = 4, 4
 REPLAY = {"remix": "reuse=1.0", "r2vpo_replay": "reuse=1.0"}
@@ -183,7 +184,7 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
     def echo(*, groups: int = 2) -> Replay:
         return Replay(lambda rewards, valid: valid, groups=lambda born, version, prompts, rng: np.arange(groups), max_age=1)
 
-    monkeypatch.setitem(RULES, "echo", echo)
+    monkeypatch.setitem(RULES, "echo", Kind(echo))
     monkeypatch.setitem(methods.METHODS, "echoed", dataclasses.replace(
         methods.get("grpo"), slug="echoed", replay="echo(groups=9)", needs=("age", "replayed")))
     run, params = setup.build(tiny("echoed", replay="groups=3"))

@@ -15,6 +15,7 @@ from jaxrl_llm.data.columns import Column
 from jaxrl_llm.engines.measures import MEASURES, Measure
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup, start
+from jaxrl_llm.tools.registry import Kind
 
 MIXTURE = {"method": "qwen_stabilizing", "model.experts": 4, "learner.minibatches": 2, "objective": "routing='sampler'",
            "samples_every": 0}
@@ -81,7 +82,7 @@ def kept(monkeypatch):
             return (logits > jnp.take_along_axis(logits, tokens[:, None], axis=1)).sum(-1)
         return Measure(Column("rank", "token", np.int32, fill=-1, to="extras"), of_draw=of_draw)
 
-    monkeypatch.setitem(MEASURES, "rank", rank)
+    monkeypatch.setitem(MEASURES, "rank", Kind(rank))
     row = methods.METHODS["qwen_stabilizing"]
     monkeypatch.setitem(methods.METHODS, "kept", dataclasses.replace(
         row, slug="kept", replay="recent_groups(reuse=0.5)", needs=("rank",)))

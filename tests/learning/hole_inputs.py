@@ -124,7 +124,7 @@ def gradient(objective, lora, rollouts, advantages):
 
 
 def fresh_state(objective, lora=None, estimator=None):
-    estimator = ESTIMATORS["grpo"]() if estimator is None else estimator
+    estimator = ESTIMATORS.make("grpo") if estimator is None else estimator
     return state_lib.create(params(), lora, GRADIENT, estimator, objective, jax.random.key(1))
 
 

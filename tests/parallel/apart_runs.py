@@ -14,7 +14,6 @@ from jaxrl_llm.environments import Environment
 from jaxrl_llm.learning.schedules import sync
 from jaxrl_llm.sampling.heldout import evaluate
 from jaxrl_llm.setup import agreement, setup
-from jaxrl_llm.tools import registry
 
 TASK = {"environment": "", "task": "arithmetic(level=digit)", "rewards": "format(pattern='(?s).*[a-z].*')",
         "sampling.max_tokens": 4, "sampling.engine": "slots", "prompts.max_tokens": 0}
@@ -38,7 +37,7 @@ def rank(*, weight: float = 1.0) -> rewards.Reward:
 
 def register() -> None:
     """Names the reward, which other tests of a process must not see."""
-    registry.register(rewards.FACTORIES, "reward", rank)
+    rewards.reward(rank)
 
 
 def fragile() -> Environment:

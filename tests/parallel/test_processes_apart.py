@@ -47,7 +47,7 @@ def named():
     """The reward of `apart_runs`, for a test."""
     apart_runs.register()
     yield
-    del rewards.FACTORIES["rank"]
+    del rewards.REWARDS["rank"]
 
 
 @several

@@ -7,7 +7,6 @@ uses it. A variant that needs more puts a `Case` for its slug into the dicts EST
 
 import dataclasses
 import importlib
-import inspect
 import pathlib
 from collections.abc import Callable, Mapping
 
@@ -54,7 +53,7 @@ def of_the_catalogue(kind: str, slug: str, cases: list[Case]) -> list[Case]:
     Its inputs and exemptions are those of the case that shares most hyper-parameters with it; budgets are T tokens.
     """
     part, factories = ("estimator", ESTIMATORS) if kind == "ESTIMATORS" else ("objective", OBJECTIVES)
-    keywords = inspect.signature(factories[slug]).parameters
+    keywords = factories.parameters(slug)
     result: list[Case] = []
     for row in methods.METHODS.values():
         name, hyper = row.part(part)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import advantages, rewards, tasks
+from jaxrl_llm.engines.measures import MEASURES
+from jaxrl_llm.learning.schedules.base import SCHEDULES
 from jaxrl_llm.store import own_code
 from jaxrl_llm.tools import registry
 
@@ -69,7 +71,7 @@ def test_a_configuration_file_imports_modules_of_measures_and_schedules_without_
     (folder / "my_measures.py").write_text(MEASURE)
     (folder / "my_schedules.py").write_text(SCHEDULE)
     (place / "my_config.py").write_text("import my_measures, my_schedules\n" + MODULE.format(name="config"))
-    tables = (own_code.MEASURES, "of_my_measures"), (own_code.SCHEDULES, "of_my_schedules")
+    tables = (MEASURES, "of_my_measures"), (SCHEDULES, "of_my_schedules")
     with monkeypatch.context() as known:
         known.syspath_prepend(folder)
         for name in ("my_measures", "my_schedules"):
@@ -132,6 +134,8 @@ def test_a_configuration_file_is_named_without_its_variant(place, variant):
     code = f"""
 from absl import flags
 from ml_collections import config_flags
+from jaxrl_llm.engines.measures import MEASURES
+from jaxrl_llm.learning.schedules.base import SCHEDULES
 from jaxrl_llm.store import own_code
 config = config_flags.DEFINE_config_file("config")
 flags.FLAGS(["program", "--config={file}{variant}"])

@@ -27,12 +27,12 @@ def test_parts_and_optimisers_with_equal_numbers_are_one():
 
 def test_factories_of_users_are_called_each_time():
     """They may read a global that a notebook has changed."""
-    table, numbers = {}, [1]
+    table, numbers = registry.PartTable("estimator", float, pure=True), [1]
 
     def mine(*, scale: float = 2.0):
         return numbers[0] * scale
 
-    registry.register(table, "estimator", mine, pure=True)
-    assert table["mine"]() == 2
+    table.enter(mine)
+    assert table.make("mine") == 2
     numbers[0] = 3
-    assert table["mine"]() == 6
+    assert table.make("mine") == 6

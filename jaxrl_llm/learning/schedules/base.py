@@ -12,7 +12,6 @@ To add one, write a function under `@schedule`, in a file of this folder or of y
 
         return Schedule(steps)
 """
-import functools
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, Protocol
 
@@ -22,9 +21,6 @@ from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.timer import PhaseTimer
-
-SCHEDULES: dict[str, registry.Factory] = {}
-schedule = functools.partial(registry.register, SCHEDULES, "schedule")
 
 
 class BatchSource(Protocol):
@@ -63,6 +59,10 @@ class Schedule(NamedTuple):
     lag: int = 0
 
 
+SCHEDULES = registry.PartTable("schedule", Schedule)
+schedule = SCHEDULES.enter
+
+
 def make(name: str, **hyper: Any) -> Schedule:
     """The schedule of that name, or of your own "module:function"; ValueError for an unknown name or keyword."""
-    return registry.make(SCHEDULES, "schedule", name, hyper, Schedule)
+    return SCHEDULES.make(name, **hyper)

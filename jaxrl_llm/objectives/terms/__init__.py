@@ -9,4 +9,4 @@ registry.discover(__name__, __path__)
 
 def make(slug: str, **numbers) -> Term:
     """The term called `slug`, also your own "module:function"; ValueError with the nearest match if there is none."""
-    return registry.make(TERMS, "term", slug, numbers, Term)
+    return TERMS.make(slug, **numbers)

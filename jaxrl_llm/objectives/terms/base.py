@@ -20,9 +20,6 @@ from jaxrl_llm.objectives.base import Metrics, Objective, measure, summed, used
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.memo import remembered
 
-TERMS: dict[str, registry.Factory] = {}
-term = functools.partial(registry.register, TERMS, "term", pure=True)
-
 
 class Term(NamedTuple):
     """A summand of the loss: `coef * sum over tokens of share * value`, or `coef` times a loss of the experts' loads.
@@ -43,6 +40,10 @@ class Term(NamedTuple):
     reads_old: bool = False
     metric: str = ""
     loads: Callable[..., Array] | None = None
+
+
+TERMS = registry.PartTable("term", Term, pure=True)
+term = TERMS.enter
 
 
 @remembered(64)
