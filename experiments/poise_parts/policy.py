@@ -9,7 +9,7 @@ from jaxrl_llm.learning.policy import Capture
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.runs import beginning
 from jaxrl_llm.runs.progress import Progress
-from jaxrl_llm.sampling.source import fitting_problems
+from jaxrl_llm.sampling.fitting import fitting_problems
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.probe import capture_of

@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl_llm.experiments.poise_parts import critic as critic_part
 from jaxrl_llm.experiments.poise_parts import policy as fixed_policy
 from jaxrl_llm.runs.value_plots import draw_reliability
-from jaxrl_llm.sampling.source import held_out
+from jaxrl_llm.sampling.fitting import held_out
 from jaxrl_llm.setup.probe import capture_of
 from jaxrl_llm.tools.figures import COLORS, figure_file
 from jaxrl_llm.values import diagnostics, probe

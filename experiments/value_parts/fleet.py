@@ -7,7 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl_llm.sampling.source import held_out, sample_held_out
+from jaxrl_llm.sampling.fitting import held_out
+from jaxrl_llm.sampling.heldout import sample_held_out
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.start import is_run
 from jaxrl_llm.setup.stored import stored_config

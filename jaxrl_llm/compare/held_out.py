@@ -17,7 +17,9 @@ from jaxrl_llm.environments.runner import AllInvalid
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.runs.progress import format_seconds
 from jaxrl_llm.runs.trained import Trained
-from jaxrl_llm.sampling.source import Source, fitting_problems, held_out, host_settings
+from jaxrl_llm.sampling.fitting import fitting_problems, held_out
+from jaxrl_llm.sampling.heldout import host_settings
+from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.store.checkpoints import checksums

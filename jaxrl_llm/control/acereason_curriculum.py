@@ -8,7 +8,7 @@ from jax import Array
 from jaxrl_llm.control.base import Controller, controller
 
 
-class Stage(NamedTuple):
+class LengthStage(NamedTuple):
     """For each of N problems: rollouts of this stage, right ones, i32[N], `kept` bool[N]; `step` and `most` tokens, i32[]."""
 
     tried: Array
@@ -51,10 +51,10 @@ def acereason_curriculum(*, lengths: Sequence[float] = (0.25, 0.5, 0.75, 1.0), f
         new = at(step) > at(stage.step)
         left = stage.kept & hard(tried, right, cut)
         kept = jnp.where(new & (at(step) >= len(lengths) - filtered), left, stage.kept)
-        return Stage(jnp.where(new, 0, tried), jnp.where(new, 0, right), kept, step, stage.most)
+        return LengthStage(jnp.where(new, 0, tried), jnp.where(new, 0, right), kept, step, stage.most)
 
     def init(prompts, max_tokens):
         none = jnp.zeros(prompts, jnp.int32)
-        return Stage(none, none, jnp.ones(prompts, bool), jnp.int32(0), jnp.int32(max_tokens))
+        return LengthStage(none, none, jnp.ones(prompts, bool), jnp.int32(0), jnp.int32(max_tokens))
 
     return Controller(init, propose, observe, facts=("tried", "right"), knobs=("max_tokens", "prompt_weights"))

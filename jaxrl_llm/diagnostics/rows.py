@@ -14,7 +14,7 @@ from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.models.logprobs import token_logprobs
 from jaxrl_llm.runs.trained import Trained
-from jaxrl_llm.sampling.source import sample_held_out
+from jaxrl_llm.sampling.heldout import sample_held_out
 
 
 def sampled(run: Trained, problems: int, seed: int) -> tuple[Forest, Rollouts]:

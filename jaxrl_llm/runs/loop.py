@@ -121,7 +121,7 @@ def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tupl
     if first:
         rows.append(("bootstrap", f"{run.method.slug} begins after {first} of {steps} steps"
                      + (": never in this run" if first >= steps else "")))
-    if run.source.prior is not None:
+    if "prior" in run.source.controllers:
         source = run.config.prior.source
         rows.append(("expected rewards", f"prior.source={source}" + (", not the value model V0" if source != "v0" else "")))
     return [("method", run.method.slug), *replaced, *rows]

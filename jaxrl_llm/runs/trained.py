@@ -59,7 +59,7 @@ def untrained(config: ConfigDict, mesh: Mesh | None = None) -> Trained:
     """The policy that a configuration starts with, before any warm-up, on a mesh; None: that of `config.mesh`."""
     config, policy, source, params = setup.build_policy(config, mesh)
     lora = initial_adapters(config, params)
-    return Trained(config, policy, source, params, parallel.put(lora, parallel.tree_shardings(lora, source.mesh)), 0)
+    return Trained(config, policy, source, params, parallel.put(lora, parallel.tree_shardings(lora, source.stream.mesh)), 0)
 
 
 def mesh_here(workdir: AnyPath, config: ConfigDict) -> Mesh:

@@ -1,16 +1,22 @@
 """Held-out performance of a policy, sampled as in training, by a stream apart from that of training."""
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.control import Settings
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.evaluation.rates import Rate, bootstrap_mean
+from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.by_task import of_task
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
-from jaxrl_llm.sampling.source import Source, sample_held_out
+from jaxrl_llm.sampling.fitting import fitting_problems, held_out
+from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tools.timer import PhaseTimer
 
 
@@ -66,6 +72,36 @@ def evaluate_set(source: Source, params, lora, which: EvalSpec, *, key: jax.Arra
     other = dataclasses.replace(source, task=which.task)
     return measure(sample_held_out(other, params, lora, which.problems, key, timer, which.temperature, which.max_tokens,
                                    which.samples, stream))
+
+
+def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array, timer: PhaseTimer | None = None,
+                    temperature: float | None = None, max_tokens: int | None = None, samples: int | None = None,
+                    stream: Stream | None = None) -> Forest:
+    """`samples` completions (None: a group) for each of `problems` held-out problems; ValueError if no prompt fits.
+
+    Whole groups are drawn, of which the first `samples` are kept. `stream`: None: that of the source for held-out problems.
+    """
+    timer, stream = timer or PhaseTimer(), stream or source.held_out
+    stream.forget()
+    mine = held_out(source.task.heldout, problems)[jax.process_index()::jax.process_count()]
+    rows = fitting_problems(mine, stream.tokenizer, stream.prompt_tokens, source.overlong, jax.process_count(),
+                            functools.partial(stream.partner.encode, timer=timer))
+    if not rows:
+        raise ValueError(f"no held-out prompt fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
+    stream.publish(Snapshot(-1, params, lora, key, host_settings(temperature, max_tokens)))
+    forest = stream.partner.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw=0)
+    for number in range(1 if samples is None else -(-samples // stream.group)):
+        forest = stream.groups(forest, np.arange(len(rows)), number * len(rows) * stream.group, timer)
+    stream.rest()
+    owner = forest.prompt[forest.ends]
+    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
+    return forest if samples is None else forests.trim(forest, place < samples)
+
+
+def host_settings(temperature: float | None = None, max_tokens: int | None = None) -> Settings:
+    """The settings of a measurement; None: those of the configuration."""
+    return Settings(temperature=None if temperature is None else jnp.float32(temperature),
+                    max_tokens=None if max_tokens is None else jnp.int32(max_tokens))
 
 
 def measure(forest: Forest) -> Evaluation:

@@ -6,13 +6,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
+from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.engines import sampling as sampling_lib
@@ -25,6 +26,17 @@ from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
 
+READS = (
+    Knob("temperature", least=0, doc="f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the "
+         "configuration's"),
+    Knob("max_tokens", least=1, doc="i32[], of a completion, at most `sampling.max_tokens`; a completion that ends there has "
+         "not stopped"),
+    Knob("max_turns", least=1, doc="i32[], turns of the policy in a trajectory of an environment, at most those configured"),
+    Knob("announced_turns", least=0, doc="i32[], the first limit announced to the policy: after each turn a message gives the "
+         "number of turns left; once these are used up, the messages count to `max_turns`; 0: no messages"),
+    Knob("spread", least=0, doc="f32[], how strongly first tokens of a group avoid its earlier ones, see "
+         "`engines.sampling.spread_out`"),
+)
 REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * REQUEST`: each has its own random numbers
 
 
@@ -201,6 +213,7 @@ class Stream:
     dtype: Any
     stop_strings: tuple[str, ...] = ()
     replicas: Mesh | None = None
+    reads: ClassVar[tuple[Knob, ...]] = READS
 
     def __post_init__(self):
         self._engine: Engine | None = None

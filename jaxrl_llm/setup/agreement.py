@@ -7,7 +7,7 @@ import numpy as np
 
 import jaxrl_llm
 from jaxrl_llm import parallel
-from jaxrl_llm.sampling.source import held_out
+from jaxrl_llm.sampling.fitting import held_out
 from jaxrl_llm.store.own_code import origins
 from jaxrl_llm.tasks.base import Task
 from jaxrl_llm.tasks.loader import Batches, digest

@@ -67,10 +67,10 @@ def taught(run: Run) -> tuple[float, list[tuple[str, str]]]:
 
 def replayed(run: Run) -> list[tuple[str, str]]:
     """The maximum size of a run's replay buffer, if it has one."""
-    source = run.source
-    if source.replay is None:
+    source, replay = run.source, parts.make_replay(run.config, run.method)
+    if replay is None:
         return []
-    most = source.replay.most(len(source.task.train), source.prompts * source.stream.group)
+    most = replay.most(len(source.task.train), source.prompts * source.stream.group)
     size = stored_bytes(most, source.stream.prompt_tokens, source.max_tokens)
     return [("replay buffer, at most", f"{most:,} rollouts, {size / 1e9:.3g} GB of the host's memory, twice while it changes")]
 

@@ -19,7 +19,6 @@ from jaxrl_llm.learning.controls import Controls
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.replay.pool import Pool, of_task
-from jaxrl_llm.sampling import prior as prior_lib
 from jaxrl_llm.sampling.sharing import Sharing
 from jaxrl_llm.setup.numbers import method_parts
 from jaxrl_llm.tasks import Task
@@ -66,11 +65,9 @@ class Parts(NamedTuple):
         """Whether under a lag the ratios of the objective are those to the log-probs of sampling, for want of a correction."""
         return self.objective.reads_old and not self.objective.corrects
 
-    def with_prior(self, prior: prior_lib.Prior | None) -> "Parts":
-        """The parts with the controller that learns what to expect of prompts, if there is one."""
-        if prior is None:
-            return self
-        return self._replace(controls=Controls({**self.controls.by_name, "prior": prior.controller}))
+    def with_controllers(self, further: Mapping[str, control.Controller]) -> "Parts":
+        """The parts with these controllers beside those of the method."""
+        return self._replace(controls=Controls({**self.controls.by_name, **further}))
 
 
 def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, environment: Environment | None = None) -> Parts:

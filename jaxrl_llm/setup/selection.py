@@ -13,25 +13,41 @@ from jaxrl_llm.control import Filter
 from jaxrl_llm.data import shapes as shapes_lib
 from jaxrl_llm.data.forest import Forest, outcomes
 from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.learning import gradient_norms
+from jaxrl_llm.learning.policy import Policy
+from jaxrl_llm.sampling import stages
+from jaxrl_llm.sampling.prior import Prior
 from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.sampling.stages import Stage
 from jaxrl_llm.setup import parts
 from jaxrl_llm.setup.parts import Parts
+from jaxrl_llm.tasks import Task
 from jaxrl_llm.topologies import Topology, narrowed, oracle, refill
 
 
-def with_topology(config: ConfigDict, made: Parts, source: Source) -> Source:
-    """The source with the topology of the method, with its replay and its guide."""
-    inner = make_topology(config, made, config.prompts.per_step)
-    source = dataclasses.replace(source, topology=inner, replay=made.replay, sharing=parts.make_sharing(config, source.task))
+def with_topology(config: ConfigDict, made: Parts, source: Source, policy: Policy, prior: Prior | None) -> Source:
+    """The source with the topology and the stages of the method; `prior`: predicts what to expect of problems, if not None."""
+    source = dataclasses.replace(source, topology=make_topology(config, made, config.prompts.per_step))
     if made.estimator.has_critic:  # half of the update programs are the critic's
         source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // 2))
-    source = dataclasses.replace(source, guided=made.guide is not None)
 
-    def of(prompts, inner):
-        return filtered(config, made.filters, inner, source.view, prompts)
+    def fewer(prompts):
+        return filtered(config, made.filters, make_topology(config, made, prompts), source.view, prompts)
 
-    return dataclasses.replace(source, topology=of(config.prompts.per_step, inner), fewer=lambda prompts: of(
-        prompts, make_topology(config, made, prompts)))
+    topology = filtered(config, made.filters, source.topology, source.view, config.prompts.per_step)
+    return dataclasses.replace(source, topology=topology, stages=make_stages(config, made, policy, source.task, prior, fewer))
+
+
+def make_stages(config: ConfigDict, made: Parts, policy: Policy, task: Task, prior: Prior | None,
+                fewer: Callable[[int], Topology]) -> tuple[Stage, ...]:
+    """The stages of a run; `fewer(prompts)` is the topology of a batch whose other prompts are mixed into it."""
+    sharing = parts.make_sharing(config, task)
+    return stages.chain(
+        stages.measure(gradient_norms.make(policy), prior is not None and prior.successes),
+        expects=[] if prior is None else [stages.expect(prior)],
+        shapes=[] if made.guide is None else [stages.guide()],
+        mixes=([stages.share(sharing, fewer)] if sharing is not None else
+               [stages.mix(made.replay, fewer)] if made.replay is not None else []))
 
 
 def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:

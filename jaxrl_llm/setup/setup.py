@@ -52,7 +52,7 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     policy = dataclasses.replace(policy, replays=made.objective.replays)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
     agreement.check_data(task, source.data, config.eval.problems)
-    learner, rate = make_learner(config, made.with_prior(source.prior), policy, source.ladders, tokenizer, task,
+    learner, rate = make_learner(config, made.with_controllers(source.controllers), policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
     return Run(config, made.method, source, learner, rate, made.needs, schedule), params
 

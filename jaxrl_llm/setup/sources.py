@@ -1,5 +1,4 @@
 """The source of a run's rollouts, and the sizes of its batches."""
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
@@ -15,6 +14,7 @@ from jaxrl_llm.learning import gradient_norms
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.sampling import prior as prior_lib
+from jaxrl_llm.sampling import stages
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.setup.judge import Judge
@@ -30,11 +30,10 @@ def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tok
                 sets: tuple[EvalSpec, ...] = ()) -> Source:
     """The source of a run's rollouts, rewarded by `judge`."""
     plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets, made.wanted, made.measured)
-    read = capture_of(config, tokenizer, policy.model.config.num_layers)
+    read, prior = capture_of(config, tokenizer, policy.model.config.num_layers), None
     if expects(config, made):
         prior = prior_lib.make(config, policy, len(judge.task.train), plain.stream.prompt_tokens, read)
-        plain = dataclasses.replace(plain, prior=prior)
-    return with_topology(config, made, plain)
+    return with_topology(config, made, plain, policy, prior)
 
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
@@ -56,9 +55,9 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     sets = tuple(one if one in shared else one._replace(stream=make(
         [one.task.heldout], Judge(one.task, one.reward), max_tokens=max(one.max_tokens or 0, s.max_tokens))) for one in sets)
     return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), stream,
-                  single(config.prompts.per_step), config.prompts.per_step, s.max_tokens, mesh, config.prompts.overlong,
-                  readers=readers, sizes=sizes_of(config, model.config), sets=sets, square_norms=gradient_norms.make(policy),
-                  model=model)
+                  single(config.prompts.per_step), stages.chain(stages.measure(gradient_norms.make(policy))),
+                  config.prompts.per_step, s.max_tokens, config.prompts.overlong, readers=readers,
+                  sizes=sizes_of(config, model.config), sets=sets, model=model)
 
 
 def sizes_of(config: ConfigDict, model: ModelConfig) -> Callable[[int, int, int, int], Ladders]:

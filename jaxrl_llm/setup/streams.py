@@ -16,9 +16,9 @@ from jaxrl_llm.engines.prompts import bound, encode_problems, longest
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.sampling.dialogue import Dialogue
+from jaxrl_llm.sampling.fitting import Encode, held_out
 from jaxrl_llm.sampling.one_turn import OneTurn
 from jaxrl_llm.sampling.shown_tools import describes_tools, hears_tools, warn_of_calls_left_out
-from jaxrl_llm.sampling.source import Encode, held_out
 from jaxrl_llm.sampling.stream import Partner, Stream
 from jaxrl_llm.setup import parts
 from jaxrl_llm.setup.judge import Judge

@@ -14,7 +14,7 @@ from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.environments import base as environments
 from jaxrl_llm.evaluation import summary
 from jaxrl_llm.runs import trained
-from jaxrl_llm.sampling import source
+from jaxrl_llm.sampling import fitting, heldout
 from jaxrl_llm.setup import setup
 
 HEADER = {"task": "arithmetic(level=mixed)", "seed": 0}
@@ -146,7 +146,7 @@ def played(problems=2, samples=8, done=(), **changes):
 
 def broken(place):
     """The environment that loses the trajectories of the held-out problem at `place`, and how much of them is allowed."""
-    problems = source.held_out(chatter.letters().task.heldout, 8)
+    problems = fitting.held_out(chatter.letters().task.heldout, 8)
     return {"environment": f"chatter:letters(broken={problems[place].id})", "environment_invalid": 0.9}
 
 
@@ -154,7 +154,7 @@ def broken(place):
 def test_the_length_of_a_trajectory_is_all_that_the_policy_wrote(environment, contexts):
     changes = {} if contexts == 1 else {"sampling.max_turns": 6, "sampling.max_tokens": 64}
     run = trained.untrained(chatter.get_config(environment=f"chatter:{environment}", **changes))
-    forest = source.sample_held_out(run.source, run.params, run.lora, 4, jax.random.key(0))
+    forest = heldout.sample_held_out(run.source, run.params, run.lora, 4, jax.random.key(0))
     lengths = [n for row in held_out.rows_of(forest, 0, 0) for n in row["lengths"]]
     own = forest.role == Role.POLICY
     assert lengths == [forest.length[own & (forest.uid == uid)].sum() for uid in forest.uid[forest.ends]]

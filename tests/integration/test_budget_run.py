@@ -12,7 +12,7 @@ import tiny_config
 from jaxrl_llm.learning.policy import Capture
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.runs import loop
-from jaxrl_llm.sampling import prior
+from jaxrl_llm.sampling import prior, stages
 from jaxrl_llm.setup import setup
 from jaxrl_llm.topologies import budgets, oracle
 from jaxrl_llm.values import v0
@@ -53,7 +53,7 @@ def test_the_head_of_v0_says_what_predicts_rewards(monkeypatch, capsys, source, 
 def test_budgets_expect_successes_and_no_other_part_of_the_reward():
     """A bonus for the format is no success: a prompt that never solves its problem has nothing to expect."""
     run, _ = setup.build(config())
-    assert run.source.prior.successes
+    assert "solved" in run.source.controllers["prior"].facts
     for one, expected in ((prior.of_averages(4), 0.2), (prior.of_successes(prior.of_averages(4)), 0.0)):
         facts = {"prompt_ids": np.array([2]), "rewards": np.full((1, 4), 0.2, np.float32), "valid": np.ones((1, 4), bool),
                  "solved": np.zeros((1, 4), bool)}
@@ -144,7 +144,8 @@ def test_the_oracle_asks_the_policy(built):
     reward = run_files.called(run.source.stream.partner.reward, answer)
     problems = run_files.Given([run.source.task.train[i] for i in (5, 9, 2, 7)])
     topology = oracle(budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout"), prompts=ROWS, draws=3)
-    source = dataclasses.replace(run.source, data=problems, prior=unknown, topology=topology,
+    source = dataclasses.replace(run.source, data=problems, topology=topology,
+                                 stages=stages.replaced(run.source.stages, stages.expect(unknown)),
                                  stream=run.source.stream.apart(partner=run.source.stream.partner.scoring(reward)))
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
     sampled, forest, facts, _ = source.next(run.learner.publish(state))

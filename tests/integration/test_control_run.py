@@ -17,7 +17,7 @@ from jaxrl_llm.control.reference_reset import reference_reset
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.controls import Controls
 from jaxrl_llm.runs import beginning, loop
-from jaxrl_llm.sampling.source import sample_held_out
+from jaxrl_llm.sampling.heldout import sample_held_out
 from jaxrl_llm.setup import setup
 from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.store.lock import at_home

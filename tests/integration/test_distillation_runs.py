@@ -106,7 +106,7 @@ def test_a_teacher_that_reads_other_tokens_is_refused(taught, monkeypatch):
         def encode(self, text):
             return [token + 1 for token in super().encode(text)]
 
-    task, mesh = run.source.task, run.source.mesh
+    task, mesh = run.source.task, run.source.stream.mesh
     from jaxrl_llm.setup import teachers
     def asked(own):
         return teachers.loader(run.config, task, own, mesh, 14, lambda model: "function")("path")

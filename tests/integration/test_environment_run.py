@@ -15,7 +15,8 @@ from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.runs import loop
-from jaxrl_llm.sampling.source import held_out, sample_held_out
+from jaxrl_llm.sampling.fitting import held_out
+from jaxrl_llm.sampling.heldout import sample_held_out
 from jaxrl_llm.setup import parts, setup
 from jaxrl_llm.setup.judge import make_runner
 from jaxrl_llm.tools.timer import PhaseTimer

@@ -5,6 +5,7 @@ import run_files
 import tiny_config
 
 from jaxrl_llm.runs import loop, trained
+from jaxrl_llm.sampling.stages.draw import problems
 from jaxrl_llm.setup import setup
 
 TASKS = ("arithmetic(level=digit, label=sums, reward=\"format(pattern='(?s).*[a-z].*')\"), "
@@ -82,5 +83,6 @@ def test_curricula_leave_each_task_its_share(method):
     run, params = setup.build(c)
     state = setup.initial_state(run, params)
     settings = run.learner.controls.settings(state.control)
-    labels = [problem.level.split("/")[0] for _ in range(50) for problem in run.source._problems(state.key, settings)(0, 8)]
+    knobs = {name: value for name, value in settings._asdict().items() if value is not None}
+    labels = [problem.level.split("/")[0] for _ in range(50) for problem in problems(run.source, state.key, knobs)(0, 8)]
     assert len(labels) == 400 and labels.count("small") == pytest.approx(300, abs=30 if method == "scalerl" else 0)

@@ -19,7 +19,7 @@ from jaxrl_llm.replay.base import RULES
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling.source import jsonable
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import parts, setup
 from jaxrl_llm.tools.registry import Kind
 
 P, G = 4, 4
@@ -60,7 +60,7 @@ def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
     assert {*NAMES, "rapo_curriculum", "dots_rr", "props"} == replaying <= set(methods.runnable())
     run, _ = setup.build(tiny("grpo"))
-    assert run.source.replay is None and "buffer" not in run.source.position()
+    assert "buffer" not in run.source.position()
     with pytest.raises(ValueError, match="config.replay='reuse=1.0' changes numbers of a replay, and method 'grpo' has none"):
         setup.build(tiny("grpo", replay="reuse=1.0"))
     with pytest.raises(ValueError, match="method 'remix' has a replay, whose rollouts have no reward predictions"):
@@ -95,7 +95,7 @@ def test_three_steps_by_name(method):
         seen |= result
         share = (replayed & rollouts.valid).sum() / rollouts.valid.sum()
         assert metrics["replay/share"] == pytest.approx(share) and (share > 0) == (number > 0)
-        assert metrics["replay/size"] > 0 or number and run.source.replay.once  # then all of it is used
+        assert metrics["replay/size"] > 0 or number and parts.make_replay(run.config, run.method).once  # all is used
         if number:
             assert metrics["replay/age"] == pytest.approx(age[replayed & rollouts.valid].mean())
             assert set(age[replayed]) <= set(range(1, number + 1)) and not age[~replayed].any()
@@ -115,7 +115,7 @@ def check_old(method, run, rollouts):
         return
     tokens = np.asarray(rollouts.token_mask & rollouts.extras["replayed"][..., None])
     gap = np.abs(np.asarray(rollouts.old_logprobs) - np.asarray(rollouts.behavior_logprobs))[tokens]
-    assert (gap.max() == 0) == run.source.replay.as_sampled
+    assert (gap.max() == 0) == parts.make_replay(run.config, run.method).as_sampled
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_a_position_includes_the_buffer():
     stored = json.loads(json.dumps(jsonable(position)))
     state = state.replace(step=state.step + 1)
     wanted = run.source.next(run.learner.publish(state))
-    assert wanted.metrics["replay/share"] > 0 and len(run.source.buffer.ends) > len(position["buffer"].ends)
+    assert wanted.metrics["replay/share"] > 0 and len(run.source.memory["buffer"].ends) > len(position["buffer"].ends)
     for place in (stored, position):
         run.source.set_position(place)
         result = run.source.next(run.learner.publish(state))

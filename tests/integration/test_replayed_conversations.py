@@ -95,10 +95,10 @@ def test_a_position_includes_the_stored_conversations(replayed):
     position = run.source.position()
     stored = json.loads(json.dumps(jsonable(position)))
     run.source.set_position(stored)
-    assert len(run.source.buffer.ends) == len(position["buffer"].ends) > 0
+    assert len(run.source.memory["buffer"].ends) == len(position["buffer"].ends) > 0
     assert jsonable(run.source.position()) == stored
-    assert (run.source.buffer.role == Role.ENVIRONMENT).any() and run.source.buffer.turn_info.tolist() == position[
-        "buffer"].turn_info.tolist()
+    stored = run.source.memory["buffer"]
+    assert (stored.role == Role.ENVIRONMENT).any() and stored.turn_info.tolist() == position["buffer"].turn_info.tolist()
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import tiny_config
 from jaxrl_llm.engines import row_keys
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling import stream
-from jaxrl_llm.sampling.source import fitting_problems
+from jaxrl_llm.sampling.fitting import fitting_problems
 from jaxrl_llm.setup import setup
 
 G = 4

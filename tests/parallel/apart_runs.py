@@ -68,7 +68,7 @@ def forests(name: str, **changes) -> list[dict]:
     state = setup.initial_state(run, params)
     seen = [evaluate(run.source, params, state.lora, problems=3, key=jax.random.key(7)).forest]
     taken = sync.steps(run.source, run.learner, state)
-    learns = bool(run.learner.controls.by_name or run.source.buffer)
+    learns = bool(run.learner.controls.by_name or run.source.memory)
     seen += [next(taken).finished.forest if learns else run.source.next(run.learner.publish(state)).forest for _ in range(2)]
     return [plain(forest) for forest in seen]
 

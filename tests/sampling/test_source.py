@@ -17,8 +17,9 @@ from jaxrl_llm.engines import Sampling
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.parallel import make_mesh
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.sampling import source
+from jaxrl_llm.sampling import fitting, source, stages
 from jaxrl_llm.sampling import stream as stream_module
+from jaxrl_llm.sampling.fitting import fitting_problems
 from jaxrl_llm.sampling.one_turn import OneTurn
 from jaxrl_llm.sampling.stream import Stream, _Beside
 from jaxrl_llm.setup import parts, setup, start
@@ -44,7 +45,7 @@ def sampled(groups, prompts=None, T=8, first_uid=0):
     stream = Stream(streams.in_parts(generate, prompts, group, max_tokens=T), partner, Sampling(), prompts, group, 4, T, BYTES,
                     (EOS,), mesh, np.float32)
     task = Task("q", problems, problems, "exact")
-    made = source.Source(task, run_files.Given([]), stream, single(prompts), prompts, T, mesh)
+    made = source.Source(task, run_files.Given([]), stream, single(prompts), stages.chain(stages.measure(None)), prompts, T)
     forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
     forest = streams.grow(stream, {}, forest, np.arange(len(groups)), first_uid, jax.random.key(0), 3)
     return made, forest, seen
@@ -277,10 +278,10 @@ def test_problems_that_do_not_fit():
     problems = [Problem("abc", "", 0), Problem("abcdefgh", "", 1), Problem("x", "", 2)]
 
     def ids(policy):
-        return [p.id for p, _ in source.fitting_problems(problems, BYTES, 5, policy)]
+        return [p.id for p, _ in fitting_problems(problems, BYTES, 5, policy)]
 
     assert ids("skip") == [0, 2] and ids("truncate") == [0, 1, 2]
-    assert source.fitting_problems(problems, BYTES, 5, "truncate")[1][1] == [257, *b"efgh"]
+    assert fitting_problems(problems, BYTES, 5, "truncate")[1][1] == [257, *b"efgh"]
     with pytest.raises(ValueError, match="prompt 1 has 9 tokens"):
         ids("fail")
 
@@ -288,14 +289,14 @@ def test_problems_that_do_not_fit():
 def test_processes_that_read_in_turns_all_get_the_batch_in_order(monkeypatch):
     """Two of three processes read: each reads its problems, and too long ones are left out afterwards."""
     problems = [Problem("abcdefgh"[:n], "", i) for i, n in enumerate((1, 8, 3, 2, 8, 4))]
-    one_alone = source.fitting_problems(problems, BYTES, 5, "skip")
+    one_alone = fitting_problems(problems, BYTES, 5, "skip")
     sent = []
     for reader in range(2):
-        monkeypatch.setattr(source.parallel, "gather_objects", lambda mine: sent.append(mine) or [mine] * 3)
-        source.fitting_problems(problems[reader::2], BYTES, 5, "skip", processes=2)
-    monkeypatch.setattr(source.parallel, "gather_objects", lambda mine: [*sent, "read nothing"])
+        monkeypatch.setattr(fitting.parallel, "gather_objects", lambda mine: sent.append(mine) or [mine] * 3)
+        fitting_problems(problems[reader::2], BYTES, 5, "skip", processes=2)
+    monkeypatch.setattr(fitting.parallel, "gather_objects", lambda mine: [*sent, "read nothing"])
     for reader in range(3):
-        assert source.fitting_problems(problems[reader % 2::2], BYTES, 5, "skip", processes=2) == one_alone
+        assert fitting_problems(problems[reader % 2::2], BYTES, 5, "skip", processes=2) == one_alone
     assert [problem.id for problem, _ in one_alone] == [0, 2, 3, 5]
 
 
@@ -323,7 +324,7 @@ def test_a_trajectory_does_not_change_with_its_company(run):
     """The same uids in one batch, alone, in another order and after others."""
     built, state = run
     stream, key = built.source.stream, state.key
-    rows = source.fitting_problems([built.source.task.train[i] for i in range(4)], stream.tokenizer, 8, "fail")
+    rows = fitting_problems([built.source.task.train[i] for i in range(4)], stream.tokenizer, 8, "fail")
 
     def grown(forest, chosen, uid, version=0):
         return streams.grow(stream, state.params, forest, np.array(chosen), uid, key, version)

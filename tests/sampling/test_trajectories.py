@@ -16,7 +16,7 @@ from jaxrl_llm.engines.engine import Node
 from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.runs.warmup import oracle_demonstrations
-from jaxrl_llm.sampling.source import sample_held_out
+from jaxrl_llm.sampling.heldout import sample_held_out
 from jaxrl_llm.setup import setup
 from jaxrl_llm.tokenizers import conversation
 

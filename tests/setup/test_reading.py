@@ -10,7 +10,7 @@ from test_source import sampled
 
 from jaxrl_llm.control import Settings
 from jaxrl_llm.learning.snapshot import Snapshot
-from jaxrl_llm.sampling import source
+from jaxrl_llm.sampling import fitting, source
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import refill, single
@@ -100,15 +100,15 @@ def test_processes_share_any_number_of_problems(monkeypatch, count):
     alone = batches(PROBLEMS, P, seed=1)
     readers = [batches(PROBLEMS, P, seed=1, process_index=i, process_count=2) for i in range(2)]
     for _ in range(4):
-        monkeypatch.setattr(source.parallel, "gather_objects", lambda mine: [mine])
-        wanted = source.fitting_problems(alone.take(count), BYTES, 4, "skip")
+        monkeypatch.setattr(fitting.parallel, "gather_objects", lambda mine: [mine])
+        wanted = fitting.fitting_problems(alone.take(count), BYTES, 4, "skip")
         shares, sent = [one.take(count) for one in readers], []
         assert len(shares[0]) + len(shares[1]) == count
-        monkeypatch.setattr(source.parallel, "gather_objects", lambda mine: sent.append(mine) or [mine] * 3)
+        monkeypatch.setattr(fitting.parallel, "gather_objects", lambda mine: sent.append(mine) or [mine] * 3)
         for share in shares:
-            source.fitting_problems(share, BYTES, 4, "skip", processes=2)
-        monkeypatch.setattr(source.parallel, "gather_objects", lambda mine: [*sent, "read nothing"])
-        assert source.fitting_problems(shares[0], BYTES, 4, "skip", processes=2) == wanted
+            fitting.fitting_problems(share, BYTES, 4, "skip", processes=2)
+        monkeypatch.setattr(fitting.parallel, "gather_objects", lambda mine: [*sent, "read nothing"])
+        assert fitting.fitting_problems(shares[0], BYTES, 4, "skip", processes=2) == wanted
         assert all(one.get_state() == alone.get_state() for one in readers)
 
 

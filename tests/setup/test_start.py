@@ -290,7 +290,7 @@ import jax, numpy as np
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from test_start import started, tiny
 from jaxrl_llm.runs import trained
-from jaxrl_llm.sampling.source import sample_held_out
+from jaxrl_llm.sampling.heldout import sample_held_out
 for path in {[str(plain), str(adapted)]}:
     run, params = started(path, **{{"mesh.fsdp": 2, "mesh.data": 2, "prompts.per_step": 4}})
     assert len(jax.devices()) == 4 == run.learner.mesh.size
@@ -298,7 +298,7 @@ for path in {[str(plain), str(adapted)]}:
 trained.export(Path({str(adapted)!r}), Path({str(tmp_path / "exported")!r}))
 for workdir, count in {others}.items():
     result = trained.trained(Path(workdir))
-    assert result.source.mesh.size == count, (workdir, result.source.mesh)
+    assert result.source.stream.mesh.size == count, (workdir, result.source.stream.mesh)
     assert len(sample_held_out(result.source, result.params, result.lora, 2, jax.random.key(0)).ends) == 8
     trained.export(Path(workdir), Path({str(tmp_path)!r}) / f"model{{count}}")
 """

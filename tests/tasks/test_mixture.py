@@ -10,7 +10,7 @@ from jaxrl_llm import rewards, tasks
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.sampling import by_task
-from jaxrl_llm.sampling.source import held_out
+from jaxrl_llm.sampling.fitting import held_out
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.problems import make_reward, make_sets, make_task
 from jaxrl_llm.tasks.base import front_of, question_of, seeded

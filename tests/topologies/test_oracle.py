@@ -3,7 +3,7 @@ import numpy as np
 
 from jaxrl_llm.data.forest import grow, join, plant
 from jaxrl_llm.data.rollouts import Role
-from jaxrl_llm.sampling.source import with_expected
+from jaxrl_llm.sampling.stages.measure import with_expected
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.topologies import oracle, refill, single
 

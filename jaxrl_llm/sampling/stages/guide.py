@@ -1,0 +1,29 @@
+"""Marks what an expert wrote in the rollouts of a batch."""
+import numpy as np
+
+from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.data.rollouts import Role, Rollouts
+from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, with_extras
+
+
+def guide() -> Stage:
+    """`expert` and `hint_mask` bool[P, G, T], tokens of an expert; `hinted` bool[P, G], rollouts that have some."""
+    def end(batch: Unfinished, source: Origin) -> Unfinished:
+        return batch.measured(guide_metrics(batch.forest))
+
+    def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
+        role = rollouts.role if rollouts.role is not None else np.where(rollouts.mask, Role.POLICY, Role.PADDING)
+        expert = role == Role.EXPERT
+        return with_extras(rollouts.replace(role=role.astype(np.int8)), expert=expert, hint_mask=expert, hinted=expert.any(-1))
+
+    return Stage("guide", end=end, view=view, provides=("expert", "hint_mask", "hinted"))
+
+
+def guide_metrics(forest: Forest) -> dict[str, float]:
+    """Metrics of trajectories that an expert began: their share, their mean reward, and an expert's tokens in each."""
+    aided, written = forest.aided, forest.role == Role.EXPERT
+    metrics = {"guide/share": float(aided.mean())}
+    if aided.any():
+        metrics |= {"guide/reward": float(forest.rewards[forest.ends][aided].mean()),
+                    "guide/tokens": float(forest.length[written].sum() / aided.sum())}
+    return metrics

@@ -1,0 +1,26 @@
+"""Reports what the trajectories of a batch earned, and which problems they solved."""
+import numpy as np
+
+from jaxrl_llm.data import forest as forests
+from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.sampling import by_task
+from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, policy_tokens
+
+
+def score() -> Stage:
+    """Metrics and outcomes of all trajectories that the policy wrote alone; those that an expert began do not count."""
+    def end(batch: Unfinished, source: Origin) -> Unfinished:
+        forest, aided = batch.forest, batch.forest.aided
+        own = forests.trim(forest, ~aided) if aided.any() else forest
+        spent = {"completion/tokens": float(policy_tokens(forest) + batch.beside)}
+        metrics = forests.metrics(own) | spent | by_task.metrics(own, [part.label for part in source.task.parts])
+        return batch.measured(metrics, outcome_counts(own, len(source.task.train)))
+
+    return Stage("score", end=end)
+
+
+def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:
+    """The facts `tried` and `right` i32[N] of a forest, see `control.FACTS`."""
+    ids = np.array([problem.id for problem in forest.problems], np.int64)[forest.prompt[forest.ends]]
+    return {"tried": np.bincount(ids, minlength=problems).astype(np.int32),
+            "right": np.bincount(ids[forest.solved[forest.ends]], minlength=problems).astype(np.int32)}
