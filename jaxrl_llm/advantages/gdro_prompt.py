@@ -9,6 +9,7 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.control import accuracy_bins
 from jaxrl_llm.control.accuracy_bins import BINS, Windows
+from jaxrl_llm.control.surrogate import check_signal, surrogate_loss
 from jaxrl_llm.maths import masked
 from jaxrl_llm.tools import registry
 
@@ -65,16 +66,18 @@ def followed(moving_B: Array, seen_B: Array, bins_P: Array, losses_PG: Array, va
 @estimator
 def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "code", rate: float = 0.65, mix: float = 0.01,
                 decay: float = 0.12, per_share: bool = False, most: float = 15.0, margin: float = 0.03, eps: float = 1e-6,
-                clip: float = 5.0) -> Estimator:
+                clip: float = 5.0, signal: str = "one_minus_pass") -> Estimator:
     """`A = w_b clip((r - group mean) / (group std + eps))`, w the `bin_weights` of the prompt's bin b from before this step.
 
     A prompt's bin follows the share of its last `window` visits in which one of its rollouts was right, with a `margin`; a new
-    prompt starts in the hardest bin. Then the moving losses have `followed` 1 - [right] of the rollouts. This loss is ours: the
-    paper's surrogate loss is zero for every group of fresh rollouts, so that the adversary would see nothing. The numbers are
-    the paper's, except the bound of the moving losses and `num_prompts`, which are ours: with more prompts than that, prompts
+    prompt starts in the hardest bin. Then the moving losses have `followed` the `signal` of the rollouts. `surrogate` is the
+    paper's, the `surrogate_loss` of advantages without weights. `one_minus_pass`, 1 - [right], is ours and the default, since
+    the surrogate loss of every group of fresh rollouts is zero, so that the adversary would see nothing. The numbers are the
+    paper's, except the bound of the moving losses and `num_prompts`, which are ours: with more prompts than that, prompts
     that share an index keep overwriting each other.
     """
     registry.one_of("mode", mode, MODES)
+    by_surrogate = check_signal(signal)
 
     def init():
         return Adversary(jnp.full(num_prompts, -1, jnp.int32), accuracy_bins.unseen(num_prompts, window), jnp.zeros(BINS),
@@ -91,7 +94,7 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
         previous = jnp.where(known, mine.bins, -1)
         bins = accuracy_bins.bins_of(jnp.where(known, accuracy_bins.accuracy(mine), 0), previous, margin=margin)
         weights = bin_weights(state.moving, bins, real, mode=mode, rate=rate, mix=mix, most=most)
-        losses = 1 - rollouts.correct.astype(rewards.dtype)
+        losses = surrogate_loss(rollouts, z) if by_surrogate else 1 - rollouts.correct.astype(rewards.dtype)
         moving, seen = followed(state.moving, state.seen, bins, losses, own, decay=decay, per_share=per_share)
         counted = jnp.where(jnp.any(own, axis=1) & (ids >= 0), place, size)
         new = jnp.where(known, size, counted)
@@ -102,4 +105,5 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
         windows, ids = accuracy_bins.visited(windows, visited, solved), state.ids.at[counted].set(ids, mode="drop")
         return weights[:, None] * jnp.clip(z, -clip, clip), Adversary(ids, windows, moving, seen)
 
-    return stateful(init, advantages, needs=("rewards", "prompt_ids"))
+    needs = ("rewards", "prompt_ids", *(("old_logprobs", "behavior_logprobs") if by_surrogate else ()))
+    return stateful(init, advantages, needs=needs)

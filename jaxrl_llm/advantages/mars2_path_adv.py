@@ -5,6 +5,7 @@ from jax import Array, lax
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.maths import segments, trees
+from jaxrl_llm.rewards.length import soft_overlong
 from jaxrl_llm.tools import registry
 
 
@@ -33,18 +34,22 @@ def shaped_rewards(rewards_PG: Array, node_PG: Array, parent_PG: Array, valid_PG
 
 
 @estimator
-def mars2_path_adv(*, gamma: float = 0.5, mix: float = 0.5, parent_reward: str = "shaped", eps: float = 1e-9) -> Estimator:
-    """`A = (s - mean) / (sample std + eps)` of the `shaped_rewards` s over all nodes of the tree, whichever agent made them.
+def mars2_path_adv(*, gamma: float = 0.5, mix: float = 0.5, parent_reward: str = "shaped", max_len: int = 32768,
+                   cache_len: int = 2048, factor: float = 1.0, eps: float = 1e-9) -> Estimator:
+    """`A = (s - mean) / (sample std + eps)` over all nodes of the tree, whichever agent made them.
 
-    Rows are nodes: candidate solutions that refine their parent's. An all-equal tree gets 0.
-    The numbers are those of the published code's class; its function has gamma 0.3.
-    `rewards` [P, G]: raw scores in [0, 1]. Extras i32[P, G]: `node`, `parent` (-1 = direct answer to the prompt).
+    `s` is the `shaped_rewards` plus the penalty of nodes with more than `max_len - cache_len` tokens, down to `-factor` at
+    `max_len` (`rewards.length.soft_overlong`). Rows are nodes: candidate solutions that refine their parent's. An all-equal
+    tree gets 0. The numbers are those of the published code's class and scripts; its function has gamma 0.3.
+    `rewards` [P, G]: raw scores in [0, 1]. Extras i32[P, G]: `node`, `parent` (-1 = direct answer to the prompt). Raises
+    ValueError for another `parent_reward`, and unless 0 < cache_len <= max_len.
     """
     registry.one_of("parent_reward", parent_reward, ("shaped", "raw"))
+    penalty = soft_overlong(max_len, cache_len, factor)
 
     def advantages(rollouts):
         tree = (rollouts.extras["node"], rollouts.extras["parent"], rollouts.valid)
         shaped = shaped_rewards(rollouts.rewards, *tree, gamma=gamma, mix=mix, parent_reward=parent_reward)
-        return group_z_score(shaped, rollouts.valid, eps=eps)
+        return group_z_score(shaped + penalty(rollouts.lengths), rollouts.valid, eps=eps)
 
     return stateless(advantages, needs=("rewards", "node", "parent"))

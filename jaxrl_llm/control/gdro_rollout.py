@@ -8,6 +8,8 @@ from jax import Array
 
 from jaxrl_llm.control import accuracy_bins, passes
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.control.surrogate import check_signal, surrogate_loss
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.maths import masked
 
 
@@ -76,20 +78,40 @@ def square_root_law(counts_B: Array, variance_B: Array, mean: float) -> Array:
     return mean * root * jnp.sum(counts_B) / jnp.sum(counts_B * root)
 
 
+def of_problems(rollouts: Rollouts, number: int) -> Array:
+    """f32[N]: the mean `surrogate_loss` of each problem's rollouts, with z-scores over all its rollouts; 0 without a rollout.
+
+    A problem may have several rows.
+    """
+    rewards, valid = rollouts.rewards, rollouts.fresh & (rollouts.prompt_ids >= 0)[:, None]
+    ids = jnp.broadcast_to(rollouts.prompt_ids[:, None], valid.shape)
+
+    def summed(values_PG):
+        return jnp.zeros(number).at[jnp.where(valid, ids, number)].add(jnp.where(valid, values_PG, 0), mode="drop")
+
+    count = summed(jnp.ones_like(rewards))
+    apart = rewards - (summed(rewards) / jnp.maximum(count, 1))[ids]
+    std = jnp.sqrt(summed(apart**2) / jnp.maximum(count - 1, 1))
+    losses = surrogate_loss(rollouts, apart / (std[ids] + 1e-6))
+    return summed(losses) / jnp.maximum(count, 1)
+
+
 @controller
 def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_rate: float = 0.05, window: int = 100,
-                  decay: float = 0.12) -> Controller:
+                  decay: float = 0.12, signal: str = "one_minus_pass") -> Controller:
     """`prompt_ids`, `group_sizes`: passes through all problems, whose bins pick numbers of rollouts, `mean` groups on average.
 
     The bins are the `accuracy_bins` from before the step. Their arms are 1, 2, ... groups up to `sampling.max_group`, chosen by
     `joint_arms` for a total of exactly `mean` groups per prompt, if some choice has this total. The dual price of a rollout
-    rises with the surplus of rollouts, which is zero if the total is met. Facts: `tried`, `right`.
+    rises with the surplus of rollouts, which is zero if the total is met. Facts: `tried`, `right`; `rollouts` by surrogate.
 
-    The loss of an arm is the wrong share of its bin's rollouts minus the moving mean of that share, updated with the weight
-    `decay` in each step. This loss is ours, since a surrogate loss is zero on fresh rollouts. The share itself is never
-    negative, and would raise whichever arm is played first. Raises ValueError: fewer than one group per prompt; from `init`: a
+    The loss of an arm with `signal="one_minus_pass"`, ours and the default, is the wrong share of its bin's rollouts minus the
+    moving mean of that share, updated with the weight `decay` in each step: the share itself is never negative, and would raise
+    whichever arm is played first. With `surrogate` it is the paper's, the mean `surrogate_loss` of the bin's prompts, which is
+    zero for fresh rollouts. Raises ValueError: fewer than one group per prompt, another signal; from `init`: a
     `sampling.max_group` that leaves nothing to choose.
     """
+    by_surrogate = check_signal(signal)
     if mean < 1:
         raise ValueError(f"mean={mean} groups a prompt; give 1 or more")
 
@@ -103,10 +125,11 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         tried, right = facts["tried"], facts["right"]
         seen, groups = tried > 0, jnp.arange(1, state.gains.shape[1] + 1)
         there = jnp.maximum(state.windows.bins, 0) == jnp.arange(accuracy_bins.BINS)[:, None]  # as when arms were chosen
-        wrong = jnp.where(tried > 0, 1 - right / jnp.maximum(tried, 1), 0)
-        loss = masked.mean(jnp.broadcast_to(wrong, there.shape), there & seen, axis=1)
+        failed = jnp.where(tried > 0, 1 - right / jnp.maximum(tried, 1), 0)
+        losses = of_problems(facts["rollouts"], seen.size) if by_surrogate else failed
+        loss = masked.mean(jnp.broadcast_to(losses, there.shape), there & seen, axis=1)
         arms = jnp.where((there & seen).any(1), state.arms, -1)
-        usual = jnp.where(jnp.isnan(state.usual), loss, state.usual)
+        usual = jnp.zeros_like(loss) if by_surrogate else jnp.where(jnp.isnan(state.usual), loss, state.usual)
         gains = played(state.gains, arms, loss - usual, state.price, groups * state.group, mean * state.group)
         surplus = masked.mean(tried.astype(jnp.float32), seen) - mean * state.group
         price = jnp.where(seen.any(), state.price + price_rate * surplus, state.price)
@@ -130,4 +153,5 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         return Bandits(walk, windows, gains, jnp.float32(0), jnp.int32(group), chosen(walk, windows, gains),
                        jnp.full(accuracy_bins.BINS, jnp.nan))
 
-    return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_ids", "group_sizes"))
+    facts = ("tried", "right", "rollouts") if by_surrogate else ("tried", "right")
+    return Controller(init, propose, observe, facts=facts, knobs=("prompt_ids", "group_sizes"))

@@ -3,11 +3,13 @@ import dataclasses
 import functools
 import inspect
 import re
+import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm import tasks
+from jaxrl_llm.environments import call_kinds
 from jaxrl_llm.environments import tools as tool_room
 from jaxrl_llm.environments.base import Environment, Message, Turn, environment
 from jaxrl_llm.environments.calculator import calculator
@@ -37,13 +39,14 @@ FENCED = "Programs that you write in a ```python block are run, and you read wha
 class ToolDialogue:
     """A problem, the tools of the trajectory, how many messages the policy sent and answers it was told to check.
 
-    `kept`: resources that the tools keep open.
+    `made`: the calls so far, where kinds of calls are counted. `kept`: resources that the tools keep open.
     """
 
     problem: Problem
     tools: Sequence[Tool]
     turns: int = 0
     checked: int = 0
+    made: set[str] = dataclasses.field(default_factory=set)
     kept: Any = None
 
 
@@ -51,13 +54,15 @@ class ToolDialogue:
 def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = None,
              tools: Mapping[str, Mapping[str, Any]] | Sequence[str] = ("calculator",), parser: str = "hermes",
              reward: str | None = None, turns: int = 8, preface: Sequence[Message] = (), checks: int = 0,
-             void_ends: bool = False, printed: bool = False, asks: bool = False) -> Environment:
+             void_ends: bool = False, printed: bool = False, asks: bool = False,
+             kinds: Mapping[str, str] | None = None) -> Environment:
     """A task of `jaxrl_llm.tasks` with tools, by name or by name and options (`{"search": {"path": ...}}`).
 
     Your own tools are "module:function", see `named_tools`, and so is your own parser, `parse(text) -> calls` as in `parsers`.
     A message that calls tools is answered by their results, calls after the first `tools.CALLS` by one error. A message without
     calls is the answer, which the task's verifier scores. A policy that still calls at the last of its `turns` gets no reward.
-    `checks`, `void_ends`, `printed` and `asks` change how a dialogue ends, see `endings.Endings`.
+    `checks`, `void_ends`, `printed` and `asks` change how a dialogue ends, see `endings.Endings`. `kinds` are kinds of
+    tools by name, "search" or "query", whose calls are counted as the facts `call_kinds.FACTS`.
     `preface` are messages before the problem, such as rules and an example; without them a policy whose chat template shows no
     tools reads a description. The facts of a turn are `tool_calls`; `tool_errors`, calls that failed, among them `tool_failed`,
     readable calls of a known tool, and `tool_unknown`, readable calls of an unknown one; `error_words`, results that contain
@@ -72,7 +77,7 @@ def tool_use(*, task: str = "arithmetic", options: Mapping[str, Any] | None = No
     if parser == "fenced" and names != ["python"]:
         raise ValueError(f"the parser 'fenced' calls the tool 'python' alone, got the tools {sorted(names)}")
     return of_tools(problems, made, name="+".join(names), parser=parser, reward=reward, turns=turns, preface=preface,
-                    endings=Endings(checks, void_ends, printed, asks))
+                    endings=Endings(checks, void_ends, printed, asks), kinds=kinds or {})
 
 
 def named_tools(named: Mapping[str, Mapping[str, Any]] | Sequence[str]) -> list[Tool]:
@@ -105,15 +110,18 @@ def _own(target: str, options: Mapping[str, Any]) -> Tool:
 
 def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, reward: str | None, turns: int,
              preface: Sequence[Message] = (), opened: Callable[[], tuple[Sequence[Tool], Any]] | None = None,
-             replayable: bool = True, waits: bool = False, endings: Endings = Endings()) -> Environment:
+             replayable: bool = True, waits: bool = False, endings: Endings = Endings(),
+             kinds: Mapping[str, str] = types.MappingProxyType({})) -> Environment:
     """The environment of a task and tools, as in `tool_use`; `name` is appended to the task's name.
 
     `opened` makes tools for each trajectory, with the same schemas, and an object that is kept as long as the trajectory.
     """
     check_endings(endings, turns)
+    call_kinds.check(kinds, [tool.name for tool in tools])
     fenced, verifier = parser == "fenced", reward or problems.reward
     step = functools.partial(_step, parse=named_parser(parser), read=reader(verifier), limit=turns, endings=endings,
-                             score=scorer(verifier, problems.train, problems.heldout), role="user" if fenced else "tool")
+                             score=scorer(verifier, problems.train, problems.heldout), kinds=kinds,
+                             role="user" if fenced else "tool")
 
     def reset(problem: Problem, key: int) -> tuple[ToolDialogue, list[Message]]:
         rules = [{"role": "system", "content": FENCED}] if fenced else []
@@ -124,7 +132,7 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
     calculates = turns > 1 and any(tool.name == "calculator" for tool in tools)
     return Environment(
         name=f"{problems.name}+{name}", task=problems, reset=reset, step=step, replayable=replayable,
-        **({"waits": waits} | tool_room.pace(tools)), tools=schemas, facts=FACTS,
+        **({"waits": waits} | tool_room.pace(tools)), tools=schemas, facts=FACTS | (call_kinds.FACTS if kinds else {}),
         calls="" if preface else described(schemas, parser),
         oracle=lambda state: _ideal(verifier, state, parser if calculates else ""),
         choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
@@ -144,10 +152,12 @@ def call_of(problem: Problem, parser: str) -> str | None:
 
 
 def _step(state: ToolDialogue, message: Message, *, parse: Callable[[str], list[Call]], score: Callable[[str, Problem], float],
-          read: Callable[[str], Hashable | None], limit: int, role: str, endings: Endings) -> Turn:
+          read: Callable[[str], Hashable | None], limit: int, role: str, endings: Endings, kinds: Mapping[str, str]) -> Turn:
     state.turns += 1
     text, calls = message["content"], parse(message["content"])
     info = _said(text, calls, None if calls else read(text))
+    if kinds:
+        info |= call_kinds.counted(calls, kinds, state.made)
     if endings.void:
         info["void"] = is_void(text, calls)
         if info["void"]:

@@ -12,6 +12,7 @@ from jaxrl_llm import control, recorders, replay, topologies
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
+from jaxrl_llm.rewards.call_kinds import COUNTS
 
 SAMPLED = frozenset((  # in the rollouts of every run
     "tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version", "truncated",
@@ -26,6 +27,7 @@ ELSEWHERE = {
     **dict.fromkeys(AGENTS, "an environment of several agents"),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "tool_failed", "tool_unknown",
                      "error_words"), _TOOLS),
+    **dict.fromkeys(COUNTS, "the environment `tool_use(kinds=...)`"),
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",

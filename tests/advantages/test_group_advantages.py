@@ -12,6 +12,7 @@ from jaxrl_llm.advantages.ttrl import majority
 from jaxrl_llm.advantages.xrpo_advantage import relative_likelihood, sharpen
 from jaxrl_llm.control.mc_grpo import lower_median, without_pivot
 from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
+from jaxrl_llm.rewards.call_kinds import COUNTS, step_reward
 
 close = np.testing.assert_allclose
 
@@ -335,6 +336,26 @@ def test_rapo_worked_example():
 def test_rapo_does_not_count_prompts_without_rollouts():
     rollouts = from_lists([[1, 0], [1, 1], [1, 0]]).replace(valid=jnp.array([[1, 1], [1, 1], [0, 0]], bool))
     close(per_rollout("rapo", rollouts), [[2, -2], [0, 0], [0, 0]], rtol=1e-6)
+
+
+def calls_of(*rows):
+    """Extras of one group: searches, repeated ones, queries, repeated ones, and whether a call was malformed, of each."""
+    columns = dict(zip((*COUNTS, "malformed"), np.array(rows).T))
+    return {name: jnp.asarray([values], bool if name == "malformed" else jnp.int32) for name, values in columns.items()}
+
+
+def test_rapo_rewards_the_kinds_of_calls():
+    """16 calls, a quarter of them redundant: 0.85 right, 0.25 wrong; without calls 1.1 and 0.1; repeats alone go below 0."""
+    counts = (6, 2, 6, 2)
+    close(step_reward(1.0, 1.0, *map(np.int32, counts)), 0.85, rtol=1e-6)
+    close(step_reward(0.0, 1.0, *map(np.int32, counts)), 0.25, rtol=1e-6)
+    close([step_reward(np.float32(right), 1.0, *np.zeros(4, np.int32)) for right in (1, 0)], [1.1, 0.1], rtol=1e-6)
+    close(step_reward(np.float32(0), 0.0, *np.array([0, 8, 0, 16])), -0.4, rtol=1e-6)
+    close(step_reward(np.float32(1), 0.0, *np.array([1, 8, 0, 16])), 0.5, rtol=1e-6)
+    group = from_lists([[1, 0, 0]], extras=calls_of((*counts, 0), (*counts, 0), (0, 0, 0, 0, 1)))
+    r = np.array([0.85, 0.25, 0.0])
+    close(per_rollout("rapo", group, steps=True), [(r - r.mean()) / r.std()], rtol=1e-5)
+    assert {*COUNTS, "malformed"} <= {*advantages.make("rapo", steps=True).needs}
 
 
 # TTRL and its entropy reshaping

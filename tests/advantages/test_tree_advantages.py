@@ -166,6 +166,16 @@ def test_mars2_worked_example():
                                rtol=1e-5)
 
 
+def test_mars2_punishes_overlong_nodes():
+    """Shaped rewards 0.2, 1, 1.4, 0 of 2, 3, 4, 5 tokens; beyond 2 of 5 each costs a third, 1 at most."""
+    rollouts = from_lists([[0.4, 0.8, 1, 0.2]], lengths=[[2, 3, 4, 5]], extras=MARS)
+    expected = z([0.2, 1 - 1 / 3, 1.4 - 2 / 3, -1.0], 1e-9)
+    np.testing.assert_allclose(per_row("mars2_path_adv", rollouts, max_len=5, cache_len=3), [expected], rtol=1e-5)
+    np.testing.assert_allclose(per_row("mars2_path_adv", rollouts), [[-0.6809849, 0.5296549, 1.1349749, -0.9836449]], rtol=1e-5)
+    with pytest.raises(ValueError, match="cache=6, max_length=5"):
+        advantages.make("mars2_path_adv", max_len=5, cache_len=6)
+
+
 def test_mars2_equal_scores_and_filter():
     assert not np.any(per_row("mars2_path_adv", from_lists([[0.1] * 4], extras=MARS), mix=0.3))
     scores = jnp.array([[0, 0, 9], [1, 1, 9], [1, 0, 9], [0.5, 0.5, 9]])

@@ -11,7 +11,7 @@ from one_task import alone
 
 from jaxrl_llm import control
 from jaxrl_llm.control import accuracy_bins, brorl, dart_curation, gdro_rollout
-from jaxrl_llm.data.rollouts import Role, Rollouts
+from jaxrl_llm.data.rollouts import Role, Rollouts, from_lists
 
 close = np.testing.assert_allclose
 SEED = jax.random.key_data(jax.random.key(3))
@@ -120,6 +120,20 @@ def test_failures_alone_change_no_gain():
     assert not state.gains.any() and state.usual[0] == 1
     with pytest.raises(ValueError, match="sampling.max_group=4 is no more than the 2 groups of 2"):
         one.init(shares=alone(8), batch=4, seed=SEED, group=2, max_group=4)
+
+
+def test_arms_gain_the_surrogate_loss_of_their_bin():
+    """Two rows of one problem are one group: rewards 1, 0, 0, 1 have A = +-0.866025 (sample std); ratios 1.5 where right."""
+    rollouts = from_lists([[1, 0], [0, 1]], lengths=[[1, 1], [1, 1]], old_logprobs=np.log([[[1.5], [1]], [[1], [1.5]]]))
+    rollouts = rollouts.replace(behavior_logprobs=jnp.zeros((2, 2, 1)), prompt_ids=jnp.array([1, 1]))
+    expected = (2 * 0.866025 - 2 * 0.866025 * 1.28) / 4
+    close(gdro_rollout.of_problems(rollouts, 3), [0, expected, 0], atol=1e-5)
+    one = control.make("gdro_rollout", signal="surrogate")
+    state = one.init(shares=alone(3), batch=1, seed=SEED, group=2, max_group=12)
+    state = state._replace(arms=jnp.array([1, -1, -1, -1, -1, -1, -1]))
+    new = one.observe(state, {"tried": jnp.array([0, 4, 0]), "right": jnp.array([0, 2, 0]), "rollouts": rollouts})
+    close(new.gains[0, :3], [0, expected, 0], atol=1e-5)
+    assert one.facts == ("tried", "right", "rollouts") and not np.asarray(new.gains[1:]).any()
 
 
 # --- DART

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import environments, sandbox, tasks
-from jaxrl_llm.environments import base, endings, parsers, python_tool, search, tools
+from jaxrl_llm.environments import base, call_kinds, endings, parsers, python_tool, search, tools
 from jaxrl_llm.environments.calculator import calculator, value, written
 from jaxrl_llm.environments.runner import Runner
-from jaxrl_llm.environments.tool_use import of_tools
+from jaxrl_llm.environments.tool_use import FACTS, of_tools
 from jaxrl_llm.environments.tools import Call, ToolError
 
 
@@ -640,6 +640,24 @@ def test_answers_are_checked_before_the_end():
     assert last.done and last.reward == 1, "an answer at the last turn counts"
     with pytest.raises(ValueError, match="checks=8 of answers in a dialogue of turns=8; give 0 to 7"):
         environments.make("tool_use", checks=8)
+
+
+def test_searches_and_queries_are_counted():
+    """The same search with other spaces is repeated, in a later message too; calls of other tools count as nothing."""
+    environment = environments.make("tool_use", tools={"own_tools:weather": {}, "calculator": {}},
+                                    kinds={"weather": "search", "calculator": "query"})
+    assert environment.facts == FACTS | dict.fromkeys(call_kinds.COUNTS, "count")
+    state, _ = base.begin(environment, environment.task.train[5], 0)
+    bonn, rome = call("weather", city="Bonn"), call("weather", city="Rome")
+    said = (bonn + call("weather", city=" Bonn") + rome, bonn + call("calculator", expression="1+1"),
+            call("dice") + "<tool_call>", "7")
+    seen = [base.advance(environment, state, say(text)).info for text in said]
+    assert [tuple(info[name] for name in call_kinds.COUNTS) for info in seen] == [
+        (2, 1, 0, 0), (0, 1, 1, 0), (0, 0, 0, 0), (0, 0, 0, 0)]
+    with pytest.raises(ValueError, match="tool in kinds 'calculater'. Did you mean 'calculator'"):
+        environments.make("tool_use", kinds={"calculater": "query"})
+    with pytest.raises(ValueError, match="kind of the tool 'calculator' 'serch'. Did you mean 'search'"):
+        environments.make("tool_use", kinds={"calculator": "serch"})
 
 
 @linux

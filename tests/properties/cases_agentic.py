@@ -118,6 +118,7 @@ ARRIVAL = {"permutation": "the baseline moves from game to game in order of arri
            "equal": "the baseline is that of earlier games"}
 FORMAT = {"equal": "the reward for the form of a step is its own, and shorter paths are discounted less"}
 STOPS = {"equal": "stop tokens and items too many have advantages of their own"}
+LONG = {"equal": "long nodes are punished"}
 ALONE = {"equal": "a task with one trajectory keeps its reward"}
 
 BELLMAN = {"equal": "a target is compared with the policy's own log-prob, not with other rollouts"}
@@ -153,7 +154,8 @@ ESTIMATORS = {
         Case(inputs=paths, exempt=FORMAT), Case({"agg": "mean", "fork_coef": 0.5}, inputs=paths, exempt=FORMAT)
     ],
     "branchgrpo_depthwise": [Case({"variant": name}, inputs=tree) for name in ("mean", "prob", "use_group")],
-    "mars2_path_adv": [Case(inputs=tree), Case({"parent_reward": "raw", "mix": 0.3}, inputs=tree)],
+    "mars2_path_adv": [Case(inputs=tree), Case({"parent_reward": "raw", "mix": 0.3}, inputs=tree),
+                       Case({"max_len": 6, "cache_len": 4}, inputs=tree, exempt=LONG)],
     "table_gpt_r1": [Case(inputs=tool_calls, equal=no_calls)],
     "rank_grpo": [Case(inputs=lists, exempt=STOPS), Case({"variant": "exp_inf"}, inputs=lists, exempt=STOPS)],
     "b_coder": [Case(inputs=programs, exempt=BELLMAN), Case({"alpha": 0.5, "gamma": 0.9}, inputs=programs, exempt=BELLMAN)],

@@ -3,6 +3,8 @@
 import numpy as np
 from property_inputs import Case
 
+from jaxrl_llm.rewards.call_kinds import COUNTS
+
 TIES = "equal accuracies, answers or penalties are ranked by their place in the batch"
 
 
@@ -36,6 +38,15 @@ def tool_use(rng, p, g, t):
             "extras": {"tool_calls": calls, "error_words": rng.integers(0, calls + 1),
                        "answer_blocks": rng.integers(0, 3, (p, g)), "turns": rng.integers(0, 5, (p, g)),
                        "malformed": rng.random((p, g)) < 0.2}}
+
+
+def kinds_of_calls(rng, p, g, t):
+    return {"rewards": rng.integers(0, 2, (p, g)).astype(float),
+            "extras": {name: rng.integers(0, 4, (p, g)) for name in COUNTS} | {"malformed": rng.random((p, g)) < 0.3}}
+
+
+def no_calls(rng, p, g, t):
+    return {"extras": dict.fromkeys(COUNTS, np.zeros((p, g), int)) | {"malformed": np.zeros((p, g), bool)}}
 
 
 SIGNS = {"equal": "the advantage is a sign, compared with nothing"}
@@ -72,7 +83,7 @@ ESTIMATORS = {
         Case({"share": 0.5}, exempt={"permutation": TIES}),
         Case({"variant": "threshold", "threshold": 0.5}),
     ],
-    "rapo": [Case(), Case({"max_scale": 1.1})],
+    "rapo": [Case(), Case({"max_scale": 1.1}), Case({"steps": True}, inputs=kinds_of_calls, equal=no_calls)],
     "ttrl": [Case({"train_rollouts": 3}, inputs=answers, equal=one_answer, exempt={"permutation": TIES})],
     "ettrl_ear": [
         Case(inputs=answers, equal=one_answer, exempt={"permutation": TIES}),
