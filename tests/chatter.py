@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.environments import Environment, Turn, games, make
 from jaxrl_llm.environments.compiled import environment_of
+from jaxrl_llm.rewards.call_kinds import COUNTS
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.tasks.base import seeded
 
@@ -48,6 +49,18 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None,
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=replayable,
                        facts=FACTS if facts is None else facts, waits=waits, returns=returns,
                        oracle=lambda state: "abc"[state["turn"]])
+
+
+def seeking() -> Environment:
+    """`letters` whose messages search once for each lower-case letter, and search again for each upper-case letter."""
+    inner = letters()
+
+    def step(state, message):
+        turn, said = inner.step(state, message), message["content"]
+        counts = sum("a" <= letter <= "z" for letter in said), sum("A" <= letter <= "Z" for letter in said), 0, 0
+        return turn._replace(info={**turn.info, **dict(zip(COUNTS, counts))})
+
+    return dataclasses.replace(inner, step=step, facts=FACTS | dict.fromkeys(COUNTS, "count"))
 
 
 def programs() -> Environment:

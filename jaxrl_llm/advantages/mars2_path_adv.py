@@ -35,17 +35,17 @@ def shaped_rewards(rewards_PG: Array, node_PG: Array, parent_PG: Array, valid_PG
 
 @estimator
 def mars2_path_adv(*, gamma: float = 0.5, mix: float = 0.5, parent_reward: str = "shaped", max_len: int = 32768,
-                   cache_len: int = 2048, factor: float = 1.0, eps: float = 1e-9) -> Estimator:
+                   cache_len: int | None = None, factor: float = 1.0, eps: float = 1e-9) -> Estimator:
     """`A = (s - mean) / (sample std + eps)` over all nodes of the tree, whichever agent made them.
 
     `s` is the `shaped_rewards` plus the penalty of nodes with more than `max_len - cache_len` tokens, down to `-factor` at
-    `max_len` (`rewards.length.soft_overlong`). Rows are nodes: candidate solutions that refine their parent's. An all-equal
-    tree gets 0. The numbers are those of the published code's class and scripts; its function has gamma 0.3.
-    `rewards` [P, G]: raw scores in [0, 1]. Extras i32[P, G]: `node`, `parent` (-1 = direct answer to the prompt). Raises
-    ValueError for another `parent_reward`, and unless 0 < cache_len <= max_len.
+    `max_len` (`rewards.length.soft_overlong`); `cache_len` is a sixteenth of `max_len` by default. Rows are nodes: candidate
+    solutions that refine their parent's. An all-equal tree gets 0. The numbers are those of the published code's class and
+    scripts; its function has gamma 0.3. `rewards` [P, G]: raw scores in [0, 1]. Extras i32[P, G]: `node`, `parent` (-1 = direct
+    answer to the prompt). Raises ValueError for another `parent_reward`, and unless 0 < cache_len <= max_len.
     """
     registry.one_of("parent_reward", parent_reward, ("shaped", "raw"))
-    penalty = soft_overlong(max_len, cache_len, factor)
+    penalty = soft_overlong(max_len, max(max_len // 16, 1) if cache_len is None else cache_len, factor)
 
     def advantages(rollouts):
         tree = (rollouts.extras["node"], rollouts.extras["parent"], rollouts.valid)

@@ -17,8 +17,10 @@ def horizon(iteration: Array, *, least: int, most: int, growth: str) -> Array:
 def tti(*, least: int = 10, most: int = 30, every: int = 1, growth: str = "multiplicative") -> Controller:
     """`max_turns`: the `horizon` of iteration k // every + 1 in step k.
 
-    The defaults are the paper's for web pages; a run has at most `sampling.max_turns`. Both forms are reconstructed. Raises
-    ValueError for an unknown growth, a range without a turn, and iterations without a step.
+    The defaults are the paper's for web pages; a run has at most `sampling.max_turns`. Both forms are reconstructed. The
+    request to check an answer before the end is `environments.tool_use(checks=1)`; the paper makes it of agents that are not
+    trained, and its training has none. Three epochs over an iteration are the default of the published loop, whose scripts make
+    one. Raises ValueError for an unknown growth, a range without a turn, and iterations without a step.
     """
     registry.one_of("growth of the horizon", growth, GROWTHS)
     if not 1 <= least <= most or every < 1:

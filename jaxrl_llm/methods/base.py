@@ -19,6 +19,7 @@ DEFAULTS = {
     "foreign_groups": "groups of other runs in each batch",
     "temperature": "of sampling",
     "turns": "of a trajectory in an environment",
+    "environment": "options of an environment, which a run in the environment of that name takes",
     "observation_tokens": "of a message of an environment",
     "top_p": "of sampling",
     "expert_traces": "expert completions in each group",

@@ -70,8 +70,7 @@ ROWS = (
     Method(slug="gdro_rollout", title="Rollout-GDRO: bins of prompts play numbers of rollouts", arxiv=("2601.19280",),
            equation="n_b: likeliest arms with sum_b counts_b n_b fixed; score += loss - usual loss - price (n - mean n); GRPO",
            objective="ppo_clip(clip_high=0.28, kl_coef=0.001)",
-           controllers="gdro_rollout", defaults={"group_size": 2, "max_group": 12},
-           omits="the surrogate loss as the bandits' loss: the share of wrong rollouts less its moving mean is used instead"),
+           controllers="gdro_rollout", defaults={"group_size": 2, "max_group": 12}),
     Method(slug="brorl", title="BroRL: hundreds of rollouts a prompt", arxiv=("2510.01180",),
            equation="A = whiten(r - mean of 512); min(p_old / p_sampler, 2) clip(rho, 0.8, 1.4) + beta KL, resets as in ProRL; "
                     "learning rate * sqrt(growth of the batch)",

@@ -1,26 +1,21 @@
 """Learning from more than the policy's own fresh rollouts: experts, teachers, retries and past rollouts."""
 from jaxrl_llm.methods.base import Method
 
+_TIR = "tool_use(tools={'python': {'brief': 512}}, parser='fenced', turns=5, void_ends=True, printed=True, asks=True)"
 ON_POLICY = "luffy(baseline=on_policy, use_std=True)"
 
 ROWS = (
     Method(slug="simpletir_filter", title="SimpleTIR: no update from rollouts with a void turn", arxiv=("2509.02479",),
            equation="A = z-score over all rollouts; loss mask 0 where any turn has neither code nor answer",
            objective="ppo_clip(clip_high=0.28, dual_clip=3.0)",
-           filters="simpletir_filter", defaults={"group_size": 16, "turns": 5},
-           omits="the end of a void trajectory at a message of malformed calls alone (only calls in fences end it), and void "
-                 "turns whose answer the verifier reads although no box is around it"),
+           filters="simpletir_filter", defaults={"group_size": 16, "turns": 5, "environment": _TIR}),
     Method(
         slug="simpletir", title="SimpleTIR: no void turns, and prompts that the policy solves now and then",
         arxiv=("2509.02479",),
         equation="A = z-score over all rollouts; no prompt with mean r outside [0.1, 0.9]; loss mask 0 where any turn is void",
         objective="ppo_clip(clip_high=0.28, dual_clip=3.0)",
-        filters="simpletir, simpletir_filter", defaults={"group_size": 16, "turns": 5},
-        omits="the option to leave out rollouts that reach the limit of tokens; the second stage of longer trajectories; "
-              "the end of a void trajectory at a message of malformed calls alone (only calls in fences end it), and void "
-              "turns whose answer the verifier reads although no box is around it; three times as many prompts at once (draws "
-              "fill a batch); answers that a program prints; the request for an answer before the last turn; cuts of outputs "
-              "to 512 characters"),
+        filters="simpletir, simpletir_filter", defaults={"group_size": 16, "turns": 5, "environment": _TIR},
+        omits="the second stage of longer trajectories"),
     Method(slug="pacs", title="Implicit actor-critic by supervised learning", arxiv=("2509.02522",),
            equation="l = w BCE(sigmoid(s_i - mean of the others), r), s = beta sum_t (log p - old log p)",
            estimator="rloo", objective="pacs",

@@ -27,7 +27,7 @@ ELSEWHERE = {
     **dict.fromkeys(AGENTS, "an environment of several agents"),
     **dict.fromkeys(("tool_calls", "tool_errors", "answer_blocks", "malformed", "void", "tool_failed", "tool_unknown",
                      "error_words"), _TOOLS),
-    **dict.fromkeys(COUNTS, "the environment `tool_use(kinds=...)`"),
+    **dict.fromkeys(COUNTS, "an environment that counts kinds of calls, tool_use(kinds=...)"),
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",

@@ -14,7 +14,8 @@ PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "max_gro
          "temperature": "sampling.temperature",
          "top_p": "sampling.top_p", "turns": "sampling.max_turns", "observation_tokens": "sampling.observation_tokens",
          "epochs": "learner.epochs", "minibatches": "learner.minibatches",
-         "foreign_groups": "pool.groups", "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility"}
+         "foreign_groups": "pool.groups", "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility",
+         "environment": "environment"}
 
 
 def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
@@ -51,10 +52,25 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
 def as_in_paper(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
     """A copy with the paper's settings in `defaults`; `max_group` is rounded up to a multiple of the group."""
     config = config.copy_and_resolve_references()
-    config.update_from_flattened_dict({PAPER[name]: value for name, value in defaults.items() if name in PAPER})
+    config.update_from_flattened_dict({PAPER[name]: in_paper(config, name, value) for name, value in defaults.items()
+                                       if name in PAPER})
     group = config.sampling.group
     config.sampling.max_group = -(-config.sampling.max_group // group) * group
     return config
+
+
+def in_paper(config: ConfigDict, name: str, value: Any) -> Any:
+    """The value of the key of a paper's setting: the paper's, or the environment of the configuration with its options.
+
+    An environment of another name has options of its own, and stays as it is.
+    """
+    if name != "environment":
+        return value
+    (wanted, options), = calls(value)
+    match calls(config.environment):
+        case [(found, given)] if found == wanted and given | options != given:
+            return f"{wanted}({', '.join(f'{key}={one!r}' for key, one in (given | options).items())})"
+    return config.environment
 
 
 def of_one_turn(config: ConfigDict) -> ConfigDict:

@@ -4,7 +4,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.setup.resolve import PAPER, resolve, value_of
+from jaxrl_llm.setup.resolve import PAPER, in_paper, resolve, value_of
 
 
 def arithmetic_table(config: ConfigDict, prompt_tokens: int, groups: int = 1) -> list[tuple[str, str]]:
@@ -25,7 +25,7 @@ def paper_table(config: ConfigDict, defaults: Mapping[str, Any]) -> list[tuple[s
     for name, value in defaults.items():
         key = PAPER.get(name)
         yours = None if key is None else value_of(config, key)
-        if yours != value:
+        if yours != in_paper(config, name, value):
             other = "which no key sets" if key is None else f"yours: {yours} ({key})"
             rows.append((f"{name} of the paper", f"{value}, {other}"))
     return rows

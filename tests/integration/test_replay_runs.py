@@ -58,7 +58,8 @@ def by_uid(forest, rollouts):
 
 def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
-    assert {*NAMES, "rapo_curriculum", "dots_rr", "props"} == replaying <= set(methods.runnable())
+    assert {*NAMES, "rapo_curriculum", "rapo_steps", "dots_rr", "props"} == replaying
+    assert replaying - {"rapo_steps"} <= set(methods.runnable()), "the step reward reads what an environment counts"
     run, _ = setup.build(tiny("grpo"))
     assert "buffer" not in run.source.position()
     with pytest.raises(ValueError, match="config.replay='reuse=1.0' changes numbers of a replay, and method 'grpo' has none"):

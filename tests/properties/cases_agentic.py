@@ -155,7 +155,7 @@ ESTIMATORS = {
     ],
     "branchgrpo_depthwise": [Case({"variant": name}, inputs=tree) for name in ("mean", "prob", "use_group")],
     "mars2_path_adv": [Case(inputs=tree), Case({"parent_reward": "raw", "mix": 0.3}, inputs=tree),
-                       Case({"max_len": 6, "cache_len": 4}, inputs=tree, exempt=LONG)],
+                       Case({"max_len": 6}, inputs=tree, exempt=LONG)],
     "table_gpt_r1": [Case(inputs=tool_calls, equal=no_calls)],
     "rank_grpo": [Case(inputs=lists, exempt=STOPS), Case({"variant": "exp_inf"}, inputs=lists, exempt=STOPS)],
     "b_coder": [Case(inputs=programs, exempt=BELLMAN), Case({"alpha": 0.5, "gamma": 0.9}, inputs=programs, exempt=BELLMAN)],

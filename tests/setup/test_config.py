@@ -170,6 +170,21 @@ def test_the_head_of_a_run_says_what_the_setting_of_the_paper_replaces(tmp_path,
     assert "of the paper" not in capsys.readouterr().out
 
 
+def test_the_setting_of_the_paper_has_options_of_the_environment():
+    defaults = {"environment": "tool_use(tools={'python': {'brief': 512}}, void_ends=True)"}
+    c = default_config()
+    c.environment = "tool_use(task='words', tools=('python',))"
+    whole = "tool_use(task='words', tools={'python': {'brief': 512}}, void_ends=True)"
+    (name, text), = paper_table(resolve(c, defaults), defaults)
+    assert name == "environment of the paper" and text.endswith(f"yours: {c.environment} (environment)")
+    c.setting = "paper"
+    theirs = resolve(c, defaults)
+    assert theirs.environment == whole and paper_table(theirs, defaults) == []
+    for other in ("", "treasure(size=3)"):
+        c.environment = other
+        assert resolve(c, defaults).environment == other, "another environment stays as it is"
+
+
 def test_the_setting_of_the_paper_and_what_differs_from_it():
     c, defaults = default_config(), {"group_size": 5, "temperature": 1.3, "epochs": 2, "buffer": 7}
     mine = resolve(c, defaults)
