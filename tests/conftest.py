@@ -76,12 +76,13 @@ def drawn_once(plot_curves):
 
     drawn = {}
 
-    def plot(metrics_path, out_png):
-        panels = (Figure.savefig, *(title for title, _ in plots._panels(plots.read_metrics(metrics_path))))  # or a broken one
+    def plot(metrics_path, out_png, phases=()):
+        titles = (title for title, _ in plots._panels(plots.read_metrics(metrics_path)))
+        panels = (Figure.savefig, *phases, *titles)  # or a broken one
         if panels in drawn:
             out_png.write_bytes(drawn[panels])
             return out_png
-        written = plot_curves(metrics_path, out_png)
+        written = plot_curves(metrics_path, out_png, phases)
         drawn[panels] = written.read_bytes()
         return written
 

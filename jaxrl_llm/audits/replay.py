@@ -85,8 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         folder = bucket.local(given.workdir)
-        config = stored_config(folder)
         step, lost = find(folder, given.uid)
+        config = stored_config(folder, step)
         load_code(folder)
         name, options = named_environment(config)
         environment = environments.make(name, **options)

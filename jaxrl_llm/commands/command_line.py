@@ -1,13 +1,12 @@
 """Functions shared by every experiment script: program cache, allocator, quiet libraries, errors without tracebacks."""
 import ast
 import ctypes.util
-import difflib
 import functools
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from absl import app, flags, logging
@@ -170,32 +169,10 @@ def parse(arguments: list[str], words: bool = False) -> list[str]:
         while isinstance(reason, Exception) and reason.args:
             reason = reason.args[0]
         missing = {given.partition("=")[0].removeprefix("--config.") for given in arguments if given.startswith("--config.")}
+        from jaxrl_llm.setup.keys import near_keys
         hint = near_keys(sorted(missing), "config.")
         raise ValueError("the configuration has no key " + " ".join(str(reason).split()) + hint) from error
     if left[1:] and not words:
         raise ValueError(f"not a flag: {', '.join(map(repr, left[1:]))}; this command takes flags alone. Write --name=value, "
                          "and a value with spaces in quotes: --config.objective=\"clip_high=0.28, kl_coef=0.1\"")
     return left
-
-
-def near_keys(names: Iterable[str], prefix: str = "") -> str:
-    """The end of a message about keys that a configuration lacks: the keys that resemble them, with a prefix."""
-    near = [prefix + key for name in names for key in nearest_keys(name)]
-    return f"; near: {', '.join(near)}" if near else ""
-
-
-def nearest_keys(name: str) -> list[str]:
-    """Up to three keys of a configuration that resemble an unknown `name`: by initials (lr), by last part, by spelling."""
-    from flax.traverse_util import flatten_dict
-
-    from jaxrl_llm.setup.config import default_config
-    from jaxrl_llm.tools.registry import nearest
-    keys, last = list(flatten_dict(default_config().to_dict(), sep=".")), name.rpartition(".")[2]
-    if name in keys:
-        return []
-    ends = {key: key.rpartition(".")[2] for key in keys}
-    matches = [key for key, end in ends.items() if last in (end, "".join(word[0] for word in end.split("_")))]
-    matches += [key for end in nearest(last, ends.values(), 3, cutoff=0.6) for key in keys if ends[key] == end]
-    if "." in name:  # it names the section
-        matches.sort(key=lambda key: -difflib.SequenceMatcher(None, name, key).ratio())
-    return list(dict.fromkeys([*matches, *nearest(name, keys, 3, cutoff=0.7)]))[:3]

@@ -16,8 +16,9 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.setup.forecast import recorders_of
 from jaxrl_llm.setup.numbers import method_parts
 from jaxrl_llm.setup.problems import make_task
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.setup.start import open_model
-from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.setup.stored import stored_config, whole_config
 from jaxrl_llm.store.lines import read_metrics
 from jaxrl_llm.store.workdir import load_code
 from jaxrl_llm.tokenizers import Tokenizer
@@ -127,7 +128,7 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
     """The run in `folder`; None where nothing has been measured yet. Only `units` are counted."""
     if not (folder / "metrics.jsonl").exists() or not (folder / "config.json").exists():
         return None
-    metrics, config = read_metrics(folder), stored_config(folder)
+    metrics, config = read_metrics(folder), whole_config(folder)
     steps = metrics["step"]
     if not len(steps):
         return None
@@ -137,21 +138,23 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
         return np.nan_to_num(metrics.get(name, zeros)[trained])
     length = measured("completion/length")
     there = measured("completion/present" if "completion/present" in metrics else "completion/length")  # read, not written
-    batch = config.prompts.per_step * config.sampling.group
+    stretches = _stretches(folder, metrics, config, trained)
+    batch = sum(own * one.prompts.per_step * one.sampling.group for own, one in stretches)
     draws = np.maximum(measured("filter/draws"), 1)
     tokens = length * draws * batch
     if "completion/tokens" in metrics:  # newer runs count them
         tokens = measured("completion/tokens")
         draws = tokens / np.maximum(length * batch, 1)
-    def costs():
-        lengths = metrics.get("prompt/length", np.zeros(0))
-        if len(lengths := lengths[np.isfinite(lengths)]):
-            return costs_of(config, float(lengths.mean()))
-        return costs_of(config, _drawn_prompt(_text(config.model), config.task))  # earlier runs did not measure it
+    def operations():
+        made, kept = zeros[trained], measured("trained/rollouts") / batch
+        for own, one in stretches:
+            costs = _costs_of(resolve(one, methods.get(one.method).defaults), metrics, trained, own)
+            made[own] = costs.step_flops(there[own], draws[own], kept[own])
+        return made
     per_step = {
         "steps": lambda: np.ones(trained.sum()),
         "tokens": lambda: tokens,
-        "flops": lambda: costs().step_flops(there, draws, measured("trained/rollouts") / batch),
+        "flops": operations,
         "seconds": lambda: without_compiling(measured("time/step")),
     }
     spent = {}
@@ -161,3 +164,21 @@ def read_run(folder: Path, units: tuple[str, ...] = ("steps", "tokens", "flops",
         spent[unit] = zeros.copy()
         spent[unit][trained] = np.cumsum(per_step[unit]())
     return RunMetrics(metrics, spent)
+
+
+def _stretches(folder: Path, metrics: dict[str, np.ndarray], config: ConfigDict, trained: np.ndarray
+               ) -> list[tuple[np.ndarray, ConfigDict]]:
+    """The configuration of each phase of a run, with its steps among those that were `trained`, bool[N]."""
+    if "phase" not in metrics:
+        return [(np.ones(trained.sum(), bool), config)]
+    numbers, steps = metrics["phase"][trained], metrics["step"][trained]
+    return [(own, stored_config(folder, int(steps[own][0])))
+            for own in (numbers == number for number in np.unique(numbers[np.isfinite(numbers)]))]
+
+
+def _costs_of(config: ConfigDict, metrics: dict[str, np.ndarray], trained: np.ndarray, own: np.ndarray) -> Costs:
+    """The costs of these of the `trained` steps, with the prompts that they had."""
+    lengths = metrics["prompt/length"][trained][own] if "prompt/length" in metrics else np.zeros(0)
+    if len(lengths := lengths[np.isfinite(lengths)]):
+        return costs_of(config, float(lengths.mean()))
+    return costs_of(config, _drawn_prompt(_text(config.model), config.task))  # earlier runs did not measure it

@@ -11,9 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
-from jaxrl_llm.commands.command_line import near_keys
 from jaxrl_llm.runs.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
-from jaxrl_llm.setup.resolve import resolve
+from jaxrl_llm.setup.keys import set_key
+from jaxrl_llm.setup.phases import recorded, text_of
 from jaxrl_llm.store import own_code
 from jaxrl_llm.store.workdir import config_changes, read_config, resolve_config
 from jaxrl_llm.tools import written
@@ -206,21 +206,16 @@ def _following_steps(config: ConfigDict) -> list[str]:
     rate = config.optimizer.schedule
     numbers = {name: value for name, value in written.keywords(config.objective).items()
                if isinstance(value, str) and value.endswith(")") and "steps" not in written.calls(value)[0][1]}
-    return [f"optimizer.schedule={rate!r}"] * (rate != "constant") + [f"objective's {k}={v}" for k, v in numbers.items()]
+    stages = text_of(config)
+    return [*[f"phases={stages!r}"] * bool(stages), *[f"optimizer.schedule={rate!r}"] * (rate != "constant"),
+            *(f"objective's {k}={v}" for k, v in numbers.items())]
 
 
 def changed(base: ConfigDict, changes: dict[str, object]) -> ConfigDict:
     """A copy of `base` with dotted keys changed; ValueError names an unknown key or a value of another type."""
     config = base.copy_and_resolve_references()
-    known = _flat(config.to_dict())
     for key, value in changes.items():
-        if key not in known:
-            raise ValueError(f"the configuration has no key {key!r}{near_keys([key])}; --help lists all")
-        try:
-            config.update_from_flattened_dict({key: value})
-        except (TypeError, ValueError) as error:
-            kind = type(known[key]).__name__
-            raise ValueError(f"config.{key}={value!r}: it is {known[key]!r} here, of type {kind}") from error
+        set_key(config, key, value)
     return config
 
 
@@ -262,7 +257,7 @@ def check_folder(job: Job, budget: Budget) -> None:
     if stored is None:
         return
     config = run_config(job, budget)
-    wanted = resolve_config(resolve(config, methods.get(config.method).defaults))
+    wanted = resolve_config(recorded(config))
     free = ("checkpoint.",) if _following_steps(config) else ("checkpoint.", "steps:")
     differ = [line for line in config_changes(stored, wanted) if not line.startswith(free) and "(absent)" not in line]
     if differ:
@@ -277,11 +272,3 @@ def write_config(job: Job, budget: Budget) -> None:
             f"def get_config():\n    return ConfigDict({pprint.pformat(values, width=120, indent=1)}).lock()\n")
     job.config_file.parent.mkdir(parents=True, exist_ok=True)
     job.config_file.write_text(text)
-
-
-def _flat(tree: dict, prefix: str = "") -> dict[str, object]:
-    flat = {}
-    for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-

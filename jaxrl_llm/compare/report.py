@@ -13,7 +13,7 @@ from jaxrl_llm.compare.plan import UNITS, Budget, Job
 from jaxrl_llm.evaluation import comparison, hyperparameters
 from jaxrl_llm.evaluation.paired import paired_difference
 from jaxrl_llm.evaluation.rates import pass_at_k
-from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.setup.stored import stored_config, whole_config
 from jaxrl_llm.store.workdir import config_changes, starts_of
 from jaxrl_llm.tools import files
 
@@ -300,7 +300,7 @@ def facts(results: Mapping[str, list[RunResult]]) -> str:
 
 def settings(results: Mapping[str, list[RunResult]]) -> dict[str, list[str]]:
     """Differences between the configuration of each contestant and that of the first one."""
-    flat = {label: stored_config(runs[0].job.folder).to_dict() for label, runs in results.items()}
+    flat = {label: whole_config(runs[0].job.folder).to_dict() for label, runs in results.items()}
     first = next(iter(flat.values()))
     skip = ("method:", "seed:")
     return {label: [line for line in config_changes(first, values) if not line.startswith(skip)]

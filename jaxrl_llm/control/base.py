@@ -132,7 +132,8 @@ class Controller(NamedTuple):
     `init` takes by name the values that the state depends on, if any, among those of `KNOWN`. States are pytrees of arrays,
     saved with a run.
     `facts` names the facts that `observe` reads: those of `FACTS`, and facts of prompts in the forest of a step. `knobs` names
-    the settings that `propose` sets, see `Settings`.
+    the settings that `propose` sets, see `Settings`. `begin(state) -> state`: at the beginning of a later phase of a run, which
+    goes on with the states of the phase before.
     """
 
     init: Callable[..., State]
@@ -140,6 +141,7 @@ class Controller(NamedTuple):
     observe: Callable[[State, Mapping[str, Any]], State]
     facts: tuple[str, ...]
     knobs: tuple[str, ...]
+    begin: Callable[[State], State] | None = None
 
 
 FILTERS = registry.PartTable("filter", Filter)

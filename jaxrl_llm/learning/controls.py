@@ -51,18 +51,22 @@ class Controls:
 
         Raises ValueError if one of them is not known.
         """
-        for name, one in self.by_name.items():
-            if strange := [key for key in _asked(one) if key not in known]:
+        for name in self.by_name:
+            if strange := [key for key in self.asked(name) if key not in known]:
                 raise ValueError(f"the init of controller {name!r} takes {', '.join(strange)}, and this run knows "
                                  f"{', '.join(known)}; a run that is made from a configuration knows {', '.join(KNOWN)}")
-        states = {name: one.init(**{key: known[key] for key in _asked(one)}) for name, one in self.by_name.items()}
+        states = {name: one.init(**{key: known[key] for key in self.asked(name)}) for name, one in self.by_name.items()}
         # An array at two places of a tree cannot be donated twice; weak types would make the next step recompile.
         return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), states)
 
     @property
     def asks(self) -> frozenset[str]:
         """The names of the values that their states depend on."""
-        return frozenset(key for one in self.by_name.values() for key in _asked(one))
+        return frozenset(key for name in self.by_name for key in self.asked(name))
+
+    def asked(self, name: str) -> list[str]:
+        """The names of the values that the state of this controller depends on."""
+        return list(inspect.signature(self.by_name[name].init).parameters)
 
     def settings(self, states: Mapping[str, Any]) -> Settings:
         """The settings that all controllers propose together."""
@@ -94,11 +98,6 @@ def _never(name: str, fact: str, facts: Mapping[str, Any]) -> ValueError:
     hint = f" It is {FACTS[fact]}." if fact in FACTS else f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"controller {name!r} observes {fact!r}, which no step of this run has.{hint} A step has "
                       f"{', '.join(sorted({*facts, *_SOMETIMES}))}; an evaluation has score")
-
-
-def _asked(controller: Controller) -> list[str]:
-    """The names of the values that the state of a controller depends on."""
-    return list(inspect.signature(controller.init).parameters)
 
 
 def with_former_names(state: TrainState) -> TrainState:

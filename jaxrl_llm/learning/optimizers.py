@@ -149,8 +149,11 @@ def schedule_of(learning_rate: float, total_updates: int, warmup_updates: int, s
 
 def updates_planned(opt_state: Any) -> int | None:
     """Updates so far; None for an optimiser that does not count them, whose learning rate then follows no schedule."""
-    counts = [int(count) for _, count in optax.tree.get_all_with_path(opt_state, "count")]
-    return max(counts, default=None)
+    nodes = jax.tree.leaves(opt_state, is_leaf=_counts)
+    of_schedules = [getattr(node, _COUNTS[type(node).__name__]) for node in nodes if _counts(node)]
+    # Moments of an earlier phase of a run have counts of their own, which began before the schedule.
+    counts = of_schedules or [count for _, count in optax.tree.get_all_with_path(opt_state, "count")]
+    return max(map(int, counts), default=None)
 
 
 def at_update(tree: Any, number: int) -> Any:
@@ -159,16 +162,18 @@ def at_update(tree: Any, number: int) -> Any:
     Schedules count the updates that are planned: one without a gradient is not made, and must not delay the decay of the rate.
     The other counts, such as that of Adam's bias correction, are of updates that were made.
     """
-    def counts(node):
-        return type(node).__name__ in _COUNTS
-
     def put(node):
-        if not counts(node):
+        if not _counts(node):
             return node
         name = _COUNTS[type(node).__name__]
         return node._replace(**{name: parallel.put(np.int32(number), getattr(node, name).sharding)})
 
-    return jax.tree.map(put, tree, is_leaf=counts)
+    return jax.tree.map(put, tree, is_leaf=_counts)
+
+
+def _counts(node: Any) -> bool:
+    """Whether a node of a state is that of a schedule, which counts updates."""
+    return type(node).__name__ in _COUNTS
 
 
 def metrics(o: ConfigDict, opt_state: Any) -> dict[str, jax.Array]:

@@ -38,9 +38,9 @@ class Method:
     method trains on rollouts of earlier steps. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further
     rollouts. `guidance`: a guide of `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `topology`:
     who is sampled, by a name of `jaxrl_llm.topologies` or "module:function"; empty: as the other parts imply, else one group
-    per prompt. `defaults`: the paper's settings outside the parts, by the names in `DEFAULTS`. `equation`: the method's idea in
-    one line. `omits`: parts of the published method that this row lacks. Whether a row can run follows from its needs, see
-    `jaxrl_llm.methods.provision`.
+    per prompt. `phases`: stages of a run, see `setup.phases`. `defaults`: the paper's settings outside the parts, by the names
+    in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of the published method that this row lacks.
+    Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
     """
 
     slug: str
@@ -56,6 +56,7 @@ class Method:
     allocation: str = ""
     guidance: str = ""
     topology: str = ""
+    phases: str = ""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None
 

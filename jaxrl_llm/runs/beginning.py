@@ -1,11 +1,13 @@
 """The beginning of a run or of its continuation: the state of its first step, and the weights that recorders keep."""
 import functools
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from etils import epath
+from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
 from jaxrl_llm.data.finished import Finished
@@ -28,7 +30,8 @@ class Reached(NamedTuple):
     """The progress of a run; one object, so that no interrupt separates its parts.
 
     `state`, the `position` of its source, and the batches that are `pending`; whether controllers have `observed` the
-    evaluation after its last step, and requested a `reset` there; `line`, the metrics of that step until they are written.
+    evaluation after its last step, and requested a `reset` there; `line`, the metrics of that step until they are written;
+    `scores`, what the evaluations of its phase were, by step, if they may end it.
     """
 
     state: TrainState
@@ -37,31 +40,40 @@ class Reached(NamedTuple):
     observed: bool = False
     reset: bool = False
     line: dict[str, Any] = {}
+    scores: dict[int, float] = {}
 
     @property
     def host(self) -> dict[str, Any]:
         """What a checkpoint stores beside the state, as JSON."""
         line = {name: float(value) for name, value in self.line.items() if np.ndim(value) == 0}  # `write` refuses others
         waiting = {"pending": [pending.encode(one) for one in self.pending]} if self.pending else {}
-        return jsonable(self.position) | waiting | {"observed": self.observed, "reset": self.reset, "line": line}
+        seen = {"scores": {str(step): float(score) for step, score in self.scores.items()}} if self.scores else {}
+        return jsonable(self.position) | waiting | seen | {"observed": self.observed, "reset": self.reset, "line": line}
 
 
 def first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progress, warm_starts: Path | None,
-          given: given_lib.Sums) -> Reached:
-    """The beginning of a run, or its last checkpoint, whose position is then set in the source."""
+          origin: int = 0) -> Reached:
+    """The beginning of a run, or its last checkpoint, whose position is then set in the source.
+
+    `origin`: the steps of the run before the phase of that checkpoint.
+    """
     away = run.learner.offload
     if not work.resume:
         state = offload.moments_away(away, setup.initial_state(run, warm_up(run, params, progress, warm_starts)))
         return Reached(state, run.source.position())
     progress.phase("restoring")
     found = restored(run, params, checkpoints)
-    given_lib.check_same(given, found.host.get("given", {}))
+    if found.step < origin:
+        raise ValueError(f"the newest intact checkpoint of {work.path}, of step {found.step}, is of an earlier phase "
+                         f"than the damaged ones after step {origin}; delete these in {checkpoints.directory}, then --resume "
+                         "continues in that phase")
+    given_lib.check_same(given_lib.sums_of(run.learner.recorders), found.host.get("given", {}))
     run.source.set_position(found.host)
     progress.step(found.step, {})
-    host = {"observed": True, "reset": False, "line": {}} | found.host  # earlier versions saved none of them
+    host = {"observed": True, "reset": False, "line": {}, "scores": {}} | found.host  # earlier versions saved none of them
     waiting = pending.restored(host.get("pending", ()), run.source, run.schedule.lag)
     return Reached(offload.moments_away(away, found.state), run.source.position(), waiting, host["observed"], host["reset"],
-                   host["line"])
+                   host["line"], {int(step): score for step, score in host["scores"].items()})
 
 
 def restored(run: setup.Run, params, checkpoints: Checkpoints) -> Restored:
@@ -93,30 +105,42 @@ def _warmed_up(run: setup.Run, params, progress):
     return params
 
 
-def frozen_weights(run: setup.Run, state: TrainState, work: Workdir) -> dict[str, Any]:
-    """Weights that recorders keep from step 0, by name, in folders beside the checkpoints, read by a resumed run."""
+def frozen_weights(run: setup.Run, state: TrainState, work: Workdir, step: int, new: Container[str] = ()) -> dict[str, Any]:
+    """Weights that recorders keep, by name, in folders beside the checkpoints: those of earlier steps, or of this one.
+
+    `step`: that of the whole run. `new`: names of those whose weights are the policy's of this step, also in a later phase.
+    """
     frozen, held = {}, work.held
     for one in run.learner.keeping:
         folder = held.weights / one.name
-        if work.resume and not folder.is_dir():
+        if work.resume and one.name not in new and not folder.is_dir():
             raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
                              f"a {one.name} method); start a new run, or resume without it")
-        if not work.resume:
+        if not work.resume and not step:
             if parallel.is_primary():
                 epath.Path(folder).rmtree(missing_ok=True)  # of a start that saved no checkpoint
             parallel.barrier(f"cleared_{one.name}")
-            frozen |= keep_weights(folder, 0, one, state)
-            continue
-        with Checkpoints(folder, keep=2) as store:
-            shapes = jax.eval_shape(one.init, state.params)
-            target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, run.learner.mesh))
-            earlier = [step for step in store.steps() if step <= int(state.step)]
-            if not earlier:
-                raise ValueError(f"{folder} has the {one.name} weights of steps {store.steps()}, and the run continues before "
-                                 f"them, from step {int(state.step)}; continue from a later checkpoint, or start a new run")
-            frozen[one.name] = store.restore(target, max(earlier)).state
-            store.abandon(int(state.step) + 1)  # weights of a branch that the run left
+        if one.name in new or not (work.resume or step):
+            own = keep_weights(folder, step, one, state)[one.name]
+        else:
+            own = _kept(folder, one, state, step, run.learner.mesh)
+        frozen[one.name] = offload.away(run.learner.offload, one.name, own)
     return frozen
+
+
+def _kept(folder: AnyPath, one: Recorder, state: TrainState, step: int, mesh: Mesh) -> Any:
+    """The newest weights of a recorder that were kept up to this step."""
+    assert one.init is not None
+    with Checkpoints(folder, keep=2) as store:
+        shapes = jax.eval_shape(one.init, state.params)
+        target = parallel.with_shardings(shapes, parallel.tree_shardings(shapes, mesh))
+        earlier = [kept for kept in store.steps() if kept <= step]
+        if not earlier:
+            raise ValueError(f"{folder} has the {one.name} weights of steps {store.steps()}, and the run continues before "
+                             f"them, from step {step}; continue from a later checkpoint, or start a new run")
+        own = store.restore(target, max(earlier)).state
+        store.abandon(step + 1)  # weights of a branch that the run left
+    return own
 
 
 def keep_weights(folder: AnyPath, step: int, recorder: Recorder, state: TrainState) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """A run from its first step to its last: steps by schedule, with evaluations, pages and checkpoints at intervals."""
 import contextlib
 import errno
+import functools
 import io
 import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from ml_collections import ConfigDict
@@ -15,7 +16,7 @@ from jaxrl_llm import parallel
 from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.learning import offload, optimizers
 from jaxrl_llm.learning.schedules import Step
-from jaxrl_llm.runs import beginning
+from jaxrl_llm.runs import beginning, phases
 from jaxrl_llm.runs.beginning import Reached
 from jaxrl_llm.runs.lost import LostWriter
 from jaxrl_llm.runs.metrics import MetricWriter, host_memory
@@ -28,6 +29,7 @@ from jaxrl_llm.runs.value_plots import plot_history
 from jaxrl_llm.sampling.heldout import Evaluation, evaluate, evaluate_set
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.forecast import forecast
+from jaxrl_llm.setup.phases import recorded, rows
 from jaxrl_llm.setup.start import check_other
 from jaxrl_llm.setup.tables import arithmetic_table, paper_table, replaced_table
 from jaxrl_llm.store import given as given_lib
@@ -48,8 +50,9 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
           ) -> dict[str, Evaluation]:
     """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
 
-    "before" is missing when the run was resumed. The folder, local or in a bucket, then holds config.json, metrics.jsonl,
-    TensorBoard events, samples/, curves.png and checkpoints/, and invalid.jsonl if its environment lost trajectories.
+    After a phase within the run it is `"after NAME"`; what was evaluated before a resume is missing. The folder, local or in a
+    bucket, then holds config.json, metrics.jsonl, TensorBoard events, samples/, curves.png and checkpoints/, phases.json of a
+    run in phases, and invalid.jsonl if its environment lost trajectories.
     `warm_starts`: a local folder in which runs of one process share the weights after equal supervised warm-ups; None: nothing
     is shared.
 
@@ -75,42 +78,56 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
 
 def _train(config: ConfigDict, held: Held, resume: bool | str, warm_starts: Path | None) -> dict[str, Evaluation]:
     with preemption.at_once():
-        run, params = setup.build(config)
+        course = phases.course_of(config, held, resume)
+        run, read = phases.opened(course)
+        params = read()
     preemption.check()
     replaced = replaced_table(config, run.method.defaults)
-    config, primary = run.config, parallel.is_primary()
+    config, primary = recorded(config), parallel.is_primary()
     check_other(config.model.path, held.path)
     work = open_workdir(held, config, resume)  # compares the resolved numbers of the run
     check_agreement(work)  # nothing is written before every process has checked
     if not work.resume and primary:
         work.record()
     reached = folders.checkpoint_steps(work.checkpoints)[-1] if work.resume else 0
-    _print_head(run, params, replaced, rate_rows(run, work.earlier if work.resume else None, reached))
+    rates = rate_rows(run, work.earlier if work.resume and not config.phases else None, reached)
+    _print_head(run, params, [*rows(course.phases, course.begun), *replaced], rates)
     with (Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
-          Progress(config.steps, stream=None if primary else io.StringIO()) as progress):
+          Progress(course.total, stream=None if primary else io.StringIO()) as progress):
         with preemption.at_once():
-            given = given_lib.sums_of(run.learner.recorders)
-            first: Reached | None = beginning.first(run, params, work, checkpoints, progress, warm_starts, given)
+            first = beginning.first(run, params, work, checkpoints, progress, warm_starts, course.origin)
             params = None  # the state has its own, and there may be no room for both
         preemption.check()
-        assert first is not None
-        start = int(first.state.step)
-        frozen = {name: offload.away(run.learner.offload, name, own)
-                  for name, own in beginning.frozen_weights(run, first.state, work).items()}
-        if work.resume and primary:  # only now it is certain that the folder can continue with this configuration
+        start = course.origin + int(first.state.step)
+        frozen = beginning.frozen_weights(run, first.state, work, start)
+        if not work.resume:
+            phases.keep_first(course, first.state, work)
+        elif primary:  # only now it is certain that the folder can continue with this configuration
             work.record()
+        course.record(work)
         with (MetricWriter(folder, restored_step=start or None, also=log) as writer,  # step 0 is evaluated and written again
               Best(held.weights, config.checkpoint.best, start, held.folder) as best):
             if work.resume and primary and start and writer.last_step is None:
                 warnings.warn(f"{writer.path} is gone or empty: curves and reports lack the history of steps 0 to {start}. The "
                               "run itself goes on as it would have", RuntimeWarning, stacklevel=3)
+            desk, evaluations = Desk(work, folder, checkpoints, best, writer, progress), dict[str, Evaluation]()
             try:
-                reached, first = first, None  # the session consumes it
-                return _Session(run, work, folder, checkpoints, best, writer, progress, reached, frozen, given).steps()
+                while True:
+                    session = _Session(desk, course, run, first, frozen)
+                    del run, first, frozen  # the session consumes them
+                    evaluations |= course.named(session.steps())
+                    if not course.more:
+                        return evaluations
+                    course, last = course.after(session.saved), session.reached
+                    del session
+                    with preemption.at_once():
+                        run, first, frozen = phases.entered(course, last, work)
+                    progress.begins(course.total, ": ".join(rows(course.phases, course.begun)[course.phase.number - 1]))
             finally:
                 if writer.last_step is not None:
-                    draw_or_warn(plot_curves, writer.path, folder / "curves.png")
+                    draw = functools.partial(plot_curves, phases=[one.name for one in course.phases])
+                    draw_or_warn(draw, writer.path, folder / "curves.png")
 
 
 def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -148,22 +165,32 @@ def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()
         print(f"{name:32}{value}")
 
 
-class _Session:
-    """The steps of a run from `reached` on, with everything that happens between two of them."""
+class Desk(NamedTuple):
+    """Where all phases of a run write: its `work` folder, the local `folder` of its records, and what keeps them."""
 
-    def __init__(self, run: setup.Run, work: Workdir, folder: Path, checkpoints: Checkpoints, best: Best, writer: MetricWriter,
-                 progress: Progress, reached: Reached, frozen: dict[str, Any], given: given_lib.Sums):
-        self.run, self.work, self.folder = run, work, folder
-        self.checkpoints, self.writer, self.progress = checkpoints, writer, progress
-        self.reached, self.saved, self.timer = reached, int(reached.state.step), PhaseTimer()
-        self.best, self.frozen, self.given, self.changed = best, frozen, given, False
+    work: Workdir
+    folder: Path
+    checkpoints: Checkpoints
+    best: Best
+    writer: MetricWriter
+    progress: Progress
+
+
+class _Session:
+    """The steps of a phase from `reached` on, with everything that happens between two of them, by the steps of the run."""
+
+    def __init__(self, desk: Desk, course: phases.Course, run: setup.Run, reached: Reached, frozen: dict[str, Any]):
+        self.work, self.folder, self.checkpoints, self.best, self.writer, self.progress = desk
+        self.course, self.run, self.reached, self.frozen = course, run, reached, frozen
+        self.saved, self.timer, self.changed = self.step_of(reached), PhaseTimer(), False
+        self.given = given_lib.sums_of(run.learner.recorders)
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
         runner = run.source.stream.partner.runner
-        self.lost = None if runner is None else LostWriter(folder, self.saved, runner, progress.note, work.path)
+        self.lost = None if runner is None else LostWriter(self.folder, self.saved, runner, self.progress.note, self.work.path)
 
     def steps(self) -> dict[str, Evaluation]:
-        """Runs all remaining steps; returns the evaluations before and after them."""
+        """Runs the remaining steps of the phase; returns the evaluations before and after them."""
         start = self.saved
         try:
             with preemption.at_once():  # nothing is trained yet
@@ -177,13 +204,21 @@ class _Session:
                 self.checkpoints.wait()  # a folder that cannot hold checkpoints ends the run before anything is trained
                 self.work.held.write()
             preemption.check()
-            for step in range(start + 1, self.run.config.steps + 1):
+            for step in range(start + 1, self.course.end + 1):
+                if self.course.phase.stalled([*self.reached.scores.values()]):
+                    break
                 self.step(step)
                 preemption.check()  # leaves through the handler below, which saves
+            if self.step_of(self.reached) > self.saved:  # it ended early
+                self.save()
         except BaseException as error:
             self.rescue(error)
             raise
         return self.evaluations
+
+    def step_of(self, reached: Reached) -> int:
+        """The step of the whole run."""
+        return self.course.origin + int(reached.state.step)
 
     def begin(self, start: int) -> None:
         """The evaluation before the first step, or the one during which the run was interrupted after saving its step.
@@ -206,7 +241,7 @@ class _Session:
         with preemption.at_once(bool(self.note)):  # the state before the first step has been saved
             done = self.schedule.send(self.reached.state) if self.changed else next(self.schedule)
             metrics = done.finished.metrics | done.learned.metrics
-            self.reached = Reached(done.learned.state, done.position, done.pending, line=metrics)
+            self.reached = Reached(done.learned.state, done.position, done.pending, line=metrics, scores=self.reached.scores)
             self.note, self.changed = "", False
         metrics |= self.pace(done, time.perf_counter() - began)
         if self.due(step, config.eval.every):
@@ -224,8 +259,8 @@ class _Session:
             self.save()
 
     def due(self, step: int, every: int) -> bool:
-        """Whether something is due that happens every `every` steps, before the first and after the last step."""
-        return bool(every and step % every == 0) or step in (0, self.run.config.steps)
+        """Whether something is due that happens every `every` steps, before the first and after the last step of a phase."""
+        return bool(every and step % every == 0) or step in (0, self.course.end)
 
     def measured(self, step: int) -> dict[str, float]:
         """Metrics by name of the evaluations that are due after this step."""
@@ -243,6 +278,9 @@ class _Session:
                                       timer=self.timer)
                 write_page(self.folder / "eval" / one.label, step, self.run.source, result.forest, {})
                 metrics |= result.metrics(f"eval/{one.label}")
+        if self.course.phase.patience and self.course.phase.metric in metrics:
+            scores = self.reached.scores | {step: metrics[self.course.phase.metric]}
+            self.reached = self.reached._replace(scores=scores)
         if metrics:
             self.best.see(step, metrics, state.params, state.lora)
         return metrics
@@ -275,17 +313,17 @@ class _Session:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Writes the line of a step; until then checkpoints keep what was measured, as no step is trained twice for it."""
-        self.writer.write(step, metrics)
+        self.writer.write(step, metrics | self.course.metrics)
         self.reached = self.reached._replace(line={})
 
     def save(self) -> None:
         """Saves a checkpoint of the run's progress."""
         self.progress.phase("saving")
-        state = self.reached.state
+        step = self.step_of(self.reached)
         with self.timer("checkpoint"):
             self.work.held.write()  # a bucket has the lines of all steps up to its newest checkpoint
-            self.checkpoints.save(int(state.step), state, self.reached.host | {"given": self.given})
-        self.saved = int(state.step)
+            self.checkpoints.save(step, self.reached.state, self.reached.host | {"given": self.given})
+        self.saved = step
 
     def pace(self, done: Step, seconds: float) -> dict[str, float]:
         """The learning rate of a step's last update if it has a schedule, the step's duration, sampled tokens per second."""
@@ -298,15 +336,15 @@ class _Session:
         """Saves the progress since the last checkpoint if that is still possible; `error` gets a note of it."""
         # An update consumes its state: after an error inside one only the last checkpoint is left. An error in one of several
         # processes did not occur in the others, which would not take part in saving.
-        state, saved = self.reached.state, self.saved
+        state, saved, step = self.reached.state, self.saved, self.step_of(self.reached)
         alone = not parallel.several() or isinstance(error, preemption.Preempted)
-        if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and int(state.step) > saved:
+        if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and step > saved:
             try:
                 self.save()
                 self.checkpoints.wait()
                 error.add_note(f"step {self.saved} was saved; continue with --resume")
             except Exception as problem:  # the error that ended the run is the one to show
-                error.add_note(f"step {int(state.step)} could not be saved: {problem}; the last saved one is step {saved}, "
+                error.add_note(f"step {step} could not be saved: {problem}; the last saved one is step {saved}, "
                                "from which --resume continues")
         if self.lost is not None and isinstance(error, TooManyInvalid):
             error.add_note(self.lost.note())

@@ -1,7 +1,7 @@
 """One figure that shows whether a run is healthy: reward, length, entropy, divergences, gradients, failures, time."""
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ _SHARE_LABELS = {
 Metrics = dict[str, np.ndarray]
 
 
-def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
-    """Draws the metrics of a run (file or folder) to `out_png`, without empty panels.
+def plot_curves(metrics_path: str | Path, out_png: str | Path, phases: Sequence[str] = ()) -> Path:
+    """Draws the metrics of a run (file or folder) to `out_png`, without empty panels; a line where each of its `phases` begins.
 
     Faint lines are the values of each step, strong ones their centred Gaussian mean. Raises FileNotFoundError without
     metrics and ValueError if none of them can be drawn.
@@ -42,6 +42,7 @@ def plot_curves(metrics_path: str | Path, out_png: str | Path) -> Path:
             axes.set_xlim(*_x_limits(metrics["step"]))
             axes.xaxis.get_major_locator().set_params(integer=True, nbins=6)
             axes.set_xlabel("step")
+            _mark_phases(axes, metrics, phases)
             if not axes.get_legend() and len(axes.get_legend_handles_labels()[1]) > 1:
                 axes.legend(loc="best", handlelength=1.4)
     return Path(out_png)
@@ -89,6 +90,23 @@ def _panels(metrics: Metrics) -> list[tuple[str, Callable[[Any], None]]]:
         (times, "Time per step", lambda axes: _draw_times(axes, metrics, times)),
     ]
     return [(title, draw) for data, title, draw in candidates if data]
+
+
+def phase_starts(metrics: Metrics) -> list[tuple[int, int]]:
+    """Number of each phase of a run, and its first step; none for a run without phases."""
+    numbers = metrics.get("phase", np.zeros(0))
+    at = [0, *(np.flatnonzero(np.diff(numbers) > 0) + 1)] if len(numbers) else []
+    return [(int(numbers[i]), int(metrics["step"][i])) for i in at if np.isfinite(numbers[i])]
+
+
+def _mark_phases(axes: Any, metrics: Metrics, names: Sequence[str]) -> None:
+    """Draws a line before the first step of each phase, with its name along it."""
+    starts = phase_starts(metrics)
+    for number, step in starts if len(starts) > 1 else ():
+        name = names[number - 1] if number <= len(names) else str(number)
+        axes.axvline(step - 0.5, color="#777777", linewidth=1.0, linestyle=(0, (4, 3)), zorder=1)
+        axes.annotate(name, (step - 0.5, 0.0), xycoords=("data", "axes fraction"), xytext=(2, 4), textcoords="offset points",
+                      va="bottom", rotation=90, fontsize=8, color="#555555")
 
 
 def _phase_rank(name: str) -> tuple[int, str]:

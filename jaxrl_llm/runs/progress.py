@@ -27,7 +27,6 @@ class Progress:
 
     def __init__(self, total_steps: int, start_step: int = 0, interval: float = 30.0, stream: TextIO | None = None):
         self.total_steps, self.interval = total_steps, interval
-        self._of = f"/{total_steps}" if total_steps < ENDLESS else ""
         self._stream = sys.stdout if stream is None else stream
         self._display = _Bar(self._stream, total_steps, start_step) if self._stream.isatty() else None
         self._step, self._phase, self._metrics = start_step, "starting", {}
@@ -39,6 +38,10 @@ class Progress:
         self._lock = threading.Lock()
         self._finished = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="progress", daemon=True)
+
+    @property
+    def _of(self) -> str:
+        return f"/{self.total_steps}" if self.total_steps < ENDLESS else ""
 
     def __enter__(self) -> "Progress":
         if self._display:
@@ -87,6 +90,14 @@ class Progress:
                     self._display.print(text)
             else:
                 self._line(text)
+
+    def begins(self, total_steps: int, text: str) -> None:
+        """A further stretch of the run begins, which has this number of steps by now; a line that stays says so."""
+        self.total_steps = total_steps
+        with self._lock:
+            self._step_ends.clear()  # its steps may take another time, and its first one compiles
+            self._metrics.clear()
+        self.note(text)
 
     def _count(self) -> tuple[int, int]:
         return self._part or (self._step, self.total_steps)

@@ -51,6 +51,6 @@ def _print_report(evaluations: dict, workdir: PurePath) -> None:
     if not evaluations:
         print("this run was already finished; raise --config.steps to continue it")
         return
-    print_table({f"{when} training": evaluation for when, evaluation in evaluations.items()})
+    print_table({f"{when} training" if when in ("before", "after") else when: one for when, one in evaluations.items()})
     Console().print(f"Curves: {workdir}/curves.png   samples: {workdir}/samples/   metrics: {workdir}/metrics.jsonl\n"
                     f"TensorBoard: tensorboard --logdir {workdir}", highlight=False, soft_wrap=True)

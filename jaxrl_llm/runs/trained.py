@@ -92,7 +92,7 @@ def trained(workdir: AnyPath, step: int | None = None, task: str | None = None, 
     """
     records = bucket.local(workdir)
     load_code(records)  # tasks and rewards
-    config = stored_config(records)
+    config = stored_config(records, step)
     config.server.url = ""  # it may be gone, or have other weights than this checkpoint
     if task:
         with_task(config, task)
@@ -122,7 +122,7 @@ def export(workdir: AnyPath, directory: Path, step: int | None = None, adapter: 
     """
     wanted = EXPORTED[one_of("dtype", dtype, EXPORTED)] if dtype else None
     if adapter:
-        check_adapter(workdir, stored_config(bucket.local(workdir)))
+        check_adapter(workdir, stored_config(bucket.local(workdir), step))
     run = trained(workdir, step, best=best, average=average)
     architecture, tokenizer = run.policy.model.config, run.source.stream.tokenizer
     if adapter:

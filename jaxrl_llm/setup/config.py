@@ -17,6 +17,7 @@ def _run(c: ConfigDict) -> None:
     """What is run: the seed, the method, the task and its rewards."""
     c.seed = 0                         # seeds new weights, the order of problems and every random draw
     c.steps = 100                      # training steps; each samples a batch of rollouts and learns from it
+    c.phases = ""                      # e.g. "warm(steps=50), long(sampling.max_tokens=64)"; empty: the method's own
 
     c.method = "grpo"                  # name of a method; python -m jaxrl_llm.methods lists them
     c.setting = ""                     # "paper": the group size, temperature, ... of the method's paper replace those below

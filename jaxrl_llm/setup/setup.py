@@ -1,5 +1,7 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -31,6 +33,12 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
 
     Raises ValueError or NotImplementedError for an invalid configuration before any long work.
     """
+    run, read = opened(config)
+    return run, read()
+
+
+def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
+    """The run, and the function that reads its weights, or makes new ones; the errors of `build`."""
     agreement.check_code()
     config = resolve(config, methods.get(config.method).defaults)
     check(config)
@@ -48,13 +56,13 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
     if judge.reward is not None:
         refusals.check_reward(made, judge.reward)
     mesh = make_mesh(config)
-    params, policy = read_weights(mesh, config.seed), policy_of(config, model, mesh)
-    policy = dataclasses.replace(policy, replays=made.objective.replays)
+    policy = dataclasses.replace(policy_of(config, model, mesh), replays=made.objective.replays)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
     agreement.check_data(task, source.data, config.eval.problems)
     learner, rate = make_learner(config, made.with_controllers(source.controllers), policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
-    return Run(config, made.method, source, learner, rate, made.needs, schedule), params
+    run = Run(config, made.method, source, learner, rate, made.needs, schedule)
+    return run, functools.partial(read_weights, mesh, config.seed)
 
 
 def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDict, Policy, Source, Any]:
@@ -75,8 +83,12 @@ def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDi
 
 def initial_state(run: Run, params) -> TrainState:
     """The state before the first step, sharded over the mesh."""
-    key = jax.random.fold_in(jax.random.key(run.config.seed), 4)
-    return run.learner.init(params, initial_adapters(run.config, params), key, known_of(run, params))
+    return run.learner.init(params, initial_adapters(run.config, params), initial_key(run.config), known_of(run, params))
+
+
+def initial_key(config: ConfigDict) -> jax.Array:
+    """The key of a run's random draws."""
+    return jax.random.fold_in(jax.random.key(config.seed), 4)
 
 
 def make_schedule(config: ConfigDict) -> schedules.Schedule:

@@ -3,10 +3,12 @@ import dataclasses
 import html
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.runs.plots import smooth
+from jaxrl_llm.store.begun import Begun
 from jaxrl_llm.tools.figures import COLORS
 
 # What is shown first: metric -> title. Every other metric follows under its own name.
@@ -26,7 +28,8 @@ TITLES = {
     "value/explained_variance": "Explained variance of the values",
     "value/pearson": "Correlation of values and rewards",
 }
-HIDDEN = tuple(f"eval/{name}_{side}" for name in ("score", "solved") for side in ("low", "high"))  # drawn as intervals
+HIDDEN = tuple(f"eval/{name}_{side}" for name in ("score", "solved") for side in ("low", "high")) + (
+    "phase",)  # drawn as intervals, and as marks
 _POINTS = 240  # of one line, at most: what a small picture can show
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 360, 190, 46, 10, 10, 24
 
@@ -40,6 +43,21 @@ class Line:
     y: np.ndarray
     low: np.ndarray | None = None
     high: np.ndarray | None = None
+
+
+class Mark(NamedTuple):
+    """Where a phase of a run begins: between two steps, with its name."""
+
+    x: float
+    text: str
+    color: str
+
+
+def marks_of(all_begun: Sequence[Sequence[Begun]]) -> list[Mark]:
+    """The beginnings of the phases of each run, grey and with their names if there is one run."""
+    alone = len(all_begun) == 1
+    return [Mark(one.start + 0.5, one.name * alone, "#8C8C8C" if alone else color_of(run))
+            for run, begun in enumerate(all_begun) for one in begun]
 
 
 def color_of(run: int) -> str:
@@ -89,8 +107,8 @@ def data_of(all_metrics: Sequence[dict[str, np.ndarray]], name: str) -> list[dic
     return entries
 
 
-def svg(name: str, lines: Sequence[Line]) -> str:
-    """The picture: faint values with their Gaussian mean over them, or dots with intervals if there are few."""
+def svg(name: str, lines: Sequence[Line], marks: Sequence[Mark] = ()) -> str:
+    """The picture: faint values with their Gaussian mean over them, or dots with intervals if there are few; phases' marks."""
     x_low, x_high = min(line.x.min() for line in lines), max(line.x.max() for line in lines)
     x_high = max(x_high, x_low + 1)
     shown = [part for line in lines for part in (line.y, line.low, line.high) if part is not None]
@@ -105,6 +123,8 @@ def svg(name: str, lines: Sequence[Line]) -> str:
                      f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" text-anchor="end">{number(tick)}</text>')
     for tick in _nice(x_low, x_high, whole=True):
         parts.append(f'<text x="{x_of(tick):.1f}" y="{_HEIGHT - 7}" text-anchor="middle">{number(tick)}</text>')
+    for mark in marks:
+        parts += _mark(mark, x_of(min(max(mark.x, x_low), x_high)))
     for line in lines:
         parts += _draw(line, x_of, y_of)
     cursor = f'<path class="cursor" d="M0 {_TOP}V{_HEIGHT - _BOTTOM}" visibility="hidden"/></svg>'
@@ -115,6 +135,12 @@ def number(value: float) -> str:
     """A tick's label: 0.02, 1500, 3e-08."""
     text = f"{value:.6g}"
     return f"{value:.2g}" if len(text) > 6 else text
+
+
+def _mark(mark: Mark, x: float) -> list[str]:
+    """The dashed line at the beginning of a phase, and the phase's name right of its top."""
+    line = f'<path class="mark" stroke="{mark.color}" d="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
+    return [line, f'<text class="mark" x="{x + 3:.1f}" y="{_TOP + 7}">{html.escape(mark.text)}</text>' * bool(mark.text)]
 
 
 def _draw(line: Line, x_of, y_of) -> list[str]:

@@ -23,7 +23,7 @@ def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) ->
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
-    metrics = [run.metrics for run in runs]
+    metrics, marks = [run.metrics for run in runs], curves.marks_of([run.begun for run in runs])
     titled, others = curves.names_of(metrics)
     sampled = [samples.read_groups(run.path, completions) for run in runs]
     columns, rows = differences(runs)
@@ -33,7 +33,8 @@ def write_page(runs: Sequence[RunFolder], out: Path, completions: int = 1000) ->
     template = Environment(autoescape=True, undefined=StrictUndefined, finalize=seen).from_string(
         (files / "page.html").read_text("utf-8"))
     def picture(name):
-        return {"title": curves.TITLES.get(name, name), "svg": Markup(curves.svg(name, curves.lines_of(metrics, name)))}
+        picture = curves.svg(name, curves.lines_of(metrics, name), marks)
+        return {"title": curves.TITLES.get(name, name), "svg": Markup(picture)}
     text = template.render(
         css=Markup((files / "page.css").read_text("utf-8")), script=Markup((files / "page.js").read_text("utf-8")),
         data=Markup(as_script({

@@ -11,9 +11,10 @@ from flax.traverse_util import flatten_dict
 from jaxrl_llm.compare.ledger import read_run
 from jaxrl_llm.runs.progress import format_seconds
 from jaxrl_llm.setup.config import default_config
-from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.setup.stored import whole_config
 from jaxrl_llm.show.health import findings
 from jaxrl_llm.store import bucket
+from jaxrl_llm.store.begun import Begun, read_begun
 from jaxrl_llm.store.workdir import starts_of
 from jaxrl_llm.tools.visible import visible
 
@@ -25,7 +26,10 @@ Metrics = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """A run: `config` is flat ("sampling.group" -> 8), `metrics` one `f64[N]` per name, `facts` label -> text."""
+    """A run: `config` is flat ("sampling.group" -> 8), `metrics` one `f64[N]` per name, `facts` label -> text.
+
+    `begun`: its phases.
+    """
 
     path: Path
     name: str
@@ -34,6 +38,7 @@ class RunFolder:
     facts: dict[str, str]
     findings: list[str]
     starts: list[dict[str, Any]]
+    begun: list[Begun] = dataclasses.field(default_factory=list)
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunFolder]:
@@ -80,14 +85,22 @@ def phases(metrics: Metrics) -> dict[str, float]:
 
 
 def _read(path: Path, name: str) -> RunFolder:
-    config = stored_config(path)
+    config, begun = whole_config(path), read_begun(path)
     ledger = read_run(path, ("steps", "tokens", "seconds"))
     if ledger is None:
         raise FileNotFoundError(f"{path} holds no metrics yet; wait for its first step")
     metrics = {visible(name): values for name, values in ledger.metrics.items()}  # rewards, which anyone may write, name them
     work = "environment" if config.environment else "task"  # an environment brings its own task
-    facts = {"method": config.method, work: config[work], **_facts(metrics, ledger.spent, config.steps)}
-    return RunFolder(path, name, flat(config.to_dict()), metrics, facts, findings(metrics), starts_of(path))
+    facts = {"method": config.method, work: config[work], **_of_phases(begun, int(metrics["step"][-1])),
+             **_facts(metrics, ledger.spent, config.steps)}
+    return RunFolder(path, name, flat(config.to_dict()), metrics, facts, findings(metrics), starts_of(path), begun)
+
+
+def _of_phases(begun: Sequence[Begun], last: int) -> dict[str, str]:
+    """The phases that have begun, with their first and last steps; nothing for a run without phases."""
+    ends = [*(one.start for one in begun[1:]), last]
+    shown = [f"{one.name} {one.start + 1} to {end}" for one, end in zip(begun, ends) if end > one.start]
+    return {"phases": ", ".join(shown)} if shown else {}
 
 
 def _facts(metrics: Metrics, spent: dict[str, np.ndarray], steps: int) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm.commands import command_line
+from jaxrl_llm.setup import keys
 
 SCRIPT = """
 import os, sys
@@ -113,7 +114,7 @@ def test_a_script_runs_under_jemalloc(tmp_path):
 
 
 def test_keys_that_there_are_not_are_answered_with_the_nearest():
-    near = command_line.nearest_keys
+    near = keys.nearest_keys
     assert "optimizer.learning_rate" in near("lr") and near("temperature")[0] == "sampling.temperature"
     assert "sampling.group" in near("groups") and near("optimiser.learning_rate")[0] == "optimizer.learning_rate"
     assert near("sampling.group") == [] and near("zzzzzz") == []

@@ -170,14 +170,14 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
 def test_a_reference_of_a_branch_that_was_left_is_not_read_later(tmp_path):
     """A reset after step 300, killed before its checkpoint: the run continues from 250, and may not reset at 300 again."""
     one = types.SimpleNamespace(name="reference", init=lambda params: jax.tree.map(jnp.copy, params))
-    run = types.SimpleNamespace(learner=types.SimpleNamespace(keeping=(one,), mesh=parallel.make_mesh()))
+    run = types.SimpleNamespace(learner=types.SimpleNamespace(keeping=(one,), mesh=parallel.make_mesh(), offload=()))
 
     def state(step):
         return types.SimpleNamespace(step=step, params={"w": jnp.full(4, float(step))})
 
     def read(step, resume=True):
         work = Workdir(at_home(tmp_path), resume, {}, [])
-        return float(beginning.frozen_weights(run, state(step), work)["reference"]["w"][0])
+        return float(beginning.frozen_weights(run, state(step), work, step)["reference"]["w"][0])
 
     (tmp_path / "reference/7").mkdir(parents=True)  # of a start that saved no checkpoint
     assert read(0, resume=False) == 0 and not (tmp_path / "reference/7").exists()

@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from jaxrl_llm.runs.metrics import MetricWriter
-from jaxrl_llm.runs.plots import _panels, plot_curves, smooth
+from jaxrl_llm.runs.plots import _mark_phases, _panels, phase_starts, plot_curves, smooth
 from jaxrl_llm.store.lines import read_metrics
 
 
@@ -42,7 +43,6 @@ def write_run(folder, steps, **constant):
 
 def draw(folder):
     """The axes of each panel, by title."""
-    from matplotlib.figure import Figure
 
     figure, drawn = Figure(), {}
     for title, function in _panels(read_metrics(folder)):
@@ -135,3 +135,15 @@ def test_smooth_is_a_gaussian_mean_over_finite_neighbours():
 def test_a_divergence_that_is_rounding_is_drawn_as_none(tmp_path):
     axes = draw(write_run(tmp_path, 5, **{"mismatch/kl": 3e-8}))["KL divergence"]
     assert axes.get_yscale() == "linear" and axes.get_ylim() == (-1e-5, 1e-4)
+
+
+def test_phases_are_marked_before_their_first_steps(tmp_path):
+    with MetricWriter(tmp_path) as writer:
+        for step, phase in enumerate([1, 1, 1, 2, 2, 3]):
+            writer.write(step, {"entropy": 1.0, "phase": phase})
+    metrics = read_metrics(tmp_path)
+    assert phase_starts(metrics) == [(1, 0), (2, 3), (3, 5)] and phase_starts({"step": metrics["step"]}) == []
+    axes = Figure().add_subplot()
+    _mark_phases(axes, metrics, ["warm", "long", "last"])
+    assert [line.get_xdata()[0] for line in axes.lines] == [-0.5, 2.5, 4.5]
+    assert [text.get_text() for text in axes.texts] == ["warm", "long", "last"]

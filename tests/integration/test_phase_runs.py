@@ -1,0 +1,187 @@
+"""Runs in phases: killed at a boundary and within a phase, what carries over, early ends, exports, pages and refusals."""
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_config
+from run_files import assert_same, lines, repeatable
+
+from jaxrl_llm import control
+from jaxrl_llm.compare.ledger import read_run
+from jaxrl_llm.control.base import Controller
+from jaxrl_llm.models import weights
+from jaxrl_llm.runs import loop, trained
+from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.phases import phases_of
+from jaxrl_llm.setup.stored import stored_config, whole_config
+from jaxrl_llm.show.page import write_page
+from jaxrl_llm.show.runs import read_runs
+from jaxrl_llm.store.checkpoints import Checkpoints
+
+THREE = ("warm(steps=4), long(steps=4, fresh='optimizer, reference', sampling.max_tokens=5, task='arithmetic(level=sub2)'), "
+         "last(weights=first, learner.epochs=2)")
+TRAIN = """import os, sys
+sys.path[:0] = {path}
+import tiny_config
+from jaxrl_llm.runs import loop, phases
+config = tiny_config.get_config()
+config.update_from_flattened_dict({changes})
+entered, write = phases.entered, loop._Session.write
+
+def dies_at_a_boundary(course, last, work):
+    if course.phase.name != {phase!r}:
+        return entered(course, last, work)
+    entered(course, last, work)
+    os._exit(7)
+
+def dies_after_a_line(session, step, metrics):
+    write(session, step, metrics)
+    if step == {step}:
+        session.checkpoints.wait()
+        os._exit(8)
+
+phases.entered, loop._Session.write = dies_at_a_boundary, dies_after_a_line
+loop.train(config, {workdir!r}, resume="auto")
+"""
+
+
+def tiny(text, **changes):
+    config = tiny_config.get_config()
+    config.phases = text
+    config.update_from_flattened_dict({"steps": 12, "objective": "kl_coef=0.1", "optimizer.learning_rate": 3e-2, **changes})
+    return config
+
+
+def states(workdir, config, step):
+    """The leaves of a checkpoint by name, and what is stored beside it."""
+    number = [one["start"] < step for one in json.loads((workdir / "phases.json").read_text())["phases"]].count(True)
+    run, params = setup.build(phases_of(config)[max(number, 1) - 1].config)
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        found = checkpoints.restore(setup.initial_state(run, params), step)
+    state = found.state.replace(key=jax.random.key_data(found.state.key))
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}, found.host
+
+
+def killed(workdir, config, phase="", step=-1):
+    """The exit status of the run in a process that dies where `phase` has begun, or after the line of a step."""
+    changes = {"phases": config.phases, "steps": config.steps, "objective": config.objective,
+               "optimizer.learning_rate": config.optimizer.learning_rate}
+    program = TRAIN.format(path=sys.path, changes=changes, phase=phase, step=step, workdir=str(workdir))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
+    assert done.returncode in (7, 8), done.stderr[-3000:]
+    return done.returncode
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("straight")
+    return workdir, loop.train(tiny(THREE), workdir)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is on a new branch")
+def test_a_run_killed_at_a_boundary_and_within_a_phase_ends_like_an_uninterrupted_one(straight, tmp_path):
+    workdir, config = tmp_path / "killed", tiny(THREE)
+    assert killed(workdir, config, phase="long") == 7
+    assert killed(workdir, config, step=10) == 8  # it has the checkpoint of step 9, one step after the last phase began
+    evaluations = loop.train(config, workdir, resume=True)
+    assert {*evaluations} == {"after"}
+    for step in (9, 12):
+        (state, host), (wanted, wanted_host) = states(workdir, config, step), states(straight[0], config, step)
+        assert_same(state, wanted)
+        assert host == wanted_host
+    assert [repeatable(line) for line in lines(workdir)] == [repeatable(line) for line in lines(straight[0])]
+    for name in ("phases.json", "samples/step_000006.txt", "samples/step_000012.jsonl"):
+        assert (workdir / name).read_text() == (straight[0] / name).read_text()
+
+
+@pytest.mark.slow
+def test_one_record_with_all_phases(straight):
+    workdir, evaluations = straight
+    told = lines(workdir)
+    assert [line["step"] for line in told] == list(range(13))
+    assert [line["phase"] for line in told] == [1] * 5 + [2] * 4 + [3] * 4
+    assert list(evaluations) == ["before", "after warm", "after long", "after"]
+    assert json.loads((workdir / "phases.json").read_text())["phases"] == [
+        {"name": "warm", "start": 0}, {"name": "long", "start": 4}, {"name": "last", "start": 8}]
+    rates = [line["learning_rate"] for line in told[1:]]  # each phase warms up for two updates
+    assert rates == pytest.approx([1.5e-2, 3e-2, 3e-2, 3e-2] * 2 + [3e-2] * 4)
+    assert told[4]["kl"] > 1e-3 and told[5]["kl"] == pytest.approx(0, abs=1e-6), "the reference is the policy of step 4"
+    assert max(line["completion/length"] for line in told[5:9]) <= 5 < told[9]["completion/length"]
+
+
+@pytest.mark.slow
+def test_the_last_phase_begins_with_the_first_weights(straight):
+    initial = setup.initial_state(*setup.build(phases_of(tiny(THREE))[0].config))
+    with Checkpoints(straight[0] / "first", read_only=True) as store:
+        kept = store.restore(initial.params, 0).state
+    jax.tree.map(np.testing.assert_array_equal, kept, initial.params)
+    nine, _ = states(straight[0], tiny(THREE), 9)
+    moved = np.abs(nine[".params['embed']"] - np.asarray(initial.params["embed"])).max()
+    assert 0 < moved < 0.1 and nine[".step"] == 1  # two updates of at most 0.03
+
+
+@pytest.mark.slow
+def test_exports_pages_and_comparisons_of_a_run_in_phases(straight, tmp_path):
+    workdir, _ = straight
+    run = trained.trained(workdir)
+    assert (run.step, run.config.sampling.max_tokens, run.config.task) == (12, 6, "arithmetic(level=digit)")
+    assert stored_config(workdir, 8).task == "arithmetic(level=sub2)" and stored_config(workdir, 8).sampling.max_tokens == 5
+    assert stored_config(workdir, 4).task == stored_config(workdir, 9).task == "arithmetic(level=digit)"
+    assert whole_config(workdir).phases == THREE
+    assert trained.export(workdir, tmp_path / "model") == 12
+    np.testing.assert_array_equal(weights.load(tmp_path / "model")[1]["embed"], run.params["embed"])
+    (shown,) = read_runs([workdir])
+    assert shown.facts["phases"] == "warm 1 to 4, long 5 to 8, last 9 to 12" and shown.facts["steps"] == "12 of 12"
+    page = write_page([shown], tmp_path / "page.html").read_text()
+    assert page.count('class="mark" stroke') == 3 * page.count("<svg") and ">long</text>" in page
+    told = read_run(workdir)
+    assert told.spent["tokens"].tolist() == np.cumsum([line.get("completion/tokens", 0) for line in lines(workdir)]).tolist()
+    flops = np.diff(told.spent["flops"])
+    assert flops[8:].min() > 1.5 * flops[:8].max(), "two epochs cost more than one"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:resuming")
+def test_a_phase_ends_early_and_another_is_added(tmp_path):
+    """No score of an evaluation rises where nothing is learned: the first phase ends two evaluations after the first."""
+    text = "flat(steps=8, patience=2, eval.every=1, optimizer.learning_rate=0.0), rest(steps=2)"
+    loop.train(tiny(text, steps=10), tmp_path)
+    told = lines(tmp_path)
+    best = int(np.argmax([line["eval/score"] for line in told if line["phase"] == 1]))
+    ended = [line["step"] for line in told if line["phase"] == 1][-1]
+    assert ended == best + 2 < 8 and told[-1]["step"] == ended + 2
+    begun = [{"name": "flat", "start": 0}, {"name": "rest", "start": ended}]
+    assert json.loads((tmp_path / "phases.json").read_text())["phases"] == begun
+    loop.train(tiny(text + ", more(steps=1)", steps=11), tmp_path, resume=True)
+    assert lines(tmp_path)[-1]["step"] == ended + 3 and lines(tmp_path)[-1]["phase"] == 3
+    with pytest.raises(ValueError, match="went through the phases flat, rest, more, and config.phases begins with flat, other"):
+        loop.train(tiny("flat(steps=8), other(steps=2)", steps=10), tmp_path, resume=True)
+
+
+@pytest.fixture
+def seen():
+    """A controller that counts the steps it has observed, and 100 for each phase that it entered."""
+    def counter():
+        return Controller(lambda prompts: jnp.zeros(prompts, jnp.int32), lambda count: {}, lambda count, facts: count + 1,
+                          facts=("step",), knobs=(), begin=lambda count: count + 100)
+
+    control.base.CONTROLLERS["counter"] = counter
+    yield
+    del control.base.CONTROLLERS["counter"]
+
+
+def test_faults_of_all_phases_come_before_the_first_step(tmp_path):
+    text = "a, b(task='arithmetic(level=x)'), c(method=gpro), d(sampling.top_p=2.0), e(patience=1, metric=eval/scores)"
+    with pytest.raises(ValueError) as caught:
+        loop.train(tiny(text), tmp_path / "run")
+    for fault in ("phase 'b': Unknown arithmetic level 'x'", "phase 'c': Unknown method 'gpro'. Did you mean 'grpo'",
+                  "phase 'd': config.sampling.top_p is 2.0",
+                  "phase 'e': Unknown metric 'eval/scores'. Did you mean 'eval/score'"):
+        assert fault in str(caught.value), fault
+    assert not list((tmp_path / "run").glob("checkpoints*")) and not (tmp_path / "run/config.json").exists()
