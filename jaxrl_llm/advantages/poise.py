@@ -5,12 +5,19 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.maths import masked
+from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.values import diagnostics
 from jaxrl_llm.values.poise import comparable, cross_rollout
 from jaxrl_llm.values.poise import poise as value_model
 
+_OUTSIDE = Conflict(
+    ("environment", "estimator.low", "estimator.high"), "method {method!r} predicts rewards from {1:g} to {2:g}, and "
+    "trajectories of environment {0.name!r} return {0.returns[0]:g} to {0.returns[1]:g}",
+    "set config.estimator=\"low={0.returns[0]:g}, high={0.returns[1]:g}\"",
+    lambda environment, low, high: not low <= environment.returns[0] < environment.returns[1] <= high)
 
-@estimator
+
+@estimator(conflicts=(_OUTSIDE,))
 def poise(*, feature_size: int, capacity: int = 4096, bootstrap: int = 16, first_fit: int = 8,
           probe: str | Sequence[str] = "ridge", ensemble: str = "mean", alpha: float = 100.0,
           components: Sequence[int] | None = None, low: float = 0.0, high: float = 1.0, domains: int = 1) -> Estimator:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.tools.registry import Conflict
 
 
 def tool_coef(step: Array, *, decay: int = 200) -> Array:
@@ -17,7 +18,13 @@ def tool_reward(turns: Any, coef: Any) -> Any:
     return coef * (0.1 * turns).clip(max=1.0)
 
 
-@controller
+_UNCOUNTED = Conflict(
+    ("environment",), "method {method!r} rewards turns that call tools, and environment {0.name!r} has tools but not the fact "
+    "'tool_calls'", "add it, or take another method, for example grpo",
+    lambda environment: environment.tools and "tool_calls" not in environment.facts)
+
+
+@controller(conflicts=(_UNCOUNTED,))
 def tool_bonus(*, decay: int = 200) -> Controller:
     """`tool_coef`: that of the step after `step` others, 1 in the first one.
 

@@ -22,6 +22,7 @@ import numpy as np
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.tools import registry
+from jaxrl_llm.tools.registry import Conflict
 
 ALWAYS = frozenset(("logprobs", "entropies", "version"))  # what the engines of this process provide of every model
 
@@ -42,12 +43,16 @@ class Measure(NamedTuple):
 MEASURES = registry.PartTable("measure", Measure, keywords=False)
 
 
-def measure(name: str) -> Callable:
+def measure(name: str, **facts: Any) -> Callable:
     """Enters a function from a model's configuration to a `Measure`, or None if the model has nothing to measure."""
-    return MEASURES.enter(name=name)
+    return MEASURES.enter(name=name, **facts)
 
 
-@measure("routes")
+DENSE = Conflict(("model",), "method {method!r} reads or replays the experts of a mixture, and this model is dense",
+                 "leave routing=free in config.objective, or take a mixture of experts", lambda model: model.experts is None)
+
+
+@measure("routes", conflicts=(DENSE,))
 def routes(config: ModelConfig) -> Measure | None:
     """The experts that a mixture routed each token to, i16[layers, k]."""
     if config.experts is None:

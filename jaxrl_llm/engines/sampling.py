@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.kernels.vocabulary import in_blocks
+from jaxrl_llm.tools.registry import Conflict
 
 RAREST = 0.7  # smallest share of its probability that a token keeps when draws are spread out: 1 - eps of PROPS
 _BLOCKS = 256, 128  # widths of the second level of the inverse-CDF draw; any value gives the same distribution
@@ -155,3 +156,9 @@ def draw(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     logprob = jnp.take_along_axis(chosen, within[:, None], axis=1)[:, 0] - jnp.log(total)
     entropy = jnp.log(total) - spreads.sum(-1) / total
     return Draw(token, logprob, entropy)
+
+
+CONFLICTS = (
+    Conflict(("needs.behavior_logprobs", "config.sampling.top_k", "config.sampling.top_p", "config.sampling.min_p"),
+             "method {method!r} weighs tokens by learner over sampler probability, and top_k, top_p and min_p change only the "
+             "latter", "switch them off (0, 1, 0)", lambda needed, top_k, top_p, min_p: top_k or top_p < 1 or min_p),)

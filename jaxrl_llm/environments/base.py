@@ -10,7 +10,8 @@ import numpy as np
 from jaxrl_llm.data import turn_info
 from jaxrl_llm.rewards.base import number
 from jaxrl_llm.tasks.base import Problem, Task
-from jaxrl_llm.tools import registry
+from jaxrl_llm.tools import registry, written
+from jaxrl_llm.tools.registry import Conflict
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 OPENING_ROLES = ("system", "user", "assistant", "tool")
@@ -272,3 +273,23 @@ def _readable(messages: Sequence[Message], tokens: bool) -> bool:
 
 def _short(value: Any) -> str:
     return repr(value)[:200]
+
+
+def _counted_twice(environment: Environment, estimator: Any) -> bool:
+    """Whether an estimator would count a trajectory as often as it has contexts."""
+    return environment.contexts > 1 and "traj" not in estimator.needs
+
+
+_CONTEXTS = ("environment {0.name!r} begins new contexts in a trajectory, each a rollout of its own, and method {method!r} "
+             "would count a trajectory as often as it has contexts")
+CONFLICTS = (
+    Conflict(("environment", "estimator"), _CONTEXTS,
+             "take one that compares trajectories: multi_context_grpo, markov_multi_turn",
+             lambda environment, estimator: not environment.apart and _counted_twice(environment, estimator)),
+    Conflict(("environment", "estimator"), _CONTEXTS, "take one that compares agents: spiral, advevo_baseline, dr_mas",
+             lambda environment, estimator: environment.apart and _counted_twice(environment, estimator)),
+    Conflict(("config.environment", "config.task"), "config.task={1!r} names several tasks, and config.environment={0!r} has a "
+             "task of its own, so that no run would read them", "name tasks or an environment",
+             lambda environment, task: environment and len(written.calls(task)) > 1),
+    Conflict(("config.environment", "needs.answers"), "method {method!r} compares the answers of the rollouts, and an "
+             "environment does not tell which text is the answer", "take another method, for example grpo"))

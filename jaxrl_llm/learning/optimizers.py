@@ -12,6 +12,7 @@ from optax import contrib
 from jaxrl_llm import parallel
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.memo import remembered
+from jaxrl_llm.tools.registry import Conflict
 
 UNSET = {"b1": -1.0, "b2": -1.0, "momentum": 0.0, "weight_decay": 0.0}  # values of the configuration that all accept
 DECAYED = ("all", "matrices")
@@ -190,3 +191,9 @@ def adam_noise(opt_state: Any, b1: float, b2: float) -> jax.Array:
         return 1.0 / (1.0 - b ** jnp.maximum(adam.count, 1).astype(jnp.float32))
 
     return scale(b2) * optax.tree.sum(adam.nu) - scale(b1) ** 2 * optax.tree.norm(adam.mu, squared=True)
+
+
+CONFLICTS = (
+    Conflict(("knobs.reset", "config.optimizer.schedule"), "method {method!r} resets the optimiser, with which "
+             "optimizer.schedule={1!r} would begin again and not end at 0",
+             "set optimizer.schedule=constant, or take another method", lambda reset, schedule: schedule != "constant"),)

@@ -48,6 +48,9 @@ class Lack(NamedTuple):
     what: str
     who: str
 
+    def __str__(self) -> str:
+        return f"{self.what} (from {self.who})"
+
 
 def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[str]:
     """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts read, also to train a critic."""
@@ -135,11 +138,3 @@ def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts
     rows = {*TURNS, *AGENTS}
     there = ("step_ids", "turns", *TURNS, *facts, *(("settled",) if "agent" in facts else ()))
     return tuple(name for name in there if name not in rows) if {*objective.needs} & rows else there
-
-
-def check(method: Method, estimator: Estimator, objective: Objective, given: Iterable[str] = ()) -> None:
-    """Raises NotImplementedError that names the unmet needs and their possible providers."""
-    if missing := lacks(method, estimator, objective, given):
-        raise NotImplementedError(
-            f"method {method.slug!r} needs {'; '.join(f'{lack.what} (from {lack.who})' for lack in missing)}, which this run "
-            "does not provide. Its parts can be used from your own loop; `python -m jaxrl_llm.methods` lists the other methods")

@@ -9,6 +9,8 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.tools.registry import Conflict
+
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -89,3 +91,8 @@ def merge(params: Any, lora: Adapters) -> Any:
         update = jnp.einsum("lir,lro->lio", adapter["a"], adapter["b"])
         layers[target] = layers[target] | {"kernel": (kernel + update).astype(kernel.dtype)}
     return params | {"layers": layers}
+
+
+_OF_WEIGHTS = "method {method!r} updates the reference from full weights; LoRA does not change them", (
+    "set lora.rank=0, or take another method")
+CONFLICTS = tuple(Conflict(("config.lora.rank", knob), *_OF_WEIGHTS) for knob in ("knobs.reference", "knobs.reset"))

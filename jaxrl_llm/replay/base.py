@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.tools import registry
+from jaxrl_llm.tools.registry import Conflict
 
 
 class Replay(NamedTuple):
@@ -67,3 +68,19 @@ class Replay(NamedTuple):
 
 RULES = registry.PartTable("replay rule", Replay)
 rule = RULES.enter
+
+
+def _endless(replay: Replay) -> str:
+    """Why the buffer of a rule would grow without bound or store nothing; "": it does neither."""
+    try:
+        replay.most(problems=1, per_step=1)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+_NO_PRIOR = ("method {method!r} has a replay, whose rollouts have no reward predictions",
+             "set budget.utility to nothing, or take a method without replay, for example grpo")
+CONFLICTS = (
+    Conflict(("replay",), _endless, "they are numbers of config.replay"),
+    Conflict(("replay", "config.budget.utility"), *_NO_PRIOR), Conflict(("replay", "needs.prior"), *_NO_PRIOR))

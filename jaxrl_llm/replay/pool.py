@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools.registry import Conflict
 
 FORMAT = "jaxrl_llm pool 1"
 NODE = re.compile(r"[A-Za-z0-9_.]{1,64}")
@@ -144,3 +145,13 @@ def _content(path: Path) -> dict | None:
     except (OSError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) else None
+
+
+_ALONE = {
+    "config.environment": "samples in an environment", "config.budget.utility": "has a budget",
+    "replay": "replays rollouts of its own", "guide": "shows solutions", "needs.prior": "expects something of prompts",
+    "sizes": "samples prompts unequally", "measured": "reads {1} of the sampler",
+    **{f"needs.{name}": f"reads {name} of the sampler" for name in ("behavior_logprobs", "entropies")}}
+CONFLICTS = tuple(
+    Conflict(("config.pool.path", name), f"config.pool.path={{0}} shares groups as texts, and method {{method!r}} {what}",
+             "leave it empty, or take another method, for example swarm_sapo") for name, what in _ALONE.items())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.tools import registry
+from jaxrl_llm.tools.registry import Conflict
 
 
 class RewardError(RuntimeError):
@@ -126,6 +127,11 @@ class Combined:
     on_error: str = "raise"
     deadline: float | None = None
     share: float = 1.0
+
+    @property
+    def parts(self) -> tuple["Combined", ...]:
+        """The sums of the tasks: this one."""
+        return (self,)
 
     def part(self, share: float) -> "Combined":
         """For a part of a batch, this share of what is left of it: slow completions do not take the time of later parts."""
@@ -325,3 +331,19 @@ def _shorten(value: Any, limit: int = 200) -> str:
     except Exception:  # an integer of more than 4,300 digits
         return f"{type(value).__name__} that has no text"
     return text if len(text) <= limit else text[:limit] + "..."
+
+
+def _nothing(needed: bool, reward: Any) -> str:
+    """Why every total would be 0; "": a reward of each task has a weight."""
+    for one in reward.parts:
+        if not any(part.weight for part in one.rewards):
+            return (f"the method learns from rewards, and the weight of {', '.join(one.names)} is 0: every reward would be 0")
+    return ""
+
+
+CONFLICTS = (
+    Conflict(("needs.rewards", "reward"), _nothing, "give one of them another weight in config.rewards or the task's reward"),
+    Conflict(("needs.answers", "reward"), "method {method!r} compares the answers of the rollouts, and the reward "
+             "{1.names[0]!r} does not extract an answer",
+             "set config.score to one that does: exact, last_number, numeric, boxed or reasoning_gym",
+             lambda needed, reward: not reward.extracts))

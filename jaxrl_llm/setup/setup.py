@@ -13,7 +13,7 @@ from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.sampling.source import Source
-from jaxrl_llm.setup import agreement, parts, refusals
+from jaxrl_llm.setup import agreement, parts, why
 from jaxrl_llm.setup.check import check
 from jaxrl_llm.setup.first_state import initial_adapters, known_of
 from jaxrl_llm.setup.judge import make_judge
@@ -25,6 +25,7 @@ from jaxrl_llm.setup.run import Run
 from jaxrl_llm.setup.sources import make_plain_source, make_source
 from jaxrl_llm.setup.start import load_model, open_model, policy_of
 from jaxrl_llm.setup.variants import check_there
+from jaxrl_llm.setup.why import Around
 from jaxrl_llm.tools import written
 
 
@@ -47,14 +48,9 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     task = judge.task
     tokenizer, model, read_weights = open_model(config.model)
     made = parts.make_parts(config, model.config.hidden_size, task, judge.environment)
-    refusals.check_method(config, made, judge.environment)
-    refusals.check_balance(config, model)
-    refusals.check_replays(made, model)
     schedule = make_schedule(config)
-    refusals.check_lag(config, made, schedule.lag)
+    why.check(config, made, Around(judge.environment, model.config, judge.reward, schedule))
     sets = make_sets(config, task)
-    if judge.reward is not None:
-        refusals.check_reward(made, judge.reward)
     mesh = make_mesh(config)
     policy = dataclasses.replace(policy_of(config, model, mesh), replays=made.objective.replays)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
@@ -76,7 +72,6 @@ def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDi
     judge = make_judge(config)
     mesh = sampling_mesh(config) if mesh is None else mesh
     tokenizer, model, params = load_model(config.model, mesh, config.seed)
-    refusals.check_balance(config, model)
     policy = policy_of(config, model, mesh)
     return config, policy, make_plain_source(config, policy, mesh, tokenizer, judge), params
 

@@ -40,14 +40,15 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
 class Conflict(NamedTuple):
     """What a part cannot be together with, why, and what to do.
 
-    `of` names values of a composition (`setup.composition`): fields that some part needs ("needs.answers"), parts
-    ("method.allocation"), knobs ("knobs.reset") and keys ("config.lora.rank"). `when(*values)` says whether they are in
-    conflict; None: if all of them are there and true. A name that the composition lacks is in no conflict. `why` and `do` may
-    show the values by their place, "{0}", and the sort and name of the part that declares the conflict as "{part}".
+    `of` names values of a composition (`setup.why`): fields that some part needs ("needs.answers"), parts
+    ("rule"), knobs ("knobs.reset") and keys ("config.lora.rank"). `when(*values)` says whether they are in conflict; None: if
+    all of them are there and true. A name that the composition lacks is in no conflict. `why` and `do` may show the values by
+    their place, "{0}", the name of the "{method}", and the sort and name of the "{part}" that declares the conflict. Or `why`
+    is a function of the values, which returns the reason, or "" where there is no conflict.
     """
 
     of: tuple[str, ...]
-    why: str
+    why: str | Callable[..., str]
     do: str
     when: Callable[..., Any] | None = None
 

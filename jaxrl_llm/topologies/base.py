@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.tools import registry
+from jaxrl_llm.tools.registry import Conflict
 
 # Arguments that a run passes to the factory of its topology, by name.
 KNOWN = {
@@ -137,3 +138,36 @@ def drawn_at_once(prompts: int, counts: Callable[[Forest], np.ndarray], choose: 
         return Plan(rows=np.repeat(np.arange(len(forest.problems)), counts(forest)))
 
     return Topology(plan, choose, max_groups=max_groups)
+
+
+def _lost(named: str, there: Iterable[str]) -> str:
+    """Why the topology that a method names, or implies, does not read all parts that decide what is sampled; "": it does."""
+    try:
+        chosen(named or None, there)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _equal(unequal: list[str], budget: str, most: int, group: int, pilot: int, mean: float) -> str:
+    """Why parts that are to give prompts unequal numbers of rollouts cannot; "": they can."""
+    if not unequal or budget or most > mean * (pilot or group):
+        return ""
+    return (f"{unequal[0]} would give all prompts the same number of rollouts: sampling.max_group={most} is no more than "
+            f"{mean:g} x {f'pilot={pilot}' if pilot else f'sampling.group={group}'}")
+
+
+_UNEQUAL = ("{1[0]} of method {method!r} gives prompts unequal numbers of rollouts, which critics, hidden-state baselines and "
+            "replay do not support", "take another method")
+CONFLICTS = (
+    Conflict(("topology", "there"), _lost, "it is the topology of the method, or implied by its parts"),
+    Conflict(("sizes",), "{0[0]} and {0[1]} of method {method!r} both say how many rollouts a prompt gets",
+             "set budget.utility to nothing, or take another method", lambda sizes: len(sizes) > 1),
+    *(Conflict((part, "unequal"), *_UNEQUAL) for part in ("estimator.has_critic", "needs.features", "replay")),
+    Conflict(("objective.aggregation", "sizes"),
+             "{1[0]} of method {method!r} gives prompts unequal numbers of rollouts, which are cut into rows, and "
+             "aggregation='prompt_mean' would weigh each row like a prompt",
+             "set config.objective=\"aggregation=token_mean\" (or seq_mean_token_mean), or take another method",
+             lambda aggregation, sizes: aggregation == "prompt_mean" and sizes),
+    Conflict(("unequal", "config.budget.utility", "config.sampling.max_group", "config.sampling.group", "pilot", "mean"),
+             _equal, "raise one of the two, or set sampling.max_group=0: four times the group"))

@@ -2,10 +2,28 @@
 import numpy as np
 
 from jaxrl_llm.control.budget import allocate
+from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.topologies.base import Topology, drawn_at_once, group_sizes, groups_of, topology
 
 
-@topology(needs=("config.budget.utility",))
+def _all_taken(drawn: int, most: int, prompts: int, group: int) -> str:
+    """Why a budget leaves nothing to decide; "": it leaves something."""
+    if drawn * most > prompts * group:
+        return ""
+    return (f"budget.prompts={drawn} of at most sampling.max_group={most} completions each take {drawn * most} of the "
+            f"{prompts} x {group} of a step, which leaves nothing to allocate")
+
+
+_OTHERS = {"filters": "the filter {1!r}", "estimator.wants_more": "an estimator that asks for more rollouts itself",
+           "needs.features": "a baseline from hidden states", "estimator.has_critic": "a critic"}
+_CONFLICTS = (
+    *(Conflict(("config.budget.utility", name), f"config.budget.utility={{0!r}} does not go together with {what} of method "
+               "{method!r}", "leave it empty, or take another method, for example grpo") for name, what in _OTHERS.items()),
+    Conflict(("config.budget.prompts", "config.sampling.max_group", "config.prompts.per_step", "config.sampling.group"),
+             _all_taken, "raise one of the two"))
+
+
+@topology(needs=("config.budget.utility",), conflicts=_CONFLICTS)
 def budgets(drawn: int, *, prompts: int, group: int, most: int, utility: str) -> Topology:
     """`prompts` groups allocated to `drawn` problems by their expected success rates, `facts["expected"]` f32[P].
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.data.forest import Forest, outcomes
+from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, group_sizes, groups_of, topology
 from jaxrl_llm.topologies.rules import Rule
 
@@ -34,7 +35,13 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
     return Topology(plan, choose, max_groups=most_groups)
 
 
-@topology(needs=("method.allocation",))
+_IN_PARTS = Conflict(
+    ("rule", "filters.refills"), "the allocation rule of method {method!r} reads {0.reads[0]}, which is measured of a whole "
+    "batch, and the filter {1!r} draws a batch in several parts", "leave one of the two out",
+    lambda rule, filters: rule.reads and filters)
+
+
+@topology(needs=("method.allocation",), conflicts=(_IN_PARTS,))
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
     """`rounds` in which a rule decides the further rollouts of each prompt, rounded up to whole groups.
 

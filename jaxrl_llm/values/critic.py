@@ -30,6 +30,7 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.parallel import batch_sharding, indexed, over_rows, tree_shardings
 from jaxrl_llm.tools.memo import remembered
+from jaxrl_llm.tools.registry import Conflict
 
 KINDS = ("separate", "head")
 
@@ -240,3 +241,9 @@ def _stepped(critic: Critic, clip_norm: float | None, state: CriticState, gradie
 def _laid(critic: Critic, tree):
     """A tree of the critic's parameters with the shardings of the partition table."""
     return tree if critic.mesh is None else jax.lax.with_sharding_constraint(tree, tree_shardings(tree, critic.mesh))
+
+
+CONFLICTS = (
+    Conflict(("estimator.has_critic", "config.critic.pretrain_steps", "config.steps"),
+             "config.critic.pretrain_steps={1} leave none of the {2} steps to the policy", "set fewer (0: none), or more steps",
+             lambda critic, alone, steps: critic and alone >= steps),)

@@ -10,7 +10,7 @@ from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.engines.prompts import encode_problems
 from jaxrl_llm.evaluation.power import smallest_difference
-from jaxrl_llm.setup import parts, refusals
+from jaxrl_llm.setup import parts, why
 from jaxrl_llm.setup.judge import make_judge
 from jaxrl_llm.setup.meshes import make_mesh
 from jaxrl_llm.setup.resolve import resolve
@@ -141,7 +141,7 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
         plan.check_schedule(entry, plan.read_budget(contest.budget, base))
         judge = make_judge(entry.config)
         made = parts.make_parts(entry.config, 96, judge.task, judge.environment)
-        refusals.check_method(entry.config, made, judge.environment)
+        why.check(entry.config, made, why.Around(judge.environment, reward=judge.reward))
 
 
 MIXED = suite.contests("embedded")[0]

@@ -56,7 +56,7 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     fields = {name for name in said if "." not in name} - {*Settings._fields}
     on_demand = recorders.recordable(said) | {"prior"} | {*measures.MEASURES}  # made for methods that need them
     if environment is not None:
-        on_demand |= {"answers"}  # refused, see `setup.refusals`
+        on_demand |= {"answers"}  # refused, see `environments.base.CONFLICTS`
     wanted = fields - (on_demand - made.needs)
     assert wanted >= made.needs and wanted <= there, wanted - there
     if run.learner.joint is None:

@@ -27,7 +27,7 @@ from jaxrl_llm.runs.warmup import imitate
 from jaxrl_llm.sampling import prior
 from jaxrl_llm.sampling.fitting import held_out
 from jaxrl_llm.sampling.source import Source
-from jaxrl_llm.setup import parts, refusals, setup
+from jaxrl_llm.setup import parts, setup, why
 from jaxrl_llm.setup.first_state import known_of
 from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.learners import make_learner
@@ -264,7 +264,7 @@ def test_every_method_takes_three_steps(shared, slug):
     config.learner.epochs = max(2, config.learner.epochs)  # so that the ratio to the old policy is not 1
     config.learner.minibatches, config.critic.pretrain_steps = 1, 0
     made = parts.make_parts(config, policy.model.config.hidden_size, run.source.task)
-    refusals.check_method(config, made)
+    why.check(config, made)
     asked = config.budget.utility or "prior" in made.needs
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
     task, whole = run.source.task, run.source.stream

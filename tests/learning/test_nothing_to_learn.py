@@ -4,11 +4,13 @@ import math
 import pytest
 
 from jaxrl_llm import advantages, objectives, rewards
-from jaxrl_llm.setup import parts, refusals
+from jaxrl_llm.advantages import alike
+from jaxrl_llm.setup import parts, why
 from jaxrl_llm.setup.check import check
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.problems import make_sets, make_task
 from jaxrl_llm.setup.resolve import resolve
+from jaxrl_llm.setup.why import Around
 
 FLOATS = """sampling.temperature sampling.top_p sampling.min_p optimizer.learning_rate optimizer.weight_decay
     optimizer.b1 optimizer.b2 optimizer.momentum optimizer.ema learner.balance lora.alpha critic.learning_rate
@@ -70,7 +72,7 @@ def test_sizes_of_experts():
 def test_methods_that_compare_completions_need_some_that_differ(changes, message):
     config = changed(**changes)
     with pytest.raises(ValueError, match=message):
-        refusals.check_method(config, parts.make_parts(config, 128, make_task(config.task)))
+        why.check(config, parts.make_parts(config, 128, make_task(config.task)))
 
 
 @pytest.mark.parametrize("changes", (
@@ -79,18 +81,19 @@ def test_methods_that_compare_completions_need_some_that_differ(changes, message
 def test_methods_that_learn_from_single_completions_are_not_refused(changes):
     config = changed(sampling__group=1, **changes)
     made = parts.make_parts(config, 128, make_task(config.task))
-    assert made.rule is not None or not refusals.compares(made, 1)
+    assert made.rule is not None or not alike.compares(made.estimator, made.objective, 1)
 
 
 def test_rewards_of_weight_zero():
-    made = parts.make_parts(changed(), 128)
+    config = changed()
+    made = parts.make_parts(config, 128)
     one = rewards.combine([rewards.make("format", pattern="a", weight=0.0)])
     with pytest.raises(ValueError, match="learns from rewards, and the weight of format is 0"):
-        refusals.check_reward(made, one)
+        why.check(config, made, Around(reward=one))
     both = rewards.combine([rewards.make("format", pattern="a"), rewards.make("exact", weight=0.0)])
-    refusals.check_reward(made, both)  # one that is only reported
+    why.check(config, made, Around(reward=both))  # one that is only reported
     with pytest.raises(ValueError, match="the weight of format is 0"):
-        refusals.check_reward(made, rewards.ByTask(("a", "b"), (both, one)))
+        why.check(config, made, Around(reward=rewards.ByTask(("a", "b"), (both, one))))
 
 
 @pytest.mark.parametrize("make, name, number, allowed", (

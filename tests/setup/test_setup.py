@@ -17,23 +17,25 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 
 
-def test_methods_with_unrecorded_needs_are_refused():
+def test_unmet_needs_name_who_could_provide_them():
     method, parts = methods.get("grpo"), methods.build("grpo")
-    provision.check(method, *parts)
+
+    def told(row, *parts, given=()):
+        return [str(lack) for lack in provision.lacks(row, *parts, given)]
+
+    assert told(method, *parts) == []
     teacher = dataclasses.replace(method, needs=("teacher_logprobs",))
     for changed, words in (
-            (teacher, "'grpo' needs teacher_logprobs .from the recorder `teacher` with config.teacher.path., which this run"),
-            (dataclasses.replace(method, needs=("mood",)), "needs mood .from a recorder, a topology or a task of your own"),
-            (dataclasses.replace(method, filters="unheard_of"), "needs filter unheard_of .from a file of"),
-            (dataclasses.replace(method, needs=("replayed",)), "needs replayed .from a recorder, a topology or a task of your"),
-            (dataclasses.replace(method, controllers="curriculum"), "curriculum .from a file of jaxrl_llm.control")):
-        with pytest.raises(NotImplementedError, match=words):
-            provision.check(changed, *parts)
-    provision.check(teacher, *parts, given=("teacher_logprobs",))
-    provision.check(teacher, *parts, given=("config.teacher.path",))
-    provision.check(dataclasses.replace(method, needs=("replayed", "age"), replay="recent_groups"), *parts)
-    with pytest.raises(NotImplementedError, match="needs values .from the recorder `critic` with estimator.value_targets"):
-        provision.check(method, parts[0]._replace(needs=("rewards", "values")), parts[1])
+            (teacher, "teacher_logprobs (from the recorder `teacher` with config.teacher.path)"),
+            (dataclasses.replace(method, needs=("mood",)), "mood (from a recorder, a topology or a task of your own)"),
+            (dataclasses.replace(method, filters="unheard_of"), "filter unheard_of (from a file of jaxrl_llm.control)"),
+            (dataclasses.replace(method, needs=("replayed",)), "replayed (from a recorder, a topology or a task of your own)"),
+            (dataclasses.replace(method, controllers="tides"), "controller tides (from a file of jaxrl_llm.control)")):
+        assert told(changed, *parts) == [words]
+    assert told(teacher, *parts, given=("teacher_logprobs",)) == told(teacher, *parts, given=("config.teacher.path",)) == []
+    assert told(dataclasses.replace(method, needs=("replayed", "age"), replay="recent_groups"), *parts) == []
+    assert told(method, parts[0]._replace(needs=("rewards", "values")), parts[1]) == [
+        "values (from the recorder `critic` with estimator.value_targets)"]
 
 
 def test_the_prompt_length_covers_held_out_problems_too():

@@ -5,16 +5,38 @@ import threading
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+from jaxrl_llm import methods
 from jaxrl_llm.data.finished import Finished
 from jaxrl_llm.learning.learner import Learner
 from jaxrl_llm.learning.schedules import sync
 from jaxrl_llm.learning.schedules.base import BatchSource, Schedule, Step, schedule
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.learning.state import TrainState
+from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.tools.timer import PhaseTimer
 
 
-@schedule
+def _uncorrected(schedule: Schedule, objective: Any) -> str:
+    """Why older samples would be learned from as if they were new; "": the objective has a ratio, or corrects for them."""
+    if not schedule.lag or objective.corrects or objective.reads_old:
+        return ""
+    able = [slug for slug in methods.METHODS if methods.build(slug, max_len=1024, feature_size=67)[1].corrects]
+    return (f"the schedule samples with weights that are {schedule.lag} batches older, and the objective has no ratio that "
+            f"corrects for it; methods with a correction are {', '.join(able)}; PPO's ratio, as in grpo, is one to the policy "
+            "that sampled")
+
+
+_CONFLICTS = (
+    Conflict(("schedule", "objective"), _uncorrected, "set schedule=sync, or take one of them"),
+    Conflict(("schedule", "config.schedule", "config.sampling.top_k", "config.sampling.top_p", "config.sampling.min_p"),
+             "config.schedule={1!r} divides by the sampler's probabilities, which top_k, top_p and min_p change",
+             "switch them off (0, 1, 0), or set schedule=sync",
+             lambda schedule, name, top_k, top_p, min_p: schedule.lag and (top_k or top_p < 1 or min_p)),
+    Conflict(("schedule", "config.schedule", "config.server.url"), "config.schedule={1!r} needs the sampler of this process, "
+             "and server.url is {2!r}", "leave one of the two out", lambda schedule, name, url: schedule.lag and url))
+
+
+@schedule(conflicts=_CONFLICTS)
 def pipelined(*, lag: int = 1) -> Schedule:
     """Batch n is sampled by the weights and settings of version `max(n - lag, 0)`, while batch `n - lag` is learned from.
 

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.objectives.terms.base import Term, term
+from jaxrl_llm.tools.registry import Conflict
 
 
 def uneven(loads: Loads, chosen: jax.Array, per_token: int) -> jax.Array:
@@ -23,7 +24,11 @@ def uneven(loads: Loads, chosen: jax.Array, per_token: int) -> jax.Array:
     return chosen.shape[-1] * per_layer.mean()
 
 
-@term
+_DENSE = Conflict(("model",), "the term 'balance' is for experts, and this model has none",
+                  "leave it out, or take a mixture of experts", lambda model: model.experts is None)
+
+
+@term(conflicts=(_DENSE,))
 def balance(*, coef: float) -> Term:
     """`coef` times the load-balancing loss of a model with experts; 0.001 to 0.01 are usual. Metric `moe/balance_loss`.
 

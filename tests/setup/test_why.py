@@ -1,0 +1,78 @@
+"""All that stands against a run is said at once, by the parts that it concerns, before anything long begins."""
+import dataclasses
+
+import pytest
+
+from jaxrl_llm import methods, rewards
+from jaxrl_llm.control.base import CONTROLLERS, Controller
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.setup import parts, why
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.resolve import resolve
+from jaxrl_llm.setup.why import Around
+from jaxrl_llm.tools.registry import Conflict, Kind
+
+
+def composed(method="grpo", around=Around(), **changes):
+    """The lines against a configuration: unmet needs, and conflicts."""
+    config = default_config()
+    config.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()} | {"method": method})
+    config = resolve(config, methods.get(method).defaults)
+    made = parts.make_parts(config, 32)
+    return config, made, why.unmet(made), why.conflicting(config, made, around)
+
+
+def test_nothing_stands_against_the_default():
+    assert composed()[2:] == ([], [])
+    config, made, *_ = composed()
+    why.check(config, made)
+
+
+def test_all_lines_come_at_once():
+    """A budget beside a filter, nothing to allocate, and a mean over rows that are cut."""
+    config, made, lacks, against = composed("dapo", budget__utility="paper", budget__prompts=2, sampling__max_group=16,
+                                            objective="aggregation=prompt_mean")
+    assert lacks == [] and against == [
+        "config.budget.utility='paper' does not go together with the filter 'dynamic_sampling' of method 'dapo'; leave it "
+        "empty, or take another method, for example grpo",
+        "budget.prompts=2 of at most sampling.max_group=16 completions each take 32 of the 8 x 8 of a step, which leaves "
+        "nothing to allocate; raise one of the two",
+        "the budget 'paper' of method 'dapo' gives prompts unequal numbers of rollouts, which are cut into rows, and "
+        "aggregation='prompt_mean' would weigh each row like a prompt; set config.objective=\"aggregation=token_mean\" (or "
+        "seq_mean_token_mean), or take another method"]
+    with pytest.raises(ValueError) as raised:
+        why.check(config, made)
+    assert str(raised.value) == "\n".join(["3 things stand against this run:", *(f"- {line}" for line in against)])
+
+
+def test_unmet_needs_come_first_and_with_who_could_provide_them():
+    config, made, lacks, against = composed("gopd", sampling__top_k=5)
+    assert lacks == ["method 'gopd' needs teacher_logprobs (from the recorder `teacher` with config.teacher.path), which this "
+                     "run does not provide"]
+    assert against == ["method 'gopd' weighs tokens by learner over sampler probability, and top_k, top_p and min_p change "
+                       "only the latter; switch them off (0, 1, 0)"]
+    with pytest.raises(NotImplementedError) as raised:
+        why.check(config, made)
+    assert str(raised.value).startswith(f"2 things stand against this run:\n- {lacks[0]}\n- {against[0]}. Parts can be used")
+
+
+def test_what_is_around_a_method_is_met_too():
+    deaf = rewards.combine([rewards.make("format", pattern="a", weight=0.0)])
+    late = schedules.make("pipelined", lag=2)
+    lines = composed("ttrl", Around(reward=deaf, schedule=late), schedule="pipelined(lag=2)", sampling__top_p=0.5)[3]
+    assert [line.partition(";")[0] for line in lines] == [
+        "config.schedule='pipelined(lag=2)' divides by the sampler's probabilities, which top_k, top_p and min_p change",
+        "method 'ttrl' compares the answers of the rollouts, and the reward 'format' does not extract an answer"]
+
+
+def test_a_part_from_outside_declares_its_conflicts(monkeypatch):
+    def windy():
+        return Controller(lambda: (), lambda state: {}, lambda state, facts: state, facts=("step",), knobs=())
+
+    calm = Conflict(("config.lora.rank", "estimator.eps"), "{part} of {method} and adapters of rank {0} with eps={1} do not "
+                    "rest", "take one", lambda rank, eps: rank > eps)
+    monkeypatch.setitem(CONTROLLERS, "windy", Kind(windy, conflicts=(calm,)))
+    monkeypatch.setitem(methods.METHODS, "windy", dataclasses.replace(methods.get("grpo"), slug="windy", controllers="windy"))
+    assert composed("windy")[3] == []
+    assert composed("windy", lora__rank=4, estimator="eps=0.5")[3] == [
+        "controller 'windy' of windy and adapters of rank 4 with eps=0.5 do not rest; take one"]
