@@ -81,6 +81,7 @@ class Settings(NamedTuple):
       tool_coef: f32[], weight of the reward for turns that call tools, `tool_bonus.tool_reward`, which is added to the rewards
         of sampled trajectories; there are none without tools.
       reference: parameters of the reference policy for `ref_logprobs`.
+      fresh_optimizer: bool[], whether the optimiser's state is cleared before the updates of the batch; its schedule goes on.
       reset: bool[], read after evaluations: the policy becomes the reference, and the optimiser's state is reset.
     """
 
@@ -99,6 +100,7 @@ class Settings(NamedTuple):
     reward_baseline: Array | None = None
     tool_coef: Array | None = None
     reference: Any = None
+    fresh_optimizer: Array | None = None
     reset: Array | None = None
 
 

@@ -145,10 +145,13 @@ class Learner:
         state = state.replace(control=control)
         reset = bool(self.controls.settings(state.control).reset)
         if reset:
-            opt_state = self.optimizer.init(state.trainable)
-            state = state.replace(opt_state=parallel.put(opt_state, parallel.tree_shardings(opt_state, self.mesh)))
-            state = offload.moments_away(self.offload, state)
+            state = offload.moments_away(self.offload, self._cleared(state))
         return state, reset
+
+    def _cleared(self, state: TrainState) -> TrainState:
+        """The state with a new state of the optimiser."""
+        opt_state = self.optimizer.init(state.trainable)
+        return state.replace(opt_state=parallel.put(opt_state, parallel.tree_shardings(opt_state, self.mesh)))
 
     def learn(self, state: TrainState, rollouts: Rollouts | None, frozen: Mapping[str, Any] | None = None,
               timer: PhaseTimer | None = None, facts: Mapping[str, Any] | None = None) -> Learned:
@@ -169,10 +172,12 @@ class Learner:
         settings = self.controls.settings(state.control)
         rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
         epochs = self.epochs if settings.epochs is None else min(self.epochs, int(parallel.fetch(settings.epochs)))
+        fresh = settings.fresh_optimizer is not None and bool(parallel.fetch(settings.fresh_optimizer))
         with timer("record"):
             state, batch, advantages, measured = self._credit(state, rollouts, frozen or {}, settings, alone)
         with timer("update"):
             state = offload.moments_near(self.offload, state)
+            state = self._cleared(state) if fresh else state
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs, planned)
             state = planned(state, self.per_step)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))

@@ -24,7 +24,6 @@ DEFAULTS = {
     "top_p": "of sampling",
     "expert_traces": "expert completions in each group",
     "max_staleness": "updates that a rollout may be old",
-    "optimizer_reset": "when the optimiser's state is cleared",
 }
 
 

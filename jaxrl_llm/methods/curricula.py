@@ -16,11 +16,9 @@ ROWS = (
               "the reference is measured a step before it is used"),
     Method(slug="kimi_sampling", title="Kimi k1.5's curriculum and prioritised sampling", arxiv=("2501.12599",),
            equation="levels from easy to hard, then P(i) ~ 1 - success rate; online mirror descent",
-           estimator="kimi_opmd", objective="kimi_opmd",
-           needs=("old_logprobs",), controllers="kimi_sampling",
-           defaults={"optimizer_reset": "every batch", "minibatches": 4},
-           omits="the length reward by default (estimator='length_weight=0.5'), partial rollouts, clearing the optimiser, "
-                 "long2short"),
+           estimator="kimi_opmd(length_weight=1.0, length_warmup=100)", objective="kimi_opmd",
+           needs=("old_logprobs",), controllers="kimi_sampling, fresh_optimizer", defaults={"minibatches": 4},
+           omits="partial rollouts, long2short"),
     Method(
         slug="acereason_curriculum", title="AceReason's stages of length and difficulty", arxiv=("2505.16400", "2506.13284"),
         equation="tokens 1/4, 1/2, 3/4, 1 of the limit by stage; in the last two only problems with <= 6/16 right; GRPO",

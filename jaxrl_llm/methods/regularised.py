@@ -28,10 +28,9 @@ ROWS = (
            controllers="task_balance", defaults={"group_size": 8, "epochs": 1, "temperature": 0.7, "top_p": 0.95}),
     Method(slug="kimi_opmd", title="Online policy mirror descent of Kimi k1.5", arxiv=("2501.12599",),
            equation="l = -A sum_t log p + tau / 2 (sum_t log p - log p_old)^2, A = r - group mean",
-           estimator="kimi_opmd", objective="kimi_opmd",
-           needs=("old_logprobs",), defaults={"optimizer_reset": "every batch", "minibatches": 4},
-           omits="clearing the optimiser before every batch, sampling by difficulty; the length reward by default "
-                 "(estimator='length_weight=0.5')"),
+           estimator="kimi_opmd(length_weight=1.0, length_warmup=100)", objective="kimi_opmd",
+           needs=("old_logprobs",), controllers="kimi_sampling, fresh_optimizer", defaults={"minibatches": 4},
+           omits="partial rollouts"),
     Method(slug="c3po", title="C3PO: updates of a fixed number of tokens", arxiv=("2506.14731",),
            equation="A = z-score; l = (1 / 409600) sum over the first 409600 tokens of PPO(rho) + 0.001 KL(ref)",
            estimator="grpo(ddof=0)", objective="c3po",

@@ -95,6 +95,19 @@ def test_kimi_length_reward():
     np.testing.assert_allclose(values, np.array([1, 0.5, -0.5, -1])[None, :, None] * mask, atol=1e-6)
 
 
+def test_kimi_length_reward_after_the_warmup():
+    mask = np.arange(3) < np.array([1, 2, 1, 3])[None, :, None]
+    rollouts = from_lists([[1, 1, 0, 0]]).replace(mask=mask)
+    one = advantages.make("kimi_opmd", length_weight=1.0, length_warmup=2)
+    seen, state = [], one.init()
+    for _ in range(3):
+        values, state = one.update(rollouts, state)
+        seen.append(values[0, :, 0])
+    np.testing.assert_allclose(seen, [[0.5, 0.5, -0.5, -0.5]] * 2 + [[1, 0.5, -0.5, -1]], atol=1e-6)
+    with pytest.raises(ValueError, match="length_warmup=-1 batches"):
+        advantages.make("kimi_opmd", length_warmup=-1)
+
+
 def rec(rewards, state=0, **hyper):
     return np.asarray(advantages.make("rec_family", **hyper).update(from_lists(rewards), jnp.int32(state))[0])[..., 0]
 

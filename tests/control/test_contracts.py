@@ -110,7 +110,7 @@ STARTS = {"acereason_curriculum": (5, 32), "brorl": (8,), "dart_curation": (alon
           "rapo_curriculum": (alone(5), 2, SEED), "remix": ({"w": jnp.zeros(2)},), "siri": (32,),
           "sws_domains": (np.arange(5) % 2,), "task_balance": (np.arange(5) % 2, 3, SEED), "vade": (alone(5), 2, SEED),
           "acereason_temperature": (1.0,), "historical_variance": (5,), "pass_rate": (5,), "reference_reset": (),
-          "scaling_inter_rl": (),
+          "scaling_inter_rl": (), "fresh_optimizer": (),
           "recent_median": (), "moving_reference": ({"w": jnp.zeros(2)},), "tool_bonus": (), "tti": (), "turn_control": ()}
 FACTS = {"score": 0.3, "step": jnp.int32(0), "tried": jnp.array([4, 0, 4, 8, 0]), "right": jnp.array([4, 0, 1, 2, 0]),
          "params": {"w": jnp.ones(2)}, "reference_rates": jnp.array([0.5, 0, 1, jnp.nan, 0.25]),

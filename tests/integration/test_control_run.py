@@ -6,6 +6,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import run_files
 import tiny_config
@@ -16,6 +17,7 @@ from jaxrl_llm.control import Controller
 from jaxrl_llm.control.reference_reset import reference_reset
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.controls import Controls
+from jaxrl_llm.learning.optimizers import updates_planned
 from jaxrl_llm.runs import beginning, loop
 from jaxrl_llm.sampling.heldout import sample_held_out
 from jaxrl_llm.setup import setup
@@ -43,6 +45,35 @@ def test_they_are_runnable_and_adapters_are_refused():
     for name in NAMES:
         with pytest.raises(ValueError, match="updates the reference from full weights; LoRA does not change them"):
             setup.build(tiny(method=name, **{"lora.rank": 2}))
+
+
+def test_before_which_batches_the_optimiser_is_fresh():
+    one = control.make("fresh_optimizer", batches=3)
+    state, seen = one.init(), []
+    for step in range(5):
+        seen.append(bool(one.propose(state)["fresh_optimizer"]))
+        state = one.observe(state, {"step": jnp.int32(step)})
+    assert seen == [True, False, False, True, False]
+    with pytest.raises(ValueError, match="batches=0 between fresh states"):
+        control.make("fresh_optimizer", batches=0)
+
+
+@pytest.mark.slow
+def test_the_optimiser_is_cleared_before_every_batch():
+    """Adam has counted the updates of the last batch alone, and its rate those of all; the update is that of a new Adam."""
+    run, params = setup.build(tiny(method="kimi_opmd", **{"optimizer.schedule": "linear", "steps": 3}))
+    state = setup.initial_state(run, params)
+    finished = run.source.next(run.learner.publish(state))
+    rollouts, facts, per_step = finished.rollouts, finished.facts, run.learner.per_step
+    rewards = np.linspace(-1, 1, rollouts.rewards.size, dtype=np.float32).reshape(rollouts.rewards.shape)
+    batch = rollouts.replace(rewards=rewards)
+    state = run.learner.learn(state, batch, facts=facts).state
+    plain = dataclasses.replace(run.learner, controls=Controls())
+    fresh = plain._cleared(jax.tree.map(jnp.copy, state).replace(control={}))
+    state, other = run.learner.learn(state, batch, facts=facts).state, plain.learn(fresh, batch).state
+    assert per_step > 1 and int(optax.tree.get(state.opt_state, "ScaleByAdamState").count) == per_step
+    assert updates_planned(state.opt_state) == 2 * per_step
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), jax.device_get(other.params))
 
 
 @pytest.mark.slow

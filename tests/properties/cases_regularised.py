@@ -35,7 +35,8 @@ ESTIMATORS = {
         Case({"scope": "batch", "gate": "sequence", "entropy_high": 1.5}),
         Case({"scope": "batch", "entropy_low": 50.0, "entropy_high": 60.0}),
     ],
-    "kimi_opmd": [Case(), Case({"baseline": "logavgexp", "tau": 0.5})],
+    "kimi_opmd": [Case(), Case({"baseline": "logavgexp", "tau": 0.5}),
+                  Case({"length_weight": 1.0, "length_warmup": 100})],
     "rec_family": [Case(), Case({"scale": True}), Case({"drop": "balance"}, exempt=BY_POSITION)],
     "topr": [Case({"shift": 0.5}, exempt={"equal": "the baseline is a fixed number"})],
     "t1": [
