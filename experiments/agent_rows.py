@@ -80,7 +80,7 @@ ROWS = (
     *(Row(name, "calculator") for name in ("simpletir", "simpletir_filter", "verltool", "table_gpt_r1", "aepo_advantage",
                                            "aepo_clip")),
     Row("rstar2_roc", "calculator", {"estimator": "train_rollouts=4, min_negative=1, min_positive=1"}),  # of groups of 8
-    Row("spear", "calculator", {"objective": "warmup=10", "control": "decay=10"}),  # of 200 steps each in the paper
+    Row("spear", "calculator", {"replay_objective": "warmup=10", "control": "decay=10"}),  # of 200 steps each in the paper
     Row("cleaner_saar", "purified calculator"),
     *(Row(name, "calculator with a memory") for name in ("multi_context_grpo", "memsearcher")),
     Row("markov_multi_turn", "treasure, last turns only"),

@@ -62,8 +62,9 @@ def test_an_environment_provides_for_methods_of_turns():
 
 def test_every_estimator_and_objective_is_in_the_catalogue():
     rows = methods.METHODS.values()
-    assert {row.part("estimator").name for row in rows} >= set(advantages.names())
-    assert {row.part("objective").name for row in rows} >= set(objectives.names())
+    for what, known in (("estimator", advantages.names()), ("objective", objectives.names())):
+        named = {part.name for row in rows for key in (what, f"replay_{what}") if (part := row.part(key))}
+        assert named >= set(known)
 
 
 def test_page_is_up_to_date():
@@ -136,8 +137,7 @@ def test_needs_are_known_names():
         assert provision.needs_of(row, estimator, objective) <= provision.provided(row, estimator) | elsewhere, slug
     known = {field.name for field in dataclasses.fields(Rollouts)} | elsewhere | provision.everywhere()
     assert {name for row in methods.METHODS.values() for name in row.needs} - known == {
-        "expert", "hinted", "hint_mask", "replayed", "replay_weights",  # of guides and replays
-        "values", "reward_baseline"}  # of critics and controllers
+        "expert", "hinted", "hint_mask", "replayed", "values"}  # of guides, replays and critics
     misspelt = dataclasses.replace(methods.get("grpo"), needs=("old_logprob",))
     assert not {"old_logprob"} <= provision.provided(misspelt, methods.build("grpo")[0]) | elsewhere
 

@@ -64,8 +64,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "prorl": {"control": "patience=1"},
     "qwenlong_l1": {"control": "limits=(0.4, 1.0), every=40"},  # of mixed: prompts of two-digit numbers, then of three digits
     "siri": {"control": "period=40"},
-    "spear": {"objective": "warmup=40"},
-    "spear_clip": {"objective": "warmup=40"},
+    "spear": {"replay_objective": "warmup=40"},
+    "spear_clip": {"replay_objective": "warmup=40"},
     "sws": {"control": "explore=20"},
     "vapo": {"critic.pretrain_steps": 10},
     "vc_ppo": {"critic.pretrain_steps": 10},

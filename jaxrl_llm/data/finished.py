@@ -12,6 +12,7 @@ from jaxrl_llm.data.rollouts import Rollouts
 class Finished(NamedTuple):
     """A batch to train on: `rollouts` (None: no prompt is left), a view of the `forest`, and `metrics`.
 
+    `replayed`: batches of stored rollouts, each learned from in updates of its own after the `rollouts`.
     `counts`: the facts that are known without rollouts, see `control.FACTS`: `tried` and `right` of all samples for it, and
     `reference_rates` where they were measured.
     """
@@ -20,6 +21,7 @@ class Finished(NamedTuple):
     forest: Forest
     metrics: dict[str, float]
     counts: Mapping[str, np.ndarray] = types.MappingProxyType({})
+    replayed: tuple[Rollouts, ...] = ()
 
     @property
     def facts(self) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """From finished rollouts to new weights: recorded measurements, advantages, optimiser steps."""
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -72,6 +72,8 @@ class Learner:
       ema: decay of the moving average of the trained parameters; 0: none.
       replicas: the mesh of the sampler, if it is not that of the weights, see `parallel.sampler_mesh`.
       as_sampled: whether the policy before the update counts as the one that sampled each token, as under a lag.
+      rehearsal: the learner of replayed batches, which shares weights, critics and optimiser with this one; None: nothing is
+        replayed in updates of its own.
     """
 
     policy: Policy
@@ -93,6 +95,7 @@ class Learner:
     ema: float = 0.0
     as_sampled: bool = False
     replicas: Mesh | None = None
+    rehearsal: "Learner | None" = None
 
     @property
     def objective(self) -> Objective:
@@ -106,16 +109,24 @@ class Learner:
 
     def init(self, params, lora, key: jax.Array, known: Mapping[str, Any] | None = None) -> TrainState:
         """The state before the first step, sharded over the mesh; `known`: values for controllers, see `control.KNOWN`."""
-        beside = {one.name: one.init(params) for one in self.recorders if one.fit is not None and one.init is not None}
+        beside = {one.name: one.init(params) for one in self.measuring if one.fit is not None and one.init is not None}
         state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
         control = self.controls.init(params=params, temperature=self.policy.temperature, **(known or {}))
+        if self.rehearsal is not None and self.rehearsal.layout is not self.layout:
+            state = state.replace(replayed=(self.rehearsal.estimator.init(), self.rehearsal.objective.init()))
         state = average.begun(state.replace(beside=beside, control=control), self.ema)
         return parallel.put(state, parallel.tree_shardings(state, self.mesh))
 
     @property
+    def measuring(self) -> tuple[Recorder, ...]:
+        """The recorders of fresh and of replayed batches."""
+        more = () if self.rehearsal is None else self.rehearsal.recorders
+        return tuple({one.name: one for one in (*self.recorders, *more)}.values())
+
+    @property
     def keeping(self) -> tuple[Recorder, ...]:
         """The recorders whose weights are neither trained nor set by a controller."""
-        return tuple(one for one in self.recorders
+        return tuple(one for one in self.measuring
                      if one.fit is None and one.init is not None and one.name not in self.controls.knobs)
 
     def frozen(self, params) -> dict[str, Any]:
@@ -154,8 +165,9 @@ class Learner:
         return state.replace(opt_state=parallel.put(opt_state, parallel.tree_shardings(opt_state, self.mesh)))
 
     def learn(self, state: TrainState, rollouts: Rollouts | None, frozen: Mapping[str, Any] | None = None,
-              timer: PhaseTimer | None = None, facts: Mapping[str, Any] | None = None) -> Learned:
-        """Advantages and optimiser steps on one batch on the host.
+              timer: PhaseTimer | None = None, facts: Mapping[str, Any] | None = None,
+              replayed: Sequence[Rollouts] = ()) -> Learned:
+        """Advantages and optimiser steps on one batch on the host, then on each of the `replayed` ones.
 
         `frozen`: the result of `frozen(params)` at the start, if a recorder has such weights. `facts`: further facts for
         controllers beside the step's, see `Finished.facts`. With `rollouts` None the step counts, and controllers observe these
@@ -179,10 +191,12 @@ class Learner:
             state = offload.moments_near(self.offload, state)
             state = self._cleared(state) if fresh else state
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs, planned)
+            state, again = self._rehearsed(state, replayed, frozen or {}, settings, alone, rate, planned)
             state = planned(state, self.per_step)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
             if self.as_sampled and updates:  # later updates compare with weights that this step has moved
                 metrics |= {name: float(updates[0][name]) for name in MISMATCHES if name in updates[0]}
+            metrics |= again
             metrics["trained/rollouts"] = float(parallel.fetch(batch.live).sum())
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
@@ -196,6 +210,31 @@ class Learner:
         metrics |= {} if rate is None else {"control/learning_rate": float(rate)}
         metrics |= {} if settings.epochs is None else {"control/epochs": float(epochs)}
         return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)
+
+    def _rehearsed(self, state: TrainState, batches: Sequence[Rollouts], frozen: Mapping[str, Any], settings: Settings,
+                   alone: bool, rate: np.float32 | None, planned: Callable[[TrainState, int], TrainState]
+                   ) -> tuple[TrainState, dict[str, float]]:
+        """The state after one pass over each of the replayed batches, in this order, and the metrics `replay/...`.
+
+        Every batch is credited by the weights that learn from it, so that values and advantages of the second batch are those
+        after the updates on the first. States of parts that fresh batches share go on. The schedules stay at the last planned
+        update of the step.
+        """
+        if not batches:
+            return state, {}
+        one, version, updates = self.rehearsal, int(state.step), list[dict]()
+        assert one is not None
+        state = swapped(state)
+        for rollouts in batches:
+            state, batch, advantages, measured = one._credit(
+                state, stamped(rollouts, version, one.as_sampled), frozen, settings, alone)
+            state, of_batch, _ = one._updates(state, batch, advantages, alone, rate, 1,
+                                              lambda state, i: planned(state, self.per_step - 1))
+            updates += [each | jax.device_get(measured) for each in jax.device_get(of_batch)]
+        state = swapped(state)
+        metrics = mean_metrics(updates)
+        skipped = {"skipped_updates": metrics.pop("skipped_updates")} if metrics else {}
+        return state, renamed(metrics) | skipped | {"replay/updates": float(len(updates))}
 
     def place(self, tree):
         """A batch on the devices: every leaf `[P, ...]` sharded over the mesh by prompts."""
@@ -280,7 +319,7 @@ class Learner:
         step = int(state.step)
         trained = max(step - self.pretrain_steps, 0) * self.per_step
         first = (optimizers.updates_planned(state.opt_state) or 0) if "reset" in self.controls.knobs else trained
-        alone, fits = step < self.pretrain_steps, {one.name: one.updates for one in self.recorders if one.fit is not None}
+        alone, fits = step < self.pretrain_steps, {one.name: one.updates for one in self.measuring if one.fit is not None}
 
         def at(state: TrainState, i: int) -> TrainState:
             beside = {name: own.replace(opt_state=optimizers.at_update(own.opt_state, (step * self.per_step + i) * fits[name]))
@@ -343,6 +382,21 @@ def mean_metrics(updates: list[dict]) -> dict[str, float]:
     whole = {name: float((np.max if name.startswith("max/") else np.mean)([one[name] for one in updates]))
              for name in updates[0]}
     return whole | {"skipped_updates": float(updates[-1]["skipped_updates"])}
+
+
+def swapped(state: TrainState) -> TrainState:
+    """The state with the states of the parts of replayed and of fresh batches exchanged, if there are two of each."""
+    if state.replayed is None:
+        return state
+    estimator, objective = state.replayed
+    return state.replace(estimator_state=estimator, objective_state=objective,
+                         replayed=(state.estimator_state, state.objective_state))
+
+
+def renamed(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of replayed batches, apart from those of the fresh batch."""
+    return {f"max/replay/{name.removeprefix('max/')}" if name.startswith("max/") else f"replay/{name}": value
+            for name, value in metrics.items() if name not in MISMATCHES}  # replayed tokens have none
 
 
 def stamped(rollouts: Rollouts, version: int, as_sampled: bool = False) -> Rollouts:

@@ -27,6 +27,7 @@ class TrainState(flax.struct.PyTreeNode):
         `values.critic.CriticState`.
       control: states of the run's controllers by name, see `learning.controls`, for instance the statistics of each prompt
         from earlier rollouts, `control["prior"]`, see `sampling.prior`.
+      replayed: states of the estimator and the objective of replayed batches, see `Learner.rehearsal`; None without any.
       average: moving average of the trained parameters, or None, see `learning.average`.
     """
 
@@ -41,6 +42,7 @@ class TrainState(flax.struct.PyTreeNode):
     skipped_in_row: jax.Array
     beside: Mapping[str, Any] = flax.struct.field(default_factory=dict)
     control: Mapping[str, Any] = flax.struct.field(default_factory=dict)
+    replayed: Any = None
     average: Any = None
 
     @property

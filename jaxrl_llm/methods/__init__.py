@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages import Estimator
-from jaxrl_llm.methods import page, provision
+from jaxrl_llm.methods import page, provision, texts
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.tools import registry
@@ -52,7 +52,8 @@ def get(slug: str) -> Method:
 @functools.cache
 def lacks(slug: str) -> tuple[provision.Lack, ...]:
     """The unmet needs of a method, with their possible providers; empty for methods that run."""
-    return tuple(provision.lacks(get(slug), *build(slug, max_len=1024, feature_size=67)))
+    sizes: Any = {"max_len": 1024, "feature_size": 67}
+    return tuple(provision.lacks(get(slug), *build(slug, **sizes), again=build_replay(slug, **sizes) or ()))
 
 
 def runnable() -> list[str]:
@@ -73,19 +74,31 @@ def build(slug: str, *, max_len: int | None = None, feature_size: int | None = N
     `max_len` is the generation budget in tokens, `feature_size` the width of `rollouts.features`; each is given to the parts
     that have this keyword.
     """
-    method = get(slug)
-    of_the_run = {"max_len": max_len, "feature_size": feature_size}
+    own = {"max_len": max_len, "feature_size": feature_size}
+    return _made(get(slug), "estimator", own, estimator), _made(get(slug), "objective", own, objective)
 
-    def part(package, table, key, overrides):
-        name, hyper = method.part(key)
-        hyper = {**hyper, **(overrides or {})}
-        for keyword, value in of_the_run.items():
-            if value is not None and name in table and keyword in table.parameters(name):
-                hyper.setdefault(keyword, value)
-        return package.make(name, **hyper)
 
-    return (part(advantages, advantages.base.ESTIMATORS, "estimator", estimator),
-            part(objectives, objectives.base.OBJECTIVES, "objective", objective))
+
+def build_replay(slug: str, *, max_len: int | None = None, feature_size: int | None = None,
+                 estimator: Mapping[str, Any] | None = None, objective: Mapping[str, Any] | None = None
+                 ) -> tuple[Estimator, Objective] | None:
+    """As `build`, for rollouts that are replayed in updates of their own; None if these are learned from as fresh ones."""
+    method, own = get(slug), {"max_len": max_len, "feature_size": feature_size}
+    if not method.replay_objective:
+        return None
+    credit = "replay_estimator" if method.replay_estimator else "estimator"
+    return _made(method, credit, own, estimator), _made(method, "replay_objective", own, objective)
+
+
+def _made(method: Method, key: str, of_the_run: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Any:
+    """The estimator or objective that the row names under `key`, with numbers that override its own."""
+    named = method.part(key)
+    assert named is not None
+    table, hyper = texts.SLOTS[key].table, {**named.numbers, **(overrides or {})}
+    for keyword, value in of_the_run.items():
+        if value is not None and named.name in table and keyword in table.parameters(named.name):
+            hyper.setdefault(keyword, value)
+    return (advantages if table is advantages.base.ESTIMATORS else objectives).make(named.name, **hyper)
 
 
 def markdown() -> str:

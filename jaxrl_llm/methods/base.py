@@ -31,10 +31,11 @@ DEFAULTS = {
 class Method:
     """A published method as a composition of parts, which texts name: `name`, or `name(value, number=value)`.
 
-    `arxiv`: paper ids. `estimator`, `objective`: how rollouts are credited and learned from.
-    `needs`: fields of `Rollouts`, or entries of its `extras`, that the run must record beyond the needs of the parts.
-    `filters`, `controllers`: parts of `jaxrl_llm.control`, separated by commas. `replay`: a rule of `jaxrl_llm.replay`, if the
-    method trains on rollouts of earlier steps. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further
+    `arxiv`: paper ids. `estimator`, `objective`: how rollouts are credited and learned from. `needs`: fields of `Rollouts`, or
+    entries of its `extras`, that the run must record beyond the needs of the parts. `filters`, `controllers`: parts of
+    `jaxrl_llm.control`, separated by commas. `replay`: a rule of `jaxrl_llm.replay`, if the method trains on rollouts of
+    earlier steps. `replay_estimator`, `replay_objective`: how rollouts are credited and learned from that the rule replays in
+    updates of their own; empty: as fresh ones. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further
     rollouts. `guidance`: a guide of `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `topology`:
     who is sampled, by a name of `jaxrl_llm.topologies` or "module:function"; empty: as the other parts imply, else one group
     per prompt. `phases`: stages of a run, see `setup.phases`. `defaults`: the paper's settings outside the parts, by the names
@@ -52,6 +53,8 @@ class Method:
     filters: str = ""
     controllers: str = ""
     replay: str = ""
+    replay_estimator: str = ""
+    replay_objective: str = ""
     allocation: str = ""
     guidance: str = ""
     topology: str = ""

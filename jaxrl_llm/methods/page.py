@@ -25,6 +25,7 @@ loop. A row with *omits* lacks that part of the published method. The missing fi
 parts.
 """
 
+_FURTHER = ("topology", "allocation", "guidance", "replay", "replay_estimator", "replay_objective")
 CONTROL = """## Parts of `jaxrl_llm.control`
 
 A run calls the filters of single prompts, and the controllers whose settings and facts it knows (`control.Settings`,
@@ -63,7 +64,7 @@ def described(row: Method, lacks: Sequence[Lack]) -> str:
         "objective": row.objective,
         "setting": ", ".join(f"{name} {value}" for name, value in row.defaults.items()),
         "needs": ", ".join(row.needs),
-        **{name: getattr(row, name) for name in ("filters", "controllers", "topology", "allocation", "guidance", "replay")},
+        **{name: getattr(row, name) for name in ("filters", "controllers", *_FURTHER)},
         "not provided": ", ".join(f"{lack.what} ({lack.who})" for lack in lacks),
         "omits": row.omits or "",
     }
@@ -72,7 +73,7 @@ def described(row: Method, lacks: Sequence[Lack]) -> str:
 
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
     notes = [f"`{part}`" for part in (*row.needs, *row.parts("filters"), *row.parts("controllers"))]
-    notes += [f"{key} `{text}`" for key in ("topology", "allocation", "guidance", "replay") if (text := getattr(row, key))]
+    notes += [f"{key} `{text}`" for key in _FURTHER if (text := getattr(row, key))]
     if lacks:
         notes.append(f"**not provided: {', '.join(f'`{lack.what}` ({lack.who})' for lack in lacks)}**")
     notes += [f"*omits {row.omits}*"] if row.omits else []

@@ -5,7 +5,7 @@ Names are fields of `Rollouts`, entries of its `extras`, settings that controlle
 environments their facts; replay rules, topologies and recorders say themselves what they provide. `ELSEWHERE` and `AWAITED`
 only say who could provide a missing field: environments and tasks, or nobody yet.
 """
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import control, recorders, replay, topologies
@@ -62,6 +62,11 @@ def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[
     return {*method.needs, *critics, *(name for needs in of_parts for name in needs)}
 
 
+def replay_needs_of(again: Sequence[Any]) -> set[str]:
+    """As `needs_of`, for the estimator and the objective of rollouts that are replayed in updates of their own."""
+    return needs_of(Method(slug="", title="", equation=""), *again) if again else set()
+
+
 def parts_of(method: Method, estimator: Estimator) -> set[str]:
     """The parts that a method brings, by which topologies and recorders are made, and the settings of its controllers."""
     of_row = {f"method.{name}" for name in ("allocation", "guidance", "replay") if getattr(method, name)}
@@ -91,10 +96,15 @@ def elsewhere() -> set[str]:
     return {*ELSEWHERE, *recorders.recordable(SAMPLED | keys)} - everywhere()
 
 
-def lacks(method: Method, estimator: Estimator, objective: Objective, given: Iterable[str] = ()) -> list[Lack]:
-    """The unmet needs of the method, if fields and parts are `given` beside those of every run, see `provided`."""
+def lacks(method: Method, estimator: Estimator, objective: Objective, given: Iterable[str] = (), again: Sequence[Any] = ()
+          ) -> list[Lack]:
+    """The unmet needs of the method, if fields and parts are `given` beside those of every run, see `provided`.
+
+    `again`: the estimator and the objective of replayed rollouts, if they have their own.
+    """
     there = provided(method, estimator, given)
-    missing = [Lack(name, _provider(name, there)) for name in sorted(needs_of(method, estimator, objective) - there)]
+    needs = needs_of(method, estimator, objective) | replay_needs_of(again)
+    missing = [Lack(name, _provider(name, there)) for name in sorted(needs - there)]
     for name, _ in method.parts("filters"):
         if name not in control.filter_names():
             missing.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))

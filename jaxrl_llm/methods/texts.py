@@ -43,6 +43,8 @@ class Slot(NamedTuple):
 SLOTS = {
     "estimator": Slot("estimator", advantages.base.ESTIMATORS, given=frozenset(("max_len", "feature_size"))),
     "objective": Slot("objective", objectives.base.OBJECTIVES, sign="+", given=frozenset(("max_len", "feature_size"))),
+    "replay_estimator": Slot("estimator", advantages.base.ESTIMATORS, given=frozenset(("max_len", "feature_size"))),
+    "replay_objective": Slot("objective", objectives.base.OBJECTIVES, sign="+", given=frozenset(("max_len", "feature_size"))),
     "filters": Slot("filter", control.FILTERS, sign=","),
     "controllers": Slot("controller", control.CONTROLLERS, sign=","),
     "replay": Slot("replay rule", replay.base.RULES),

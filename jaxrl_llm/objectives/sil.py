@@ -15,19 +15,19 @@ def sil(*, min_count: int = 64, max_nlp: float = 5.0) -> Objective:
     """`sum of w A min(-log p, max_nlp) / max(number of tokens with R > V, min_count)`, A = clip(R - V, 0, 1).
 
     R are the `rollouts.seen_returns`, V `extras["values"]`, w the replay buffer's importance weights
-    `extras["replay_weights"]`, all f32[P, G, T]; A comes from the estimator `sil`. The bound on -log p limits only the
-    value, not the gradient. The paper's entropy bonus is left to the trainer; the critic's loss is `value_loss`.
-    Both numbers are those of the authors' code.
+    `extras["replay_weights"]`, all f32[P, G, T]; A comes from the estimator `sil`. The bound on -log p limits only the value,
+    not the gradient. The paper's entropy bonus is the term `entropy(0.01)`, which has the weights `w / max(...)` on tokens with
+    R > V. The critic's loss is `value_loss`. Both numbers are those of the authors' code.
     """
 
     def shares(rollouts):
         better = rollouts.token_mask & (seen_returns(rollouts) > rollouts.extras["values"])
-        share = 1 / jnp.maximum(masked.count(better), min_count)
-        return {"better": jnp.where(rollouts.token_mask, share, 0)}
+        share = rollouts.extras["replay_weights"] / jnp.maximum(masked.count(better), min_count)
+        return {"better": jnp.where(better, share, 0)}
 
     def token_loss(logprobs, rollouts, advantages):
         bounded = lax.stop_gradient(jnp.minimum(-logprobs, max_nlp) + logprobs) - logprobs
-        return {"better": rollouts.extras["replay_weights"] * advantages * bounded}, {"better_fraction": advantages > 0}
+        return {"better": advantages * bounded}, {"better_fraction": advantages > 0}
 
     return token_objective(token_loss, needs=("rewards", "values", "replay_weights"), extra_weights=shares, shares="better")
 
@@ -41,6 +41,9 @@ def value_loss(values: Array, returns: Array, replay_weights: Array, mask: Array
     count = masked.count(mask & (returns > values))
     gap = lax.stop_gradient(jnp.clip(values - returns, -1, 0))
     return coef / 2 * masked.sum(replay_weights * values * gap, mask) / jnp.maximum(count, min_count)
+
+
+NEEDS = ("rewards", "old_logprobs", "age", "reward_baseline", "current_version")
 
 
 def worth_replaying(rollouts: Rollouts, max_age: int) -> Array:
@@ -61,24 +64,28 @@ def imitation_coef(step: Array, *, coef: float, warmup: int) -> Array:
 @objective
 def spear(*, coef: float = 1.0, warmup: int = 200, max_age: int = 10, clip_low: float = 0.2,
           clip_high: float = 0.2) -> Objective:
-    """Replay alone, which is SPEAR without its covariance cut (`spear_clip` has that and the fresh rollouts too).
+    """The update on replayed rollouts of SPEAR without its covariance cut, which `spear_clip` has.
 
-    `imitation_coef(step) * clipped surrogate`, mean over the tokens of the rollouts worth replaying; step counts calls.
-    Rollouts are used if they reach `extras["reward_baseline"]` f32[P] and `extras["age"]` i32[P, G] is at most `max_age`; their
-    `old_logprobs` were stored with them. `coef`, `warmup` and `max_age` are the released code's, where `warmup` is 100 to 300.
+    `imitation_coef(step) * clipped surrogate`, mean over the tokens of the rollouts worth replaying; the step of a run is
+    `extras["current_version"]` i32[P]. Rollouts are used if they reach `extras["reward_baseline"]` f32[P] and `extras["age"]`
+    i32[P, G] is at most `max_age`; their `old_logprobs` were stored with them. `coef`, `warmup` and `max_age` are the released
+    code's, where `warmup` is 100 to 300.
     """
 
     def shares(rollouts):
         return {"replay": token_weights(rollouts.replace(valid=worth_replaying(rollouts, max_age)), "token_mean")}
 
-    def token_loss(logprobs, rollouts, advantages, step):
+    def token_loss(logprobs, rollouts, advantages):
         ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
         kept = worth_replaying(rollouts, max_age)
         metrics = {"kept_fraction": kept, "clip_fraction": clipped & kept[..., None]}
-        scale = imitation_coef(step, coef=coef, warmup=warmup).astype(loss.dtype)
-        return {"replay": scale * loss}, metrics
+        return {"replay": scaled(loss, rollouts, coef, warmup)}, metrics
 
-    return token_objective(token_loss, needs=("rewards", "old_logprobs", "age", "reward_baseline"),
-                           extra_weights=shares, init=lambda: jnp.int32(0), advance=lambda step: step + 1, reads_old=True,
-                           shares="replay")
+    return token_objective(token_loss, needs=NEEDS, extra_weights=shares, reads_old=True, shares="replay")
+
+
+def scaled(loss: Array, rollouts: Rollouts, coef: float, warmup: int) -> Array:
+    """Losses [P, G, T] times the `imitation_coef` of the step that learns from them."""
+    step = rollouts.extras["current_version"][:, None, None]
+    return imitation_coef(step, coef=coef, warmup=warmup).astype(loss.dtype) * loss

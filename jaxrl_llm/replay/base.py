@@ -26,13 +26,15 @@ class Replay(NamedTuple):
       groups: `(born i32[B], version, prompts, rng) -> i32[R]`, the stored groups that replace R of the `prompts` of a batch,
         at least one of which is always sampled. `born` is the version of the weights that sampled each group, `version` the
         current version.  None: all prompts are sampled.
+      updates: number of times that `groups` draws after the fresh rollouts of a step are stored. Each draw is learned from in
+        further updates, behind those on the fresh batch, with `Method.replay_objective`.  0: stored groups enter the batch.
       capacity: rollouts of the buffer, in whole groups where `groups` replays them; per_prompt: the newest rollouts of each
         problem; max_age: steps. None: no limit.
       priority: `(rewards, valid) -> f32[P]`, above 0, of the stored groups of a step; `groups` takes the priorities of all
         stored groups as a fifth argument.  None: no priorities.
       weights: `(priority f32[B]) -> f[B]`, weights of replayed groups in the loss, where fresh groups have 1.
       newest: only the last sampled group of each problem is kept, and none if that one is not admitted.
-      once: groups leave the buffer when they are replayed.
+      restarts: the buffer is empty after a draw of some groups.
       as_sampled: `old_logprobs` of replayed rollouts are those of the policy that sampled them, else of the current policy.
     """
 
@@ -45,7 +47,8 @@ class Replay(NamedTuple):
     priority: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     weights: Callable[[np.ndarray], np.ndarray] | None = None
     newest: bool = False
-    once: bool = False
+    updates: int = 0
+    restarts: bool = False
     as_sampled: bool = False
 
     @property

@@ -29,18 +29,55 @@ class ReplayedBatch(NamedTuple):
     metrics: dict[str, float]
 
 
+class Drawn(NamedTuple):
+    """Batches of stored groups for the updates of a step, the buffer after them, and `metrics`."""
+
+    batches: tuple[Forest, ...]
+    buffer: Forest
+    metrics: dict[str, float]
+
+
 def take(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.random.Generator) -> tuple[Forest, Forest]:
     """`(stored groups for a batch of `prompts` prompts, buffer)`; at least one prompt of the batch is sampled."""
-    chosen = np.zeros(len(buffer.problems), bool)
-    if replay.groups is not None and len(chosen):
-        ranked = () if replay.priority is None else (buffer.facts["priority"],)
-        chosen[replay.groups(_born(buffer), version, prompts, rng, *ranked)[:prompts - 1]] = True
-    stored = forests.select(buffer, chosen)
-    facts = {}
-    if replay.weights is not None:
-        weights = replay.weights(buffer.facts["priority"])[chosen] if len(chosen) else np.zeros(0)
-        facts = {"replay_weight": np.asarray(weights, np.float32)}
-    return stored.with_facts(facts), forests.select(buffer, ~chosen) if replay.once else buffer
+    stored = _select(replay, buffer, _chosen(replay, buffer, version, prompts, rng)[:prompts - 1])
+    return stored, _after(replay, buffer, bool(stored.problems))
+
+
+def draw(replay: Replay, fresh: Forest, buffer: Forest, version: int, prompts: int, group: int, rng: np.random.Generator
+         ) -> Drawn:
+    """The fresh rollouts are stored, then groups are drawn `replay.updates` times, in batches of at most `prompts` groups."""
+    buffer = store(replay, fresh, buffer, group, version)
+    batches, size = list[Forest](), len(buffer.ends)
+    for _ in range(replay.updates):
+        chosen = _chosen(replay, buffer, version, prompts, rng)
+        batches += [_select(replay, buffer, chosen[i:i + prompts]) for i in range(0, len(chosen), prompts)]
+    ages = [version - forests.versions(one) for one in batches]
+    old = sum(map(len, ages))
+    metrics = {"replay/size": float(size), "replay/share": old / max(old + len(fresh.ends), 1)}
+    metrics |= {"replay/age": float(np.concatenate(ages).mean())} if old else {}
+    return Drawn(tuple(batches), _after(replay, buffer, bool(batches)), metrics)
+
+
+def _chosen(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.random.Generator) -> np.ndarray:
+    """i64[R], the stored groups that the rule draws."""
+    if replay.groups is None or not buffer.problems:
+        return np.zeros(0, np.int64)
+    ranked = () if replay.priority is None else (buffer.facts["priority"],)
+    return np.asarray(replay.groups(_born(buffer), version, prompts, rng, *ranked), np.int64)
+
+
+def _after(replay: Replay, buffer: Forest, drew: bool) -> Forest:
+    """The buffer after a draw, which drew some groups or none."""
+    return forests.select(buffer, np.zeros(len(buffer.problems), bool)) if replay.restarts and drew else buffer
+
+
+def _select(replay: Replay, buffer: Forest, chosen: np.ndarray) -> Forest:
+    """These groups in the order of the buffer, with their weights in the loss if the rule has weights."""
+    kept = np.isin(np.arange(len(buffer.problems)), chosen)
+    if replay.weights is None:
+        return forests.select(buffer, kept).with_facts({})
+    weights = replay.weights(buffer.facts["priority"])[kept] if len(kept) else np.zeros(0)
+    return forests.select(buffer, kept).with_facts({"replay_weight": np.asarray(weights, np.float32)})
 
 
 def empty(replay: Replay, planted: Forest) -> Forest:
@@ -58,6 +95,14 @@ def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: 
     if replay.weights is not None:
         sampled = sampled.with_facts({**sampled.facts, "replay_weight": np.ones(len(sampled.problems), np.float32)})
     whole = forests.join([sampled.with_facts({name: sampled.facts[name] for name in stored.facts}), stored])
+    buffer = store(replay, fresh, buffer, group, version + 1)
+    ages, old = version - forests.versions(whole), ~np.isin(whole.uid[whole.ends], fresh.uid)
+    metrics = {"replay/size": float(len(buffer.ends)), "replay/share": float(old.mean()) if len(old) else 0.0}
+    return ReplayedBatch(whole, buffer, metrics | ({"replay/age": float(ages[old].mean())} if old.any() else {}))
+
+
+def store(replay: Replay, fresh: Forest, buffer: Forest, group: int, version: int) -> Forest:
+    """The buffer with what the rule admits of fresh groups of up to `group` rollouts, in its limits at this version."""
     rewards, valid = forests.outcomes(fresh, group)
     facts = {} if replay.priority is None else {"priority": replay.priority(rewards, valid)}
     admitted = replay.admit(rewards, valid)
@@ -65,10 +110,7 @@ def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: 
         last = (_newer(_ids(fresh)) == 0) & valid.any(1)  # groups of a problem that end the storage of its older ones
         buffer = forests.select(buffer, ~np.isin(_ids(buffer), _ids(fresh)[last]))
         admitted = admitted & last[:, None]
-    buffer = limit(replay, add(buffer, fresh.with_facts(facts), admitted[valid]), version + 1)
-    ages, old = version - forests.versions(whole), ~np.isin(whole.uid[whole.ends], fresh.uid)
-    metrics = {"replay/size": float(len(buffer.ends)), "replay/share": float(old.mean()) if len(old) else 0.0}
-    return ReplayedBatch(whole, buffer, metrics | ({"replay/age": float(ages[old].mean())} if old.any() else {}))
+    return limit(replay, add(buffer, fresh.with_facts(facts), admitted[valid]), version)
 
 
 def put_back(replay: Replay, fresh: Forest, buffer: Forest, group: int, rng: np.random.Generator) -> Forest:

@@ -18,19 +18,19 @@ def importance(priority: np.ndarray, exponent: float, correction: float) -> np.n
 
 
 @rule
-def prioritised(*, share: float = 0.5, exponent: float = 0.6, correction: float = 0.1, least: float = 1e-6,
+def prioritised(*, updates: int = 4, exponent: float = 0.6, correction: float = 0.1, least: float = 1e-6,
                 capacity: int = 4096) -> Replay:
-    """Rollouts with a positive reward are stored; up to `share` of a batch are stored groups, drawn by their `chances`.
+    """Rollouts with a positive reward are stored; `updates` batches of stored groups, drawn by their `chances`, follow a step.
 
     The priority of a group is the mean of `clip(r - group mean, least, 1)` over its stored rollouts at sampling time: the group
     mean replaces the critic's value, and priorities are not updated. `least` keeps every group's probability above 0.
     `exponent` and `correction` are those of the authors' run scripts, whose capacity is 1e5 steps. With a correction of 1, the
     default of their code, a group of only right rollouts has thousands of times the weight of a useful one. Raises ValueError:
-    a share outside [0, 1), or a `least` that is not positive.
+    no update, or a `least` that is not positive.
     """
-    if not 0 <= share < 1 or not least > 0:
-        raise ValueError(f"share={share} of a batch, least={least} priority; give a share from 0 to below 1, and a positive "
-                         "least")
+    if updates < 1 or not least > 0:
+        raise ValueError(f"updates={updates}, least={least}; give the updates on stored groups in a step, 1 or more, and a "
+                         "positive least priority")
 
     def admit(rewards, valid):
         return valid & (rewards > 0)
@@ -41,8 +41,7 @@ def prioritised(*, share: float = 0.5, exponent: float = 0.6, correction: float 
         return np.where(kept.any(1), np.sum(better, axis=1, where=kept) / np.maximum(kept.sum(1), 1), least).astype(np.float32)
 
     def groups(born, version, prompts, rng, priority):
-        count = min(int(share * prompts), len(born))
-        return rng.choice(len(born), count, replace=False, p=chances(priority, exponent))
+        return rng.choice(len(born), min(prompts, len(born)), replace=False, p=chances(priority, exponent))
 
-    return Replay(admit, groups=groups, capacity=capacity, priority=priority,
+    return Replay(admit, groups=groups, capacity=capacity, priority=priority, updates=updates,
                   weights=lambda priority: importance(priority, exponent, correction))

@@ -67,7 +67,7 @@ def first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progr
         raise ValueError(f"the newest intact checkpoint of {work.path}, of step {found.step}, is of an earlier phase "
                          f"than the damaged ones after step {origin}; delete these in {checkpoints.directory}, then --resume "
                          "continues in that phase")
-    given_lib.check_same(given_lib.sums_of(run.learner.recorders), found.host.get("given", {}))
+    given_lib.check_same(given_lib.sums_of(run.learner.measuring), found.host.get("given", {}))
     run.source.set_position(found.host)
     progress.step(found.step, {})
     host = {"observed": True, "reset": False, "line": {}, "scores": {}} | found.host  # earlier versions saved none of them

@@ -183,7 +183,7 @@ class _Session:
         self.work, self.folder, self.checkpoints, self.best, self.writer, self.progress = desk
         self.course, self.run, self.reached, self.frozen = course, run, reached, frozen
         self.saved, self.timer, self.changed = self.step_of(reached), PhaseTimer(), False
-        self.given = given_lib.sums_of(run.learner.recorders)
+        self.given = given_lib.sums_of(run.learner.measuring)
         self.evaluations: dict[str, Evaluation] = {}
         self.note = " (compiles on the first step)"
         runner = run.source.stream.partner.runner

@@ -90,10 +90,16 @@ class Source:
         for stage in self.stages:
             batch = stage.end(batch, self)
         self.stream.rest()
-        rollouts = self.view(batch.forest, snapshot.version) if batch.forest.problems else None
-        for stage in self.stages if rollouts is not None else ():
-            rollouts = stage.view(rollouts, batch, self)
-        return Finished(rollouts, batch.forest, dict(batch.metrics), dict(batch.counts))
+        forests_of = (batch.forest, *batch.replayed) if batch.forest.problems else ()
+        rollouts, *replayed = [self._viewed(batch, forest) for forest in forests_of] or [None]
+        return Finished(rollouts, batch.forest, dict(batch.metrics), dict(batch.counts), tuple(replayed))
+
+    def _viewed(self, batch: Unfinished, forest: Forest) -> Rollouts:
+        """The rollouts of a batch's forest, or of one that it replays, as all stages view them."""
+        rollouts = self.view(forest, batch.snapshot.version)
+        for stage in self.stages:
+            rollouts = stage.view(rollouts, batch._replace(forest=forest), self)
+        return rollouts
 
     def grown(self, batch: Unfinished) -> Unfinished:
         """The batch after all stages have acted on its plan."""

@@ -26,6 +26,8 @@ def _run(c: ConfigDict) -> None:
     c.control = ""                     # overrides of the controllers, e.g. "every=50"
     c.allocation = ""                  # overrides of the rule that allocates rollouts, e.g. "weighting=hardness"
     c.guidance = ""                    # overrides of the guide, for methods that show solutions, e.g. "high=0.5"
+    c.replay_estimator = ""            # overrides of the estimator of replayed rollouts, for methods that replay apart
+    c.replay_objective = ""            # overrides of the objective of replayed rollouts, e.g. "warmup=40"
     c.replay = ""                      # overrides of the replay buffer, for methods that have one, e.g. "capacity=512"
 
     c.schedule = "sync"                # "sync", "pipelined(lag=1)": sampled with weights this many batches old; module:function

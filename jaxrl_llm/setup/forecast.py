@@ -58,7 +58,7 @@ def device_of(device: jax.Device) -> Device:
 
 def taught(run: Run) -> tuple[float, list[tuple[str, str]]]:
     """Bytes on each device of the weights of other models, and their row of the head, if there are any."""
-    leaves = [x for one in run.learner.recorders for x in jax.tree.leaves(one.given)]
+    leaves = [x for one in run.learner.measuring for x in jax.tree.leaves(one.given)]
     mine = sum(shard.data.nbytes for x in leaves if x.sharding.memory_kind != "pinned_host"
                for shard in x.addressable_shards[:1])
     said = f"{sum(x.size for x in leaves):,} weights, frozen, whose work is not among the operations"

@@ -1,4 +1,5 @@
 """The learner of a run: its layout, recorders, optimiser and filters."""
+import dataclasses
 import functools
 from typing import Any
 
@@ -53,19 +54,51 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
         pieces=pieces_of(c), features=layout.features, placed=layout.placed, square_norms=gradient_norms.make(policy),
         as_sampled=made.replay is not None and made.replay.as_sampled)
     offloaded = tuple(written.parts(learner.offload))
-    return Learner(
-        policy, estimator, make_recorders(made, context, offloaded, joint is not None, as_sampled), layout, policy.mesh,
+    made_recorders = make_recorders(made, context, offloaded, joint is not None, as_sampled)
+    whole = Learner(
+        policy, estimator, made_recorders, layout, policy.mesh,
         tuple(c.prompts.per_step * n for n in ladders.groups), c.sampling.group, joint, learner.epochs, learner.minibatches,
         alone, learner.max_skipped, offloaded, functools.partial(optimizers.metrics, c.optimizer), made.controls, filters,
-        c.optimizer.ema, as_sampled, parallel.sampler_mesh(policy.mesh, c.sampling.tensor)), schedule
+        c.optimizer.ema, as_sampled, parallel.sampler_mesh(policy.mesh, c.sampling.tensor))
+    if made.replay is None or not made.replay.updates:
+        return whole, schedule
+    return with_rehearsal(c, made, whole, ladders), schedule
+
+
+def with_rehearsal(config: ConfigDict, made: Parts, learner: Learner, ladders: Ladders) -> Learner:
+    """The learner with that of replayed batches, which has an estimator and an objective of its own if the method names them.
+
+    Recorders are those of both; each learner measures with those that provide what its parts read. Replayed batches have the
+    shapes of fresh ones.
+    """
+    assert made.replay is not None
+    as_sampled = made.replay.as_sampled or learner.as_sampled
+    estimator, objective, layout = learner.estimator, learner.objective, learner.layout
+    if made.rehearsed is not None:
+        estimator, objective = made.rehearsed
+        layout = make_layout(config, objective, learner.optimizer, learner.policy, ladders)
+
+    def measuring(needs: frozenset[str], without: set[str]) -> tuple[recorders.Recorder, ...]:
+        wanted = parts.recorded_needs(config, needs) - without
+        return tuple(one for one in learner.recorders if {*one.provides} & wanted)
+
+    sampled = {"old_logprobs"}
+    again = dataclasses.replace(
+        learner, estimator=estimator, layout=layout, joint=None, epochs=1, filters={},
+        as_sampled=as_sampled, recorders=measuring(made.rehearsed_needs, sampled if as_sampled else set()))
+    return dataclasses.replace(learner, rehearsal=again, recorders=measuring(
+        made.fresh_needs, sampled if learner.as_sampled else set()))
 
 
 def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool,
                    as_sampled: bool = False) -> tuple[recorders.Recorder, ...]:
     """The recorders of what the method needs; a `joint` update records features itself, and sampling the old log-probs."""
-    wanted = parts.recorded_needs(context.config, made.needs)
+    wanted = parts.recorded_needs(context.config, made.fresh_needs)
     wanted -= {*recorders.RECORDERS["features"].provides} if joint else set()
     wanted -= {"old_logprobs"} if as_sampled else set()
+    if made.replay is not None and made.replay.updates:
+        again = parts.recorded_needs(context.config, made.rehearsed_needs)
+        wanted |= again - ({"old_logprobs"} if as_sampled or made.replay.as_sampled else set())
     asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED)
     several = [recorders.make(name, context._replace(asked=frozenset(fields))) for name, fields in sorted(asked.items())]
     return tuple(one._replace(given=offload.away(offloaded, one.name, one.given)) for one in several)

@@ -32,7 +32,9 @@ class Parts(NamedTuple):
     """The parts of a configured method, with their numbers.
 
     Attributes:
-      needs: the fields that they read.  there: what a run with this configuration has for them beside `provision.SAMPLED`.
+      rehearsed: estimator and objective of rollouts that are replayed in updates of their own; None: those of fresh ones.
+      needs: the fields that they read; fresh_needs, rehearsed_needs: of fresh and of replayed batches alone.
+      there: what a run with this configuration has for them beside `provision.SAMPLED`.
       filters, controls: by name.  replay, rule, guide: None if the method has none.
     """
 
@@ -46,6 +48,9 @@ class Parts(NamedTuple):
     replay: replay.Replay | None
     rule: Rule | None
     guide: Guide | None
+    rehearsed: tuple[Estimator, Objective] | None = None
+    fresh_needs: frozenset[str] = frozenset()
+    rehearsed_needs: frozenset[str] = frozenset()
 
     @property
     def wanted(self) -> dict[str, str]:
@@ -86,13 +91,31 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
             adapted = estimator_of_environment(estimator)
             estimator, objective = of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
         around = methods.provision.of_environment(objective, environment.facts, contexts, apart)
-    needs = methods.provision.needs_of(method, estimator, objective)
+    needs, again = methods.provision.needs_of(method, estimator, objective), make_rehearsed(config, hidden_size)
+    stored = make_replay(config, method)
+    also = methods.provision.replay_needs_of(again) if again else needs if stored is not None and stored.updates else set()
+    also |= {"behavior_logprobs"} if stored is not None and stored.as_sampled else set()
     there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,
              *methods.provision.parts_of(method, estimator)}
-    return Parts(method, estimator, objective, frozenset(needs), frozenset(there),
+    return Parts(method, estimator, objective, frozenset(needs | also), frozenset(there),
                  {name: control.make_filter(name, **numbers) for name, numbers in method.parts("filters")},
                  controls_of(config, method),
-                 make_replay(config, method), make_rule(config, method), make_guide(config, method))
+                 stored, make_rule(config, method), make_guide(config, method), again, frozenset(needs), frozenset(also))
+
+
+def make_rehearsed(config: ConfigDict, hidden_size: int) -> tuple[Estimator, Objective] | None:
+    """Estimator and objective of rollouts that are replayed in updates of their own, if the method names them.
+
+    Raises ValueError for numbers of them in the configuration, if it does not.
+    """
+    given = {key: written.keywords(config[f"replay_{key}"]) for key in ("estimator", "objective")}
+    made = methods.build_replay(config.method, max_len=config.sampling.max_tokens,
+                                feature_size=features.feature_size(hidden_size), **given)
+    if made is None and any(given.values()):
+        raise ValueError(f"config.replay_estimator={config.replay_estimator!r}, config.replay_objective="
+                         f"{config.replay_objective!r}: method {config.method!r} has no update on replayed rollouts with parts "
+                         "of its own; leave both empty")
+    return made
 
 
 def keys_of(config: ConfigDict) -> set[str]:

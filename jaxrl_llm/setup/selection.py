@@ -47,7 +47,8 @@ def make_stages(config: ConfigDict, made: Parts, policy: Policy, task: Task, pri
         expects=[] if prior is None else [stages.expect(prior)],
         shapes=[] if made.guide is None else [stages.guide()],
         mixes=([stages.share(sharing, fewer)] if sharing is not None else
-               [stages.mix(made.replay, fewer)] if made.replay is not None else []))
+               [] if made.replay is None else
+               [stages.rehearse(made.replay)] if made.replay.updates else [stages.mix(made.replay, fewer)]))
 
 
 def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:

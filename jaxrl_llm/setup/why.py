@@ -26,9 +26,10 @@ ROOMS = {"the sampler": sampling_lib, "the optimiser": optimizers, "adapters": l
          "topologies": topologies.base, "replay": replay.base, "environments": environments.base, "rewards": rewards.base,
          "estimators": alike}
 _TABLES: dict[str, PartTable] = {
-    "estimator": advantages.base.ESTIMATORS, "objective": objectives.base.OBJECTIVES, "filters": control.base.FILTERS,
-    "controllers": control.base.CONTROLLERS, "allocation": topologies.RULES, "guidance": topologies.GUIDES,
-    "replay": replay.base.RULES, "topology": topologies.TOPOLOGIES}
+    "estimator": advantages.base.ESTIMATORS, "objective": objectives.base.OBJECTIVES,
+    "replay_estimator": advantages.base.ESTIMATORS, "replay_objective": objectives.base.OBJECTIVES,
+    "filters": control.base.FILTERS, "controllers": control.base.CONTROLLERS, "allocation": topologies.RULES,
+    "guidance": topologies.GUIDES, "replay": replay.base.RULES, "topology": topologies.TOPOLOGIES}
 _NAMED = {"schedule": schedules.SCHEDULES, "sampling.engine": engines.ENGINES, "task": tasks.TASKS,
           "environment": environments.ENVIRONMENTS, "rewards": rewards.REWARDS}
 
@@ -61,7 +62,7 @@ def check(config: ConfigDict, made: Parts, around: Around = Around()) -> None:
 
 def unmet(made: Parts) -> list[str]:
     """A line for each need of the parts that nothing provides, with who could provide it."""
-    missing = methods.provision.lacks(made.method, made.estimator, made.objective, made.there)
+    missing = methods.provision.lacks(made.method, made.estimator, made.objective, made.there, made.rehearsed or ())
     return [f"method {made.method.slug!r} needs {lack}, which this run does not provide"
             for lack in missing]
 

@@ -18,16 +18,13 @@ _EXTRA = "extras/"  # prefix of the names of further entries of rollouts
 
 def encode(batch: Finished) -> dict[str, Any]:
     """The batch as JSON: the forest as of a replay buffer, arrays as compressed archives with checksums."""
-    forest, rollouts = batch.forest, batch.rollouts
-    fields: dict[str, Any] = {}
-    if rollouts is not None:
-        fields = {field.name: getattr(rollouts, field.name) for field in dataclasses.fields(rollouts)}
-        fields |= {f"{_EXTRA}{name}": x for name, x in fields.pop("extras").items()}
+    forest = batch.forest
     return {"forest": buffers.encode(forest), **{name: getattr(forest, name) for name in _OF_FOREST},
             "prompts": _archive({name: x for name, x in _of_prompts(forest).items() if x.dtype != object}),
             "objects": {name: x.tolist() for name, x in _of_prompts(forest).items() if x.dtype == object},
             "facts": sorted(forest.facts),
-            "rollouts": None if rollouts is None else _archive({name: x for name, x in fields.items() if x is not None}),
+            "rollouts": None if batch.rollouts is None else _of_rollouts(batch.rollouts),
+            **({"replayed": [_of_rollouts(one) for one in batch.replayed]} if batch.replayed else {}),
             "metrics": {name: float(value) for name, value in batch.metrics.items()}, "counts": _archive(batch.counts)}
 
 
@@ -38,7 +35,7 @@ def restored(stored: Sequence[Mapping[str, Any]], source: Source, lag: int) -> t
                          f"with schedule=\"pipelined(lag={len(stored)})\", or start a new run with these weights (model.path)")
     batches = tuple(decode(one, source) for one in stored)
     sizes, most = source.ladders, source.stream.group * source.max_groups
-    for rollouts in (one.rollouts for one in batches if one.rollouts is not None):
+    for rollouts in (part for one in batches for part in (one.rollouts, *one.replayed) if part is not None):
         _, G, T = rollouts.mask.shape
         S = rollouts.prompt_tokens.shape[1]
         if G != most or T > sizes.tokens[-1] or S > sizes.prompt_tokens[-1]:
@@ -57,12 +54,21 @@ def decode(stored: Mapping[str, Any], source: Source) -> Finished:
     forest = forest.with_columns(**_arrays(stored["prompts"]), **objects)
     counts: dict[str, Any] = {name: stored[name] for name in _OF_FOREST}
     forest = dataclasses.replace(forest, **counts | {"seconds": tuple(counts["seconds"])})
-    rollouts = None
-    if stored["rollouts"] is not None:
-        arrays: dict[str, Any] = _arrays(stored["rollouts"])
-        extras: dict[str, Any] = {name.removeprefix(_EXTRA): arrays.pop(name) for name in [*arrays] if name.startswith(_EXTRA)}
-        rollouts = Rollouts(**arrays | {"filled": int(arrays["filled"])}, extras=extras)
-    return Finished(rollouts, forest, dict(stored["metrics"]), _arrays(stored["counts"]))
+    rollouts = None if stored["rollouts"] is None else _as_rollouts(stored["rollouts"])
+    return Finished(rollouts, forest, dict(stored["metrics"]), _arrays(stored["counts"]),
+                    tuple(map(_as_rollouts, stored.get("replayed", ()))))
+
+
+def _of_rollouts(rollouts: Rollouts) -> dict[str, Any]:
+    fields: dict[str, Any] = {field.name: getattr(rollouts, field.name) for field in dataclasses.fields(rollouts)}
+    fields |= {f"{_EXTRA}{name}": x for name, x in fields.pop("extras").items()}
+    return _archive({name: x for name, x in fields.items() if x is not None})
+
+
+def _as_rollouts(stored: Mapping[str, Any]) -> Rollouts:
+    arrays: dict[str, Any] = _arrays(stored)
+    extras: dict[str, Any] = {name.removeprefix(_EXTRA): arrays.pop(name) for name in [*arrays] if name.startswith(_EXTRA)}
+    return Rollouts(**arrays | {"filled": int(arrays["filled"])}, extras=extras)
 
 
 def _of_prompts(forest: Forest) -> dict[str, np.ndarray]:

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm import advantages, methods
 from jaxrl_llm.advantages.t1 import repeated_share
-from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
+from jaxrl_llm.data.rollouts import from_lists, pad_lists
 
 ENTROPIES = pad_lists([[[0.9, 1.4, 0.3], [0.6, 1.8]]])
 
@@ -160,12 +160,3 @@ def test_repeated_share_against_sets():
             expected = 1 - len(set(grams)) / len(grams) if grams else 0
             np.testing.assert_allclose(actual[p, g], expected, atol=1e-6)
     assert not np.any(repeated_share(jnp.asarray(tokens), jnp.asarray(mask), n=10))
-
-
-def test_spear_clip_compares_replays_with_the_recent_past():
-    extras = {"replayed": jnp.array([[False, False, True], [True, True, True]]),
-              "reward_baseline": jnp.array([0.5, 0.5])}
-    rollouts = Rollouts(mask=jnp.ones((2, 3, 1), bool), valid=jnp.ones((2, 3), bool), extras=extras,
-                        rewards=jnp.array([[1, 0, 1], [1, 0.2, 0.6]]))
-    values = advantages.make("spear_clip").update(rollouts, ())[0]
-    np.testing.assert_allclose(values[..., 0], [[0.5, -0.5, 0.5], [0.5, -0.3, 0.1]], atol=1e-6)

@@ -23,14 +23,16 @@ from jaxrl_llm.setup import parts, setup
 from jaxrl_llm.tools.registry import Kind
 
 P, G = 4, 4
-REPLAY = {"remix": "reuse=1.0", "r2vpo_replay": "reuse=1.0"}
+REPLAY = {"remix": "reuse=1.0"}
 # Methods that do not choose problems:
-NAMES = ["arpo_replay", "r2vpo_replay", "rapo", "remix", "sil", "spear", "spear_clip"]
+NAMES = ["arpo_replay", "rapo", "remix"]  # stored rollouts enter batches
+# Stored rollouts are learned from in updates of their own:
+APART = {"r2vpo_replay": "", "sil": "updates=2", "spear": "fill=0.2", "spear_clip": "fill=0.2"}
 
 
 def tiny(method, **changes):
     config = tiny_config.get_config()
-    config.method, config.replay, config.model.num_layers = method, REPLAY.get(method, ""), 1
+    config.method, config.replay, config.model.num_layers = method, (REPLAY | APART).get(method, ""), 1
     config.update_from_flattened_dict(changes)
     return config
 
@@ -58,7 +60,7 @@ def by_uid(forest, rollouts):
 
 def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
-    assert {*NAMES, "rapo_curriculum", "rapo_steps", "dots_rr", "props"} == replaying
+    assert {*NAMES, *APART, "rapo_curriculum", "rapo_steps", "dots_rr", "props"} == replaying
     assert replaying - {"rapo_steps"} <= set(methods.runnable()), "the step reward reads what an environment counts"
     run, _ = setup.build(tiny("grpo"))
     assert "buffer" not in run.source.position()
@@ -96,13 +98,12 @@ def test_three_steps_by_name(method):
         seen |= result
         share = (replayed & rollouts.valid).sum() / rollouts.valid.sum()
         assert metrics["replay/share"] == pytest.approx(share) and (share > 0) == (number > 0)
-        assert metrics["replay/size"] > 0 or number and parts.make_replay(run.config, run.method).once  # all is used
+        assert metrics["replay/size"] > 0
         if number:
             assert metrics["replay/age"] == pytest.approx(age[replayed & rollouts.valid].mean())
             assert set(age[replayed]) <= set(range(1, number + 1)) and not age[~replayed].any()
             check_old(method, run, learned.rollouts)
         assert all(np.isfinite(value) for value in metrics.values())
-        assert ("reward_baseline" in rollouts.extras) == method.startswith("spear")
         factor[0] = 0.0
     moved = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max(), before, jax.device_get(learned.state.params))
     assert max(jax.tree.leaves(moved)) > 0
@@ -112,11 +113,46 @@ def test_three_steps_by_name(method):
 def check_old(method, run, rollouts):
     """Old log-probs of replayed rollouts are those of sampling if the ratio is to them, and else the policy's."""
     if rollouts.old_logprobs is None:
-        assert method in ("arpo_replay", "r2vpo_replay", "sil")
+        assert method == "arpo_replay"
         return
     tokens = np.asarray(rollouts.token_mask & rollouts.extras["replayed"][..., None])
     gap = np.abs(np.asarray(rollouts.old_logprobs) - np.asarray(rollouts.behavior_logprobs))[tokens]
     assert (gap.max() == 0) == parts.make_replay(run.config, run.method).as_sampled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", APART)
+def test_replayed_batches_are_updates_of_their_own(method):
+    """Three steps on the same problems: the fresh batch is whole, stored rollouts come as they were sampled, behind it."""
+    run, params = setup.build(tiny(method, replay_objective="warmup=0" if method.startswith("spear") else ""))
+    start, state, seen = run.source.data.get_state(), setup.initial_state(run, params), {}
+    steps, again, counts = schedules.make("sync").steps(run.source, run.learner, state, {}), 0, [0]
+    for number in range(3):
+        run.source.set_position(run.source.position() | {"data": start})
+        done = next(steps)
+        finished, metrics = done.finished, done.finished.metrics | done.learned.metrics
+        seen |= {uid: logprobs for uid, (logprobs, _, _) in by_uid(finished.forest, finished.rollouts).items()}
+        assert finished.rollouts.valid.shape[0] == P and not finished.rollouts.extras["replayed"].any()
+        for batch in finished.replayed:
+            valid, known = batch.valid & batch.mask.any(-1), {row.tobytes() for row in seen.values()}
+            assert batch.extras["replayed"][valid].all() and valid.any()
+            assert {batch.behavior_logprobs[p, g][batch.mask[p, g]].tobytes() for p, g in np.argwhere(valid)} <= known
+        updates = len(finished.replayed) * run.learner.minibatches
+        assert metrics.get("replay/updates", 0) == updates and (metrics["replay/share"] > 0) == bool(finished.replayed)
+        assert all(np.isfinite(value) for value in metrics.values()) and np.isfinite(metrics.get("replay/loss", 0.0))
+        again += len(finished.replayed)
+        counts.append(int(optax.tree.get(done.learned.state.opt_state, "ScaleByAdamState").count))
+    assert again and counts[-1] > 3 * run.learner.minibatches  # Adam has counted the updates on stored rollouts too
+    own = run.learner.rehearsal
+    assert (own.objective is run.learner.objective) == (method == "r2vpo_replay") == (done.learned.state.replayed is None)
+    assert own.as_sampled == method.startswith("spear")
+
+
+def test_numbers_of_an_update_on_stored_rollouts_need_that_update():
+    with pytest.raises(ValueError, match="config.replay_objective='warmup=3': method 'remix' has no update on replayed"):
+        setup.build(tiny("remix", replay_objective="warmup=3"))
+    run, _ = setup.build(tiny("spear", replay_objective="warmup=3, coef=0.5"))
+    assert run.config.replay_objective == "warmup=3, coef=0.5" and run.learner.rehearsal is not None
 
 
 @pytest.mark.slow

@@ -546,25 +546,31 @@ def test_sil_against_numpy(double):
 SPEAR = one_group([[0.5]] * 3, (1, 1, 0), extras={"age": np.array([[5, 20, 1]]), "reward_baseline": np.float32([0.4])})
 
 
+def spear_at(step, new, rollouts=SPEAR, **hyper):
+    """The update of that step of a run, with its own advantages."""
+    values, _ = advantages.make("spear").update(rollouts, ())
+    stamps = {"current_version": np.full(len(rollouts.valid), step, np.int32)}
+    return run("spear", new, rollouts.replace(extras=rollouts.extras | stamps), values, **hyper)
+
+
 def test_spear_worked_example():
     values, _ = advantages.make("spear").update(SPEAR, ())
     close(values[0, :, 0], [0.6, 0.6, -0.4], atol=1e-6)
     new = np.full((1, 3, 1), np.log(0.6), np.float32)
-    loss, metrics, _ = run("spear", new, SPEAR, values, state=100)
+    loss, metrics, _ = spear_at(100, new)
     close(loss, -0.36, atol=1e-6)  # the ratio 1.2 is on the bound itself, where the gradient jumps
     close(metrics["kept_fraction"], 1 / 3, rtol=1e-6)
-    inside = run("spear", new, SPEAR, values, state=100, clip_high=0.3)
+    inside = spear_at(100, new, clip_high=0.3)
     close([inside[0], *inside[2][0, :, 0]], [-0.36, -0.36, 0, 0], atol=1e-6)
     for step, coef in ((0, 0), (50, 0.1464466), (150, 0.8535534), (999, 1)):
-        close(run("spear", new, SPEAR, values, state=step)[0], -0.72 * coef, atol=1e-6)
-    assert run("spear", new, SPEAR, values, state=200, max_age=4)[0] == 0
+        close(spear_at(step, new)[0], -0.72 * coef, atol=1e-6)
+    assert spear_at(200, new, max_age=4)[0] == 0
 
 
 def test_a_reward_equal_to_the_baseline_still_counts():
     """It has advantage 0 and no gradient, but its token is one of two in the mean."""
     rollouts = SPEAR.replace(extras={"age": np.array([[5, 20, 1]]), "reward_baseline": np.float32([0.0])})
-    new = np.full((1, 3, 1), np.log(0.6), np.float32)
-    loss, metrics, _ = run("spear", new, rollouts, advantages.make("spear").update(rollouts, ())[0], state=200)
+    loss, metrics, _ = spear_at(200, np.full((1, 3, 1), np.log(0.6), np.float32), rollouts)
     close([loss, metrics["kept_fraction"]], [-1.2 / 2, 2 / 3], atol=1e-6)
 
 
@@ -573,8 +579,8 @@ def test_spear_is_ppo_on_what_is_kept(double):
     age, base = b["rng"].integers(0, 20, b["valid"].shape), b["rng"].choice([0.3, 1.0], len(b["valid"]))
     kept = b["valid"] & (age <= 10) & (b["rewards"] >= base[:, None])
     assert 0 < kept.sum() < b["valid"].sum()
-    rollouts = to_rollouts(b, age=age, reward_baseline=base)
-    loss, _, gradient = run("spear", b["new"], rollouts, b["advantage"], state=300, coef=0.5)
+    rollouts = to_rollouts(b, age=age, reward_baseline=base, current_version=np.full(len(base), 300))
+    loss, _, gradient = run("spear", b["new"], rollouts, b["advantage"], coef=0.5)
     ppo = run("ppo_clip", b["new"], rollouts.replace(valid=jnp.asarray(kept)), b["advantage"])
     close(loss, 0.5 * ppo[0], rtol=1e-12)
     close(gradient, 0.5 * ppo[2], rtol=1e-12, atol=1e-15)

@@ -88,23 +88,24 @@ def test_spear_schedule_and_loss():
     steps = jnp.array([0, 50, 100, 200, 300])
     np.testing.assert_allclose(imitation_coef(steps, coef=1, warmup=200), [0, 0.146447, 0.5, 1, 1], atol=1e-6)
     assert imitation_coef(jnp.int32(0), coef=0.3, warmup=0) == np.float32(0.3)
-    extras = {"replayed": jnp.array([[False, True]]), "reward_baseline": jnp.array([0.5]), "age": jnp.array([[0, 3]])}
+    extras = {"reward_baseline": jnp.array([0.5]), "age": jnp.array([[3, 3]])}
     rollouts = example(rewards=(0.2, 1.0), extras=extras)
-    advantage, _ = advantages.make("spear_clip").update(rollouts, ())
-    np.testing.assert_allclose(advantage[0], [[0, 0, 0], [0.5, 0.5, 0]], atol=1e-7)  # alone in its group; replayed
+    advantage, _ = advantages.make("spear").update(rollouts, ())
+    np.testing.assert_allclose(advantage[0], [[-0.3, -0.3, -0.3], [0.5, 0.5, 0]], atol=1e-7)  # the first is below the baseline
     objective = objectives.make("spear_clip", max_len=4, cov_low=5.0)
-    advantage = advantage.at[0, 0, :].set(1.0)
-    fresh = -(1.28 + 1.1 + 0.5) / 4
+
+    def at(step, **changed):
+        return run(objective, rollouts.replace(extras=extras | changed | {"current_version": jnp.int32([step])}), advantage)
+
     for step, share in ((0, 0), (50, 0.146447), (400, 1)):
-        loss, gradient, _ = run(objective, rollouts, advantage, state=jnp.int32(step))
+        loss, gradient, metrics = at(step)
         # ratios .5 and 1.5 with A = .5: the second is clipped at 1.28
-        np.testing.assert_allclose(loss, fresh - share * (0.5 + 1.28) * 0.5 / 4, rtol=1e-5)
-        np.testing.assert_allclose(gradient, [0, -1.1 / 4, -0.5 / 4, -share * 0.25 / 4, 0], atol=1e-6)
+        np.testing.assert_allclose(loss, -share * (0.5 + 1.28) * 0.5 / 4, rtol=1e-5)
+        np.testing.assert_allclose(gradient, [0, 0, 0, -share * 0.25 / 4, 0], atol=1e-6)
+        assert metrics["kept_fraction"] == 0.5
     for change in ({"age": jnp.array([[0, 11]])}, {"reward_baseline": jnp.array([1.1])}):
-        stale = rollouts.replace(extras=extras | change)
-        loss, gradient, _ = run(objective, stale, advantage, state=jnp.int32(400))
-        np.testing.assert_allclose(loss, fresh, rtol=1e-6)
-        assert not np.any(gradient[3:])
+        loss, gradient, _ = at(400, **change)
+        assert loss == 0 and not np.any(gradient)
 
 
 def test_aepo_clip_example():

@@ -31,7 +31,8 @@ def critic(rng, p, g, t):
 
 
 def stored(rng, p, g, t):
-    return {"extras": {"age": rng.integers(0, 16, (p, g)), "reward_baseline": rng.choice([0.2, 0.6], p)}}
+    return {"extras": {"age": rng.integers(0, 16, (p, g)), "reward_baseline": rng.choice([0.2, 0.6], p),
+                       "current_version": rng.integers(40, 110, p)}}
 
 
 def versions(rng, p, g, t):

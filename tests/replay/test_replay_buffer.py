@@ -133,14 +133,27 @@ def test_a_problem_that_is_drawn_twice_gets_a_success_once():
 
 
 def test_spear_replays_a_good_rollout_once():
-    rule = replay.make("self_imitation", max_age=2)
-    first = step(rule, EMPTY, batch([1, 2], [[1, 0, 0], [1, 1, 0]], version=0), 0)
-    assert uids(first.buffer) == [(1, [0]), (2, [3, 4])]
-    second = step(rule, first.buffer, batch([5], [[0, 0, 0]], version=1, first_uid=6), 1)  # one of two prompts is replayed
-    assert uids(second.forest)[0] == (5, [6, 7, 8]) and second.metrics["replay/age"] == 1
-    (replayed,), (left,) = uids(second.forest)[1:], uids(second.buffer)
-    assert [replayed, left] in ([(1, [0]), (2, [3, 4])], [(2, [3, 4]), (1, [0])])
-    assert not uids(step(rule, second.buffer, batch([6], [[0, 0]], version=3), 3, prompts=1).buffer)  # too old for step 4
+    """Batches of two prompts: with four groups the buffer is full, two of them are learned from, and it is empty again."""
+    rule, rng = replay.make("self_imitation", max_age=2), np.random.default_rng(0)
+    first = buffers.draw(rule, batch([1, 2], [[1, 0, 0], [1, 1, 0]], version=0), EMPTY, 0, 2, 3, rng)
+    assert uids(first.buffer) == [(1, [0]), (2, [3, 4])] and not first.batches
+    assert first.metrics == {"replay/size": 3, "replay/share": 0}
+    fresh = batch([5, 6], [[1, 0, 0], [0, 1, 0]], version=1, first_uid=6)
+    second = buffers.draw(rule, fresh, first.buffer, 1, 2, 3, rng)
+    (drawn,) = second.batches
+    assert all(group in [(1, [0]), (2, [3, 4]), (5, [6]), (6, [10])] for group in uids(drawn)) and len(uids(drawn)) == 2
+    assert not uids(second.buffer) and second.metrics["replay/size"] == 5
+    again = buffers.draw(rule, batch([5, 6], [[0, 0], [0, 0]], version=4), first.buffer, 4, 2, 2, rng)
+    assert not uids(again.buffer) and not again.batches  # too old for step 4
+
+
+def test_batches_of_stored_groups_have_at_most_the_prompts_of_a_step():
+    rule = replay.Replay(lambda rewards, valid: valid, groups=lambda born, *rest: np.arange(len(born)), max_age=3, updates=2)
+    fresh = batch(range(5), [[0, 1]] * 5, version=0)
+    result = buffers.draw(rule, fresh, EMPTY, 0, 2, 2, np.random.default_rng(0))
+    assert [[number for number, _ in uids(one)] for one in result.batches] == [[0, 1], [2, 3], [4]] * 2
+    assert uids(result.buffer) == uids(fresh) and result.metrics == {
+        "replay/size": 10, "replay/share": 20 / 30, "replay/age": 0}
 
 
 def test_groups_of_recent_policies_are_whole_and_leave_one_prompt_to_be_sampled():
@@ -160,7 +173,7 @@ def test_capacity_ages_and_copies_of_random_runs(seed):
     rng, rule = np.random.default_rng(seed), replay.Replay(
         lambda rewards, valid: valid & (rewards > 0), lambda rewards, valid, rng: np.where(rewards.max(1) <= 0, 0, -1),
         lambda born, version, prompts, rng: rng.permutation(len(born))[:2], capacity=9, per_prompt=3, max_age=4,
-        once=bool(seed % 2))
+        restarts=bool(seed % 2))
     buffer, born = EMPTY, {}
     for version in range(12):
         fresh = batch(rng.choice(6, 4, replace=False), rng.integers(0, 2, (4, 3)) * rng.integers(0, 2, (4, 1)), version,
@@ -171,7 +184,7 @@ def test_capacity_ages_and_copies_of_random_runs(seed):
         mixed, buffer = result.forest.uid[result.forest.ends].tolist(), result.buffer
         replayed = [uid for uid in mixed if uid < 12 * version]
         twice = len(mixed) - len(set(mixed))
-        assert not twice or not rule.once and twice <= 2  # a group that returns whole may contain replayed rollouts
+        assert not twice or not rule.restarts and twice <= 2  # a group that returns whole may contain replayed rollouts
         assert all(len(set(group)) == len(group) for _, group in uids(result.forest)) and set(replayed) <= before
         assert forests.versions(result.forest).tolist() == [born[uid] for uid in mixed]
         stored = buffer.uid[buffer.ends].tolist()
@@ -214,7 +227,8 @@ def conversations(rewards, version, first_uid=0):
 
 
 def test_conversations_are_stored_with_all_contexts_and_what_was_said_of_turns():
-    rule, nothing = replay.make("self_imitation"), plant([], [], ("success",), answers=False, turns=True)
+    rule, nothing = replay.make("recent_groups", reuse=1.0)._replace(
+        admit=replay.make("self_imitation").admit), plant([], [], ("success",), answers=False, turns=True)
     fresh = conversations([1, 0, 1], version=2, first_uid=7)
     first = step(rule, nothing, fresh, 2)
     assert uids(first.buffer) == [(3, [7, 9])] and first.buffer.texts.tolist() == [

@@ -60,20 +60,25 @@ def test_remix_takes_groups_of_the_last_two_policies_and_none_twice():
     assert len(ending.groups(born - 1, 9, 40, rng(0))) == 40 and not len(ending.groups(born, 10, 40, rng(0)))
 
 
-def test_spear_stores_what_did_better_than_its_group_and_replays_half_a_batch():
+def test_spear_stores_what_did_better_than_its_group_and_replays_it_when_the_buffer_is_full():
     rule = replay.make("self_imitation")
     rewards, valid = arrays([[1, 0, 0, 0], [1, 1, 1, 1], [0.5, 0.2, 9, 0.1]], [[1] * 4, [1] * 4, [1, 1, 0, 1]])
     assert rule.admit(rewards, valid).tolist() == [[True, False, False, False], [False] * 4, [True, False, False, False]]
-    chosen = rule.groups(np.arange(9), 9, 8, rng(0))
-    assert len(set(chosen)) == 4 and len(rule.groups(np.arange(2), 9, 8, rng(0))) == 2
-    assert rule.once and rule.as_sampled and (rule.capacity, rule.max_age) == (2048, 10)
+    assert not len(rule.groups(np.arange(12), 9, 8, rng(0)))  # 1.5 times 8 are not more than that
+    chosen = rule.groups(np.arange(13), 9, 8, rng(0))
+    assert len(set(chosen)) == 8 and len(rule.groups(np.arange(19), 9, 12, rng(0))) == 8  # a power of two up to 12
+    assert len(replay.make("self_imitation", batches=3.0).groups(np.arange(37), 9, 8, rng(0))) == 16
+    assert (rule.updates, rule.restarts, rule.as_sampled, rule.max_age) == (1, True, True, 10)
+    assert rule.most(problems=3, per_step=8) == 80
 
 
 def test_a_rule_needs_a_limit_and_names_are_checked():
     with pytest.raises(ValueError, match="stores no or endlessly many rollouts; give one of them"):
         base.Replay(lambda rewards, valid: valid).most(3, 3)
     with pytest.raises(ValueError, match="capacity=0"):
-        replay.make("self_imitation", capacity=0).most(3, 3)
+        replay.make("prioritised", capacity=0).most(3, 3)
+    with pytest.raises(ValueError, match="batches=0.0, fill=1.5; give the groups that are replayed"):
+        replay.make("self_imitation", batches=0.0)
     with pytest.raises(ValueError, match="replay rule 'latest_sucess'. Did you mean 'latest_success'"):
         replay.make("latest_sucess")
     with pytest.raises(ValueError, match="keyword of replay rule 'recent_groups' 'max_ages'. Did you mean 'max_age'"):

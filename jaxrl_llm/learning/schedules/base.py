@@ -7,7 +7,8 @@ To add one, write a function under `@schedule`, in a file of this folder or of y
         def steps(source, learner, state, frozen=None, timer=None, phase=print, pending=()):
             while True:
                 finished = source.next(learner.publish(state), timer)
-                position, learned = source.position(), learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
+                position = source.position()
+                learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts, finished.replayed)
                 state = (yield Step(position, finished, learned)) or learned.state
 
         return Schedule(steps)

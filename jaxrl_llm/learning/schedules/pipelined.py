@@ -75,7 +75,7 @@ class _Steps:
             position, failed = source.position(), None
             sampled = begin(source, learner.publish(state, apart=True), timer)
             finished = waiting.popleft()
-            learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
+            learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts, finished.replayed)
             phase("sampling")
             try:
                 waiting.append(sampled())

@@ -28,7 +28,7 @@ def steps(source: BatchSource, learner: Learner, state: TrainState, frozen: Mapp
         finished = source.next(learner.publish(state), timer)
         position = source.position()
         phase("learning")
-        learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts)
+        learned = learner.learn(state, finished.rollouts, frozen, timer, finished.facts, finished.replayed)
         source.stream.kind.check(learned.metrics)
         state = (yield Step(position, finished, learned)) or learned.state
         del finished, learned  # frees memory for the next ones

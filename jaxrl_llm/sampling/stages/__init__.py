@@ -11,13 +11,14 @@ from jaxrl_llm.sampling.stages.guide import guide
 from jaxrl_llm.sampling.stages.measure import measure
 from jaxrl_llm.sampling.stages.mix import mix
 from jaxrl_llm.sampling.stages.reference import reference
+from jaxrl_llm.sampling.stages.rehearse import rehearse
 from jaxrl_llm.sampling.stages.sample import sample
 from jaxrl_llm.sampling.stages.score import score
 from jaxrl_llm.sampling.stages.shape import shape
 from jaxrl_llm.sampling.stages.share import share
 
 __all__ = ["Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw", "expect", "guide",
-           "measure", "mix", "reference", "replaced", "sample", "score", "shape", "share"]
+           "measure", "mix", "reference", "rehearse", "replaced", "sample", "score", "shape", "share"]
 
 
 def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage] = (), mixes: Sequence[Stage] = ()

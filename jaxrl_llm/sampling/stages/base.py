@@ -46,6 +46,7 @@ class Unfinished(NamedTuple):
       plan: the topology's newest one.
       first: number of nodes before this plan; later nodes are new.
       drawn: problems that this plan draws, with their facts; they join the forest after all stages.
+      replayed: stored groups that are learned from in updates of their own; `view` sees each of them as the `forest`.
       beside: tokens that were sampled for measurements alone.
       metrics, counts: those of `Finished`.
       notes: what stages keep from one moment to the next, by their names.
@@ -59,6 +60,7 @@ class Unfinished(NamedTuple):
     plan: Plan = Plan()
     first: int = 0
     drawn: Forest | None = None
+    replayed: tuple[Forest, ...] = ()
     beside: int = 0
     metrics: Mapping[str, float] = NOTHING
     counts: Mapping[str, np.ndarray] = NOTHING

@@ -33,21 +33,31 @@ def mix(replay: Replay, fewer: Callable[[int], Topology]) -> Stage:
         return batch._replace(forest=forest).measured(metrics)
 
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
-        forest, ends = batch.forest, rows_of(batch.forest, source)
-        old = np.isin(forest.uid[ends], batch.notes["mix"][0].uid)  # versions do not tell: under a lag first batches share one
-        rollouts = with_extras(rollouts, replayed=placed(forest, ends, old, rollouts.valid.shape))
-        if "replay_weight" not in forest.facts:
-            return rollouts
-        weights = np.pad(forest.facts["replay_weight"], (0, len(rollouts.valid) - len(forest.problems)))
-        return with_extras(rollouts, replay_weights=np.broadcast_to(weights[:, None, None], rollouts.mask.shape))
+        return marked(rollouts, batch.forest, batch.notes["mix"][0].uid, source)
 
+    return Stage("mix", begin, end=end, view=view, provides=replay.provides, memory=memory_of(replay))
+
+
+def memory_of(replay: Replay) -> StageMemory:
+    """The buffer of a rule, from the first batch on."""
     def empty(source: Origin) -> Forest:
         return buffers.empty(replay, source.planted([], draw=0))
 
     def decode(stored, source: Origin) -> Forest:
         return buffers.decode(stored, empty(source), source.task.train, source.stream.partner.extract)
 
-    return Stage("mix", begin, end=end, view=view, provides=replay.provides, memory=StageMemory("buffer", empty, decode))
+    return StageMemory("buffer", empty, decode)
+
+
+def marked(rollouts: Rollouts, forest: Forest, stored: np.ndarray, source: Origin) -> Rollouts:
+    """The rollouts of `forest` with `replayed`, for those with `stored` uids, and with `replay_weights` if it has weights."""
+    ends = rows_of(forest, source)
+    old = np.isin(forest.uid[ends], stored)  # versions do not tell: under a lag first batches share one
+    rollouts = with_extras(rollouts, replayed=placed(forest, ends, old, rollouts.valid.shape))
+    if "replay_weight" not in forest.facts:
+        return rollouts
+    weights = np.pad(forest.facts["replay_weight"], (0, len(rollouts.valid) - len(forest.problems)))
+    return with_extras(rollouts, replay_weights=np.broadcast_to(weights[:, None, None], rollouts.mask.shape))
 
 
 def generator(snapshot: Snapshot) -> np.random.Generator:
