@@ -1,8 +1,8 @@
 """From a configuration to a run: its source of rollouts and its learner, checked before the first step."""
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -12,13 +12,17 @@ from jaxrl_llm import methods
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState
+from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.setup import agreement, parts, why
 from jaxrl_llm.setup.check import check
+from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.first_state import initial_adapters, known_of
-from jaxrl_llm.setup.judge import make_judge
+from jaxrl_llm.setup.judge import Judge, make_judge
+from jaxrl_llm.setup.keys import set_key
 from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.setup.meshes import make_mesh, sampling_mesh
+from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.problems import make_sets
 from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.setup.run import Run
@@ -26,7 +30,19 @@ from jaxrl_llm.setup.sources import make_plain_source, make_source
 from jaxrl_llm.setup.start import load_model, open_model, policy_of
 from jaxrl_llm.setup.variants import check_there
 from jaxrl_llm.setup.why import Around
+from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.tools import written
+
+
+class Composed(NamedTuple):
+    """A configuration with its automatic values resolved, and the parts of its run."""
+
+    config: ConfigDict
+    judge: Judge
+    model: tuple[Tokenizer, Transformer, Callable]
+    made: Parts
+    schedule: schedules.Schedule
+    around: Around
 
 
 def build(config: ConfigDict) -> tuple[Run, Any]:
@@ -41,15 +57,9 @@ def build(config: ConfigDict) -> tuple[Run, Any]:
 def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     """The run, and the function that reads its weights, or makes new ones; the errors of `build`."""
     agreement.check_code()
-    config = resolve(config, methods.get(config.method).defaults)
-    check(config)
-    check_there(config.model.path)
-    judge = make_judge(config)
-    task = judge.task
-    tokenizer, model, read_weights = open_model(config.model)
-    made = parts.make_parts(config, model.config.hidden_size, task, judge.environment)
-    schedule = make_schedule(config)
-    why.check(config, made, Around(judge.environment, model.config, judge.reward, schedule))
+    config, judge, opened_model, made, schedule, around = composed(config)
+    why.check(config, made, around)
+    (tokenizer, model, read_weights), task = opened_model, judge.task
     sets = make_sets(config, task)
     mesh = make_mesh(config)
     policy = dataclasses.replace(policy_of(config, model, mesh), replays=made.objective.replays)
@@ -59,6 +69,28 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
                                  made.reads_as_sampled and schedule.lag > 0)
     run = Run(config, made.method, source, learner, rate, made.needs, schedule)
     return run, functools.partial(read_weights, mesh, config.seed)
+
+
+def composed(config: ConfigDict) -> Composed:
+    """What a run is composed of, before anything is read or compiled; ValueError for values that cannot work."""
+    config = resolve(config, methods.get(config.method).defaults)
+    check(config)
+    check_there(config.model.path)
+    judge, opened_model = make_judge(config), open_model(config.model)
+    model = opened_model[1].config
+    made, schedule = parts.make_parts(config, model.hidden_size, judge.task, judge.environment), make_schedule(config)
+    return Composed(config, judge, opened_model, made, schedule, Around(judge.environment, model, judge.reward, schedule))
+
+
+def against(method: str, changes: Mapping[str, Any]) -> list[str]:
+    """All that stands against a run of a method, with these keys changed; empty: it can begin."""
+    config = default_config()
+    for key, value in {"method": method, **changes}.items():
+        set_key(config, key, value)
+    config, judge, _, made, _, around = composed(config)
+    if judge.runner is not None:
+        judge.runner.close()
+    return [*why.unmet(made), *why.conflicting(config, made, around)]
 
 
 def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDict, Policy, Source, Any]:

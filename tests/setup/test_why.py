@@ -1,11 +1,13 @@
 """All that stands against a run is said at once, by the parts that it concerns, before anything long begins."""
 import dataclasses
+import sys
 
 import pytest
 
 from jaxrl_llm import methods, rewards
 from jaxrl_llm.control.base import CONTROLLERS, Controller
 from jaxrl_llm.learning import schedules
+from jaxrl_llm.methods import __main__ as command
 from jaxrl_llm.setup import parts, why
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.resolve import resolve
@@ -76,3 +78,31 @@ def test_a_part_from_outside_declares_its_conflicts(monkeypatch):
     assert composed("windy")[3] == []
     assert composed("windy", lora__rank=4, estimator="eps=0.5")[3] == [
         "controller 'windy' of windy and adapters of rank 4 with eps=0.5 do not rest; take one"]
+
+
+@pytest.mark.parametrize("words, status, told", (
+    (["grpo"], False, ["nothing stands against a run of grpo"]),
+    (["gigpo", "--config.lora.rank=4"], True, ["method 'gigpo' needs obs (from an environment, config.environment), which this "
+                                               "run does not provide"]),
+    (["prorl", "--config.lora.rank=4", "--config.optimizer.schedule=linear"], True, [
+        "method 'prorl' resets the optimiser, with which optimizer.schedule='linear' would begin again and not end at 0; set "
+        "optimizer.schedule=constant, or take another method",
+        "method 'prorl' updates the reference from full weights; LoRA does not change them; set lora.rank=0, or take another "
+        "method"])))
+def test_the_command_says_why(monkeypatch, capsys, words, status, told):
+    monkeypatch.setattr(sys, "argv", ["methods", *words, "--why"])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert ended.value.code == status and lines[:len(told)] == told
+
+
+@pytest.mark.parametrize("words, told", (
+    (["grpo", "--why", "--config.sampling.grup=1"], "no key 'sampling.grup'; near: sampling.group"),
+    (["grpo", "--why", "--sampling.group=1"], "write --config.KEY=VALUE"), (["--why"], "--why needs the NAME of a method"),
+    (["grop", "--why"], "Did you mean 'grpo'"), (["grpo", "--wy"], "not an argument: --wy")))
+def test_what_the_command_cannot_read(monkeypatch, capsys, words, told):
+    monkeypatch.setattr(sys, "argv", ["methods", *words])
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 2 and told in capsys.readouterr().err
