@@ -22,6 +22,8 @@ from jaxrl_llm.tools.registry import one_of
 class TooManyInvalid(RuntimeError):
     """The environment lost more trajectories than a run tolerates."""
 
+    of_environment = True
+
 
 class AllInvalid(TooManyInvalid):
     """The environment lost all trajectories of a batch, which may be few."""

@@ -13,7 +13,6 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
-from jaxrl_llm.environments.runner import TooManyInvalid
 from jaxrl_llm.learning import offload, optimizers
 from jaxrl_llm.learning.schedules import Step
 from jaxrl_llm.runs import beginning, phases
@@ -346,7 +345,7 @@ class _Session:
             except Exception as problem:  # the error that ended the run is the one to show
                 error.add_note(f"step {step} could not be saved: {problem}; the last saved one is step {saved}, "
                                "from which --resume continues")
-        if self.lost is not None and isinstance(error, TooManyInvalid):
+        if self.lost is not None and getattr(error, "of_environment", False):
             error.add_note(self.lost.note())
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             with contextlib.suppress(OSError):

@@ -9,7 +9,6 @@ import numpy as np
 from jaxrl_llm import parallel
 from jaxrl_llm.engines.prompts import encode_problems, fit
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.tasks.mixture import Mixed
 
 Encode = Callable[[Sequence[Problem], Any], Sequence[list[int] | None]]
 
@@ -34,9 +33,8 @@ def held_out(source: Sequence[Problem], problems: int) -> list[Problem]:
     What a task lacks comes from the others. Sources are often sorted, so that their first problems are not a fair sample.
     Every run is measured on the same problems.
     """
-    if isinstance(source, Mixed):
-        rounds = sorted((i, k) for k, side in enumerate(source.sides) for i in range(min(len(side), problems)))
-        counts = Counter(k for _, k in rounds[:problems])
-        return [source[first + int(i)] for k, (first, side) in enumerate(zip(source.starts, source.sides))
-                for i in np.random.default_rng(0).permutation(len(side))[:counts[k]]]
-    return [source[int(i)] for i in np.random.default_rng(0).permutation(len(source))[:problems]]
+    sides, starts = getattr(source, "sides", (source,)), getattr(source, "starts", [0])  # of a mixture, see `tasks.mixture`
+    rounds = sorted((i, k) for k, side in enumerate(sides) for i in range(min(len(side), problems)))
+    counts = Counter(k for _, k in rounds[:problems])
+    return [source[first + int(i)] for k, (first, side) in enumerate(zip(starts, sides))
+            for i in np.random.default_rng(0).permutation(len(side))[:counts[k]]]

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxrl_llm.environments import base
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.tokenizers import ByteTokenizer, conversation
+from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.tokenizers.messages import ending
 
 
@@ -30,7 +30,7 @@ def describes_tools(tokenizer, environment: base.Environment) -> bool:
 
     A policy of bytes, which is made from scratch, cannot read a description.
     """
-    if not environment.calls or isinstance(tokenizer, ByteTokenizer):
+    if not environment.calls or not tokenizer.published:
         return False
     said = [{"role": "user", "content": "271828"}]
     return conversation.start(tokenizer, said) == conversation.start(tokenizer, said, **variables_of(environment))

@@ -31,6 +31,7 @@ class Tokenizer(Protocol):
     name: "tool_use", if present, is for conversations with tools, "default" for all others.
     `control_tokens` are the ids of spellings that steer the model: its special tokens, and those that a chat template writes.
     `end_ids` are the stop tokens among them, which a text does not show; another stop token is a word of the text.
+    `published` says that models were trained with it, which can read descriptions.
     """
 
     vocab_size: int
@@ -40,6 +41,7 @@ class Tokenizer(Protocol):
     pad_id: int
     stop_ids: tuple[int, ...]
     chat_templates: Mapping[str, str]
+    published: bool
 
     @property
     def control_tokens(self) -> Mapping[str, int]: ...
@@ -103,6 +105,8 @@ class Codec(Protocol):
 
 class CodecTokenizer:
     """A `Tokenizer` made of a `Codec`, its special ids and chat templates."""
+
+    published = True
 
     def __init__(self, codec: Codec, *, eos_id: int, bos_id: int | None = None, adds_bos: bool = False,
                  pad_id: int | None = None, stop_ids: Iterable[int] = (), chat_templates: Mapping[str, str]):

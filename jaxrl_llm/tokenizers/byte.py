@@ -12,6 +12,8 @@ SPECIALS = {"<|pad|>": 256, "<|bos|>": 257, "<|eos|>": 258}
 class ByteTokenizer(CodecTokenizer):
     """Ids 0-255 are bytes, 256 pad, 257 bos, 258 eos: any text round-trips, in any language, with no training."""
 
+    published = False
+
     def __init__(self, chat_template: str | None = None):
         super().__init__(_Bytes(), eos_id=258, bos_id=257, adds_bos=True, pad_id=256, chat_templates=choose(chat_template, {}))
 
