@@ -12,15 +12,18 @@ from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.parallel import make_mesh
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
+from jaxrl_llm.topologies import groups
 
 BYTES, EOS = ByteTokenizer(), 258
 
 
 def grow(stream: Stream, params, forest: Forest, rows, uid: int, key, version: int = 0, *, lora=None, timer=None, limits=None,
-         forced=(), **settings) -> Forest:
+         **settings) -> Forest:
     """The forest with a group more for each of `rows`, sampled under a snapshot of these weights and settings."""
     stream.publish(Snapshot(version, params, lora, key, Settings(**settings)))
-    return stream.groups(forest, rows, uid, timer, limits, forced)
+    acts = groups(rows, stream.group)
+    acts = acts if limits is None else [act._replace(limit=int(limit)) for act, limit in zip(acts, limits, strict=True)]
+    return stream.run(forest, acts, uid, timer)
 
 
 def completions(groups: Sequence[Sequence[str]], T: int = 8) -> Completions:

@@ -38,7 +38,7 @@ from jaxrl_llm.control import Controller, controller
 from jaxrl_llm.data.forest import outcomes
 from jaxrl_llm.recorders import Recorder, recorder
 from jaxrl_llm.recorders.base import texts_of
-from jaxrl_llm.topologies import Plan, Topology, topology
+from jaxrl_llm.topologies import Plan, Topology, groups, topology
 
 
 @topology
@@ -47,7 +47,7 @@ def contrast(prompts, group, pool):
     def plan(forest):
         if not forest.problems:
             return Plan(draw=pool)
-        return Plan() if len(forest.ends) else Plan(rows=np.arange(pool))
+        return Plan() if len(forest.ends) else Plan(acts=groups(range(pool), group))
 
     def choose(forest):
         spread = outcomes(forest, group)[0].std(1)
@@ -130,7 +130,7 @@ def test_a_topology_a_recorder_and_a_controller_of_ones_own_run_by_name(own):
     assert [one.name for one in learner.recorders] == ["surprise"] and run.needs == {"rewards", "surprise"}
     assert forecast.work_of(run.config, 8, run.needs, critic=False).passes == 1
     data = batches(source.task.train, P, run.config.seed)
-    everyone = dataclasses.replace(source, data=data, topology=single(POOL))  # the same problems, uids and keys
+    everyone = dataclasses.replace(source, data=data, topology=single(POOL, group=G))  # the same problems, uids and keys
     state = setup.initial_state(run, params)
     before = jax.device_get(state.params)
     score, mean, by_rewards, temperature, seen = jax.jit(learner.policy.logprobs), 1.0, [], 1.5, []
@@ -257,7 +257,7 @@ def test_a_method_runs_if_the_registered_parts_provide_what_it_needs(own, monkey
 
 def topology_of(name, **numbers):
     known = {"prompts": P, "group": G, "most": 4 * G, "rule": None, "guide": None, "wants": None, "drawn": P, "utility": ""}
-    return topologies.make(name, known, numbers)
+    return topologies.make(name, (), known, numbers)
 
 
 def test_a_topology_by_name_takes_what_it_names(own):
@@ -276,7 +276,7 @@ def test_a_topology_by_name_takes_what_it_names(own):
         topology_of("surprising_parts:annealed")
     assert topologies.chosen(None, ()) == "single" and topologies.chosen(None, {"group_sizes"}) == "sized"
     with pytest.raises(ValueError, match="the topology .* does not read .*, which this method has"):
-        topologies.chosen(None, {"group_sizes", "method.guidance"})
+        topologies.chosen(None, {"group_sizes", "method.allocation"})
 
 
 def test_of_several_recorders_the_fitting_one_is_asked():

@@ -15,6 +15,7 @@ from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.probe import capture_of
 from jaxrl_llm.setup.streams import make_stream
 from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.topologies import groups
 
 
 def fixed(config, prompts: int, group: int):
@@ -44,7 +45,7 @@ def sample(run: setup.Run, params, problems, key):
     source, stream = run.source, run.source.stream
     rows = fitting_problems(problems, stream.tokenizer, stream.prompt_tokens, source.overlong)
     stream.publish(Snapshot(0, params, None, key))
-    forest = stream.groups(source.planted(rows, draw=0), np.arange(len(rows)), 0)
+    forest = stream.run(source.planted(rows, draw=0), groups(range(len(rows)), stream.group), 0)
     batch, T = source.view(forest, 0), source.max_tokens
     beyond = ((0, 0), (0, 0), (0, T - batch.mask.shape[2]))
     return jax.device_put(jax.tree.map(lambda x: np.pad(x, beyond) if x.shape == batch.mask.shape else x, batch))

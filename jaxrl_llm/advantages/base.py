@@ -43,8 +43,9 @@ class Estimator(NamedTuple):
     `metrics(rollouts, advantages, state) -> scalars by name`, with the state from before the update, are the estimator's
     metrics of a batch. `history(state) -> (predicted [N], actual [N], group i32[N], real bool[N])` are its last predictions of
     rewards, made before the rewards were known, beside the actual rewards, and the prompt of each. None: no such record.
-    `wants_more(rollouts, first, most) -> bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs` names,
-    says which prompts to sample again, when a prompt gets `first` rollouts at once and at most `most`. None: all get the same.
+    `wants_more(rollouts, first, most) -> i32[P] or bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs`
+    names, says how many rollouts prompts get next, or which get `first` more, when all have `first` and at most `most` are
+    allowed. None: all get the same.
     `keeps(rollouts) -> bool[P, G]` says which rollouts are trained on, once advantages are known. None: all.
     `turn_critic`: settings of the critic of turns (`values.turn_critic`) behind `extras["turn_q"]` and `extras["turn_v"]`.
     None: no such critic is needed.

@@ -20,8 +20,8 @@ def v0_5(*, variance: float = 0.25, cost: float | None = None, leave_one_out: bo
     the mean and its weight from the other rollouts of the group, which removes this bias (not in the paper).
     `norm_std` divides by the group's sample deviation + eps where rewards differ; the paper does not.
 
-    A prompt is sampled again while one more rollout lowers the baseline's squared error by more than `cost`, see
-    `jaxrl_llm.values.v0_5.wants_more`.
+    A prompt is sampled again while one more rollout lowers the baseline's squared error by more than `cost`: as often as the
+    known rewards say so, and at most a group at a time; see `jaxrl_llm.values.v0_5.wanted`.
 
     Metrics, means over prompts: `rollouts` used, share of priors `rejected`, `weight` of the mean, `prior_mean`, and
     `prior_error`, the squared distance of prior and group mean, including the noise of the mean.
@@ -55,6 +55,7 @@ def v0_5(*, variance: float = 0.25, cost: float | None = None, leave_one_out: bo
         rewards, valid = rollouts.rewards, rollouts.valid
         count, mean = masked.group_count(valid)[:, 0], masked.group_mean(rewards, valid)[:, 0]
         fused = fuse(rollouts.extras["prior"], mean, count, variance=variance)
-        return shrinkage.wants_more(fused, count, variance=variance, k_init=first, k_max=most, cost=cost)
+        more = shrinkage.wanted(fused, count, variance=variance, k_init=first, k_max=most, cost=cost)
+        return jnp.minimum(more, first)
 
     return stateful(lambda: (), advantages, needs=("rewards", "prior"), metrics=metrics, wants_more=wants_more)

@@ -30,31 +30,36 @@ def knapsack_gain(p: Array, n: Array) -> Array:
     return (p**n * q + q**n * p) * p * q**2
 
 
+LEAST = 2  # rollouts below which a prompt has no signal
 UTILITIES = {"paper": signal_gain, "per_rollout": rate_gain, "knapsack": knapsack_gain}
 
 
 def greedy(gain: Callable[[Array], Array], prompts: int, *, total: int, low: int, high: int) -> Array:
     """i32[P], `low` each and then one more at a time where `gain(counts i32[P]) -> f32[P]` is largest, up to `high`.
 
-    This maximises the sum of utilities if they are concave. Ties go to the lowest index. When no prompt gains any more, the
-    rest is spread evenly, so the sum is exactly `total` whenever `P * low <= total <= P * high`, and the nearest of these
-    bounds otherwise. O(P total).
+    Prompts without rollouts get their first two together, each of which gains half of what the second does: a single rollout
+    carries no signal. This maximises the sum of utilities if they are concave. Ties go to the lowest index. When no prompt
+    gains any more, the rest is spread evenly, so the sum is exactly `total` whenever `P * low <= total <= P * high`, and the
+    nearest of these bounds otherwise. O(P total).
     """
     if not 0 <= low <= high:
         raise ValueError(f"low={low}, high={high} rollouts per prompt; they must satisfy 0 <= low <= high")
+    most = max(min(total, prompts * high), prompts * low)
 
-    def add(_, counts):
-        gains = gain(counts)
+    def add(counts):
+        left = most - counts.sum()
+        pair = (counts == 0) & (left >= LEAST) & (high >= LEAST)
+        gains = jnp.where(counts > 0, gain(counts), jnp.where(pair, gain(jnp.ones_like(counts)) / LEAST, 0))
         score = jnp.where(gains > 0, gains, -1.0 - counts)
-        return counts.at[jnp.argmax(jnp.where(counts < high, score, -jnp.inf))].add(1)
+        best = jnp.argmax(jnp.where(counts < high, score, -jnp.inf))
+        return counts.at[best].add(jnp.where(pair[best] & (gains[best] > 0), LEAST, 1))
 
-    spare = max(min(total, prompts * high) - prompts * low, 0)
-    return lax.fori_loop(0, spare, add, jnp.full(prompts, low, jnp.int32))
+    return lax.while_loop(lambda counts: counts.sum() < most, add, jnp.full(prompts, low, jnp.int32))
 
 
-@functools.partial(jax.jit, static_argnames=("total", "low", "high", "utility", "unit"))  # every call would compile its loop
-def allocate(success_P: Array, *, total: int, low: int = 2, high: int = 128, utility: str = "paper", unit: int = 1) -> Array:
-    """i32[P]: rollouts for prompts with these success rates, `greedy` in a utility of `UTILITIES`, `unit` of them at a time.
+@functools.partial(jax.jit, static_argnames=("total", "low", "high", "utility"))  # every call would compile its loop
+def allocate(success_P: Array, *, total: int, low: int = LEAST, high: int = 128, utility: str = "paper") -> Array:
+    """i32[P]: rollouts for prompts with these success rates, `greedy` in a utility of `UTILITIES`.
 
     Prompts that are certain to be solved or failed gain nothing and keep `low` while other prompts gain. The paper's utility
     with its cap of 128 concentrates the budget: a cap of three or four times the average spreads it more.
@@ -63,12 +68,5 @@ def allocate(success_P: Array, *, total: int, low: int = 2, high: int = 128, uti
         allocate([0, 1, .386, .611, .664], total=40, utility="per_rollout")  # 2 2 17 10 9
     """
     gain = UTILITIES[registry.one_of("utility", utility, UTILITIES)]
-    if total % unit or low % unit or high % unit:
-        raise ValueError(f"total={total}, low={low} and high={high} rollouts must be multiples of unit={unit}")
-    success_P = jnp.asarray(success_P, jnp.float32)[:, None]
-
-    def of_unit(counts):
-        n = unit * counts[:, None] + jnp.arange(unit)
-        return jnp.where(n > 0, gain(success_P, n), 0).sum(1)  # a single rollout carries no signal
-
-    return unit * greedy(of_unit, success_P.size, total=total // unit, low=low // unit, high=high // unit)
+    success_P = jnp.asarray(success_P, jnp.float32)
+    return greedy(lambda counts: gain(success_P, counts), success_P.size, total=total, low=low, high=high)

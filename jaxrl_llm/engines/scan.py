@@ -23,9 +23,9 @@ CAN = frozenset({"forced", "spread", "limits", "entropies", "mesh"})
 
 
 class _Flight(NamedTuple):
-    """A dispatched part of a batch: its requests, the version of its weights, and its results."""
+    """A dispatched part of a batch: the requests of each row, the version of its weights, and its results."""
 
-    requests: list[Request]
+    rows: list[list[Request]]
     version: int
     made: Completions
 
@@ -33,9 +33,9 @@ class _Flight(NamedTuple):
 class ScanEngine(Collects):
     """Samples `prompts` x `group` completions at a time in `parts`, over all devices of a mesh; see `sampler.generate`.
 
-    Requests come in groups: `group` of them with one prompt, one after another, of one distribution. What is missing of a batch
-    is padded, since a compiled program has one shape. The next part is dispatched before one is returned, and not before it is
-    finished: the device would have to hold the rows of both.
+    Up to `group` requests with one prompt and one limit, submitted one after another, share a row of the batch, where the
+    prompt is read once. What is missing of a row or of the batch is padded, since a compiled program has one shape. The next
+    part is dispatched before one is returned, and not before it is finished: the device would have to hold the rows of both.
 
     Attributes:
       version: policy version of the weights in use.
@@ -57,8 +57,8 @@ class ScanEngine(Collects):
         self._program, self._mesh, self._vocab, self._wants = program, mesh, vocab, wants
         self._prompts, self._group, self._size = prompts, group, prompts // parts
         self._prompt_tokens, self._max_tokens = prompt_tokens, max_tokens
-        self._queue: deque[Request] = deque()
-        self._parts: deque[tuple[list[Request], tuple]] = deque()
+        self._queue: deque[list[Request]] = deque()  # rows
+        self._parts: deque[tuple[list[list[Request]], tuple]] = deque()
         self._flight: _Flight | None = None
         self._done: list[Node] = []
         self.publish(version, params, lora)
@@ -72,27 +72,22 @@ class ScanEngine(Collects):
         self._weights = None, None
 
     def submit(self, *requests: Request) -> None:
-        """Queues whole groups; ValueError for prompts that are too long, limits beyond T, and groups that are not whole."""
-        for first in range(0, len(requests), self._group):
-            group = requests[first:first + self._group]
-            check_tokens(group[0].uid, group[0].tokens, self._vocab)
-            alike = all(one.tokens == group[0].tokens and one.limit == group[0].limit for one in group)
-            if len(group) < self._group or not alike:
-                raise ValueError(f"uid {group[0].uid} begins a group of {len(group)} requests; the scan sampler takes "
-                                 f"{self._group} with one prompt and one limit, one after another")
-            if len(group[0].tokens) > self._prompt_tokens or not 1 <= group[0].limit <= self._max_tokens:
-                raise ValueError(f"uid {group[0].uid} has a prompt of {len(group[0].tokens)} tokens and a limit of "
-                                 f"{group[0].limit}; the sampler is made for {self._prompt_tokens} and {self._max_tokens}")
-            self._check_wants(group)
-        self._queue.extend(requests)
+        """Queues requests; ValueError for prompts that are too long, and limits beyond T."""
+        for one in requests:
+            check_tokens(one.uid, one.tokens, self._vocab)
+            if len(one.tokens) > self._prompt_tokens or not 1 <= one.limit <= self._max_tokens:
+                raise ValueError(f"uid {one.uid} has a prompt of {len(one.tokens)} tokens and a limit of {one.limit}; the "
+                                 f"sampler is made for {self._prompt_tokens} and {self._max_tokens}")
+            self._check_wants(one)
+        self._queue.extend(rows_of(requests, self._group))
 
-    def _check_wants(self, group: Sequence[Request]) -> None:
+    def _check_wants(self, one: Request) -> None:
         """Raises ValueError for what the program was not made for, and would not heed."""
-        most = group[0].sampling.max_tokens
-        needs = {"forced": any(len(one.forced) for one in group),
-                 "limits": group[0].limit < (self._max_tokens if most is None else min(most, self._max_tokens))}
+        most = one.sampling.max_tokens
+        needs = {"forced": len(one.forced),
+                 "limits": one.limit < (self._max_tokens if most is None else min(most, self._max_tokens))}
         if missing := [what for what, needed in needs.items() if needed and what not in self._wants]:
-            raise ValueError(f"uid {group[0].uid} needs an engine that {CAN_TEXTS[missing[0]]}, and this one is made without; "
+            raise ValueError(f"uid {one.uid} needs an engine that {CAN_TEXTS[missing[0]]}, and this one is made without; "
                              f"make it with wants={{{missing[0]!r}}}, or take the slot engine")
 
     def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
@@ -101,10 +96,12 @@ class ScanEngine(Collects):
 
     def release(self, uid: int) -> None:
         """Takes a queued request back; raises KeyError for one that is sampled or unknown."""
-        known = [one for one in self._queue if one.uid == uid]
-        if not known:
+        row = next((row for row in self._queue if any(one.uid == uid for one in row)), None)
+        if row is None:
             raise KeyError(f"uid {uid} is not queued: it was never submitted, or its batch is sampled")
-        self._queue.remove(known[0])
+        row[:] = [one for one in row if one.uid != uid]
+        if not row:
+            self._queue.remove(row)
 
     def written(self, uid: int) -> None:
         """None: nothing of a completion is known before its part of the batch has ended."""
@@ -134,7 +131,7 @@ class ScanEngine(Collects):
             raise ValueError("the engine rests, without weights; publish weights before it samples")
         keys = jax.random.wrap_key_data(keys, impl="threefry2x32")
         rows, own = parallel.put(((tokens, mask, keys), own), parallel.batch_sharding(self._mesh))
-        flight = _Flight(requests, self.version, self._program(params, *rows, requests[0].sampling, lora=lora, **own))
+        flight = _Flight(requests, self.version, self._program(params, *rows, requests[0][0].sampling, lora=lora, **own))
         self._parts.popleft()
         return flight
 
@@ -143,45 +140,61 @@ class ScanEngine(Collects):
         first = next(iter(self._queue), None)
         if first is None:
             return
-        most = self._prompts * self._group
-        batch = list(itertools.takewhile(lambda one: one.sampling is first.sampling, itertools.islice(self._queue, most)))
+        rows = itertools.islice(self._queue, self._prompts)
+        batch = list(itertools.takewhile(lambda row: row[0].sampling is first[0].sampling, rows))
         for _ in batch:
             self._queue.popleft()
         arrays = self._arrays(batch)
-        rows = self._size * self._group
-        for start in range(0, len(batch), rows):
-            place = slice(start // self._group, start // self._group + self._size)
-            self._parts.append((batch[start:start + rows], jax.tree.map(lambda x: x[place], arrays)))
+        for start in range(0, len(batch), self._size):
+            place = slice(start, start + self._size)
+            self._parts.append((batch[place], jax.tree.map(lambda x: x[place], arrays)))
 
-    def _arrays(self, batch: list[Request]) -> tuple:
+    def _arrays(self, batch: list[list[Request]]) -> tuple:
         """`(prompt tokens, prompt mask, words of keys, forced beginnings and limits by name)` of a batch, [P, ...] each."""
         P, G, T = self._prompts, self._group, self._max_tokens
-        prompts = [list(one.tokens) for one in batch[::G]]
+        prompts = [list(row[0].tokens) for row in batch]
         missing = P - len(prompts)
         length = smallest(prompt_buckets(self._prompt_tokens), max(map(len, prompts)))
         padded = pad(prompts + [prompts[0]] * missing, [0] * P, length)
-        keys = np.array([one.key for one in batch] + [(0, 0)] * (missing * G), np.uint32).reshape(P, G, 2)
-        own: dict[str, Any] = {}
+        places = [(p, g, one) for p, row in enumerate(batch) for g, one in enumerate(row)]
+        keys, own = np.zeros((P, G, 2), np.uint32), dict[str, Any]()
+        for p, g, one in places:
+            keys[p, g] = one.key
         if "forced" in self._wants:
-            tokens, count = np.zeros((P * G, T), np.int32), np.zeros(P * G, np.int32)
-            for row, one in enumerate(batch):
-                tokens[row, :len(one.forced)], count[row] = one.forced, len(one.forced)
-            own["forced"] = Forced(tokens.reshape(P, G, T), count.reshape(P, G))
+            tokens, count = np.zeros((P, G, T), np.int32), np.zeros((P, G), np.int32)
+            for p, g, one in places:
+                tokens[p, g, :len(one.forced)], count[p, g] = one.forced, len(one.forced)
+            own["forced"] = Forced(tokens, count)
         if "limits" in self._wants:
-            own["limits"] = np.array([one.limit for one in batch[::G]] + [1] * missing, np.int32)
+            own["limits"] = np.array([row[0].limit for row in batch] + [1] * missing, np.int32)
         return padded.tokens, padded.mask, keys, own
+
+
+def rows_of(requests: Sequence[Request], group: int) -> list[list[Request]]:
+    """The requests in rows of at most `group`, which share prompt, limit and distribution."""
+    rows = list[list[Request]]()
+    for one in requests:
+        last = rows[-1] if rows else []
+        if 0 < len(last) < group and (last[0].tokens, last[0].limit) == (one.tokens, one.limit) and (
+                last[0].sampling is one.sampling):
+            last.append(one)
+        else:
+            rows.append([one])
+    return rows
 
 
 def _nodes(flight: _Flight, made: Completions) -> list[Node]:
     """The completions of a part as nodes, without those that pad it."""
-    T = made.mask.shape[-1]
-    mask, stopped = np.asarray(made.mask).reshape(-1, T), np.asarray(made.stopped).reshape(-1)
-    tokens, logprobs, entropies = (np.asarray(x).reshape(-1, T) for x in (made.tokens, made.logprobs, made.entropies))
-    more = {name: np.asarray(x).reshape(-1, *x.shape[2:]) for name, x in made.columns.items()}
-    return [Node(one.uid, None, len(one.tokens), tokens[i, :n], logprobs[i, :n], entropies[i, :n],
-                 np.full(n, flight.version, np.int32), "stop" if stopped[i] else "limit",
-                 {name: x[i, :n] for name, x in more.items()})
-            for i, (one, n) in enumerate(zip(flight.requests, mask.sum(-1).tolist()))]
+    lengths, nodes = np.asarray(made.mask).sum(-1), list[Node]()
+    for p, row in enumerate(flight.rows):
+        for g, one in enumerate(row):
+            n = int(lengths[p, g])
+            tokens, logprobs, entropies, *more = (np.asarray(x[p, g, :n]) for x in (
+                made.tokens, made.logprobs, made.entropies, *made.columns.values()))
+            nodes.append(Node(one.uid, None, len(one.tokens), tokens, logprobs, entropies,
+                              np.full(n, flight.version, np.int32), "stop" if made.stopped[p, g] else "limit",
+                              dict(zip(made.columns, more))))
+    return nodes
 
 
 def program_of(run: Wanted) -> Guarded:

@@ -158,7 +158,7 @@ def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = ()
     device, stream = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.stream
     rows = [("model", f"{weights:,} weights on {device}"), *stream.kind.rows,
             *stream.prepare(run.config.sampling.micro_batches), *_of_method(run, replaced), *rates,
-            *_of_schedule(run), *arithmetic_table(run.config, stream.prompt_tokens, run.source.topology.max_groups),
+            *_of_schedule(run), *arithmetic_table(run.config, stream.prompt_tokens, run.source.topology.most or 0),
             *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")

@@ -74,7 +74,7 @@ def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, Any]]
 def lessons(source: Source, learner: Learner, learned: Learned) -> dict[str, np.ndarray]:
     """Numbers per token of a batch after its updates, for a page: advantages and ratios of probabilities."""
     batch, before = learned.rollouts, None
-    if batch is None or source.max_groups > 1:  # rows of unequal groups are no longer in the order of sampling
+    if batch is None or source.most != source.stream.group:  # rows of unequal groups are no longer in the order of sampling
         return {}
     s, before = source.stream.sampling, batch.old_logprobs
     if before is None and s.temperature > 0 and s.top_k is None and s.top_p is None and s.min_p is None:

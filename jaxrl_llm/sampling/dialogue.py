@@ -18,10 +18,9 @@ from jaxrl_llm.environments import base
 from jaxrl_llm.environments.answers import Answers
 from jaxrl_llm.environments.runner import AllInvalid, Recording, Runner
 from jaxrl_llm.rewards.text import through_stop_string
-from jaxrl_llm.sampling.exchange import is_mine
 from jaxrl_llm.sampling.shown_tools import behind, variables_of
 from jaxrl_llm.sampling.stream import Partner
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, beginning
+from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, as_planted, authors, beginning
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.tools.timer import PhaseTimer
@@ -328,15 +327,12 @@ class Dialogue:
         message["content"] = through_stop_string(message["content"], self.stop_strings)
         return {**message, "ids": ids} if self.runner.environment.tokens else message
 
-    def beginnings(self, problem: Problem, uids: Sequence[int], shares: np.ndarray) -> list[list[int]]:
+    def beginning(self, problem: Problem, uid: int, share: float) -> list[int]:
         """The first tokens of a trajectory's first turn: of the problem's solution, else of what the oracle says first.
 
-        The oracle sees the state of the very trajectory, which is opened for it in the process that plays it; others get none.
+        The oracle sees the state of the very trajectory, which is opened for it.
         """
-        most = min(self.turn_tokens, self.max_tokens)
-        if self.alone and not is_mine(uids[0], self.group):
-            return [[] for _ in uids]
-        return [beginning(self._expert(problem, uid), share, most) if share else [] for uid, share in zip(uids, shares)]
+        return beginning(self._expert(problem, uid), share, min(self.turn_tokens, self.max_tokens))
 
     def _expert(self, problem: Problem, uid: int) -> list[int]:
         """Token ids of what an expert says first in a trajectory, with the end token."""
@@ -389,10 +385,11 @@ class Dialogue:
     def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, role: Role = Role.POLICY
                   ) -> list[int] | None:
         """Adds a turn of the policy and the environment's answer; returns the answer's ids, None at the trajectory's end."""
-        forced = 0 if one.turns else len(one.forced)
-        own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"], "logprobs": node.logprobs,
-               "entropies": node.entropies, "version": node.policy_version, "expert": np.arange(len(node.tokens)) < forced,
-               **node.columns}
+        planted = [] if one.turns else one.planted
+        wrote = np.full(len(node.tokens), role, np.int8) if role != Role.POLICY else authors(planted, len(node.tokens))
+        own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"],
+               "logprobs": as_planted(planted, node.logprobs), "entropies": node.entropies, "version": node.policy_version,
+               "author": wrote, **node.columns}
         one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
         one.version = int(node.policy_version[-1])
         if turn.rewritten:
@@ -446,7 +443,7 @@ class Dialogue:
         one.pop()
         one.turns -= 1
         one.ask_anew()
-        names = ("logprobs", "entropies", "version", "expert", *(column.name for column in self.columns))
+        names = ("logprobs", "entropies", "version", "author", *(column.name for column in self.columns))
         ids, text, columns = [], "", {name: [] for name in names}
         for back, start, end in parts:
             source = before if back else last
@@ -456,8 +453,8 @@ class Dialogue:
             text += source["text"][start:end]
             for name, values in columns.items():
                 values.extend(np.asarray(source[name])[chosen])
-        expert = np.array(columns["expert"], bool)
-        role = Role.HINT if expert[expert.sum():].any() or Role.HINT in (before["role"], last["role"]) else last["role"]
+        others = np.array(columns["author"]) != Role.POLICY
+        role = Role.HINT if others[others.sum():].any() or Role.HINT in (before["role"], last["role"]) else last["role"]
         return {"role": role, "ids": ids, "text": text, **{name: np.array(values) for name, values in columns.items()}}
 
     def _renewed(self, one: Trajectory, messages: Sequence[base.Message]) -> list[int] | None:
@@ -531,18 +528,17 @@ def success(total: float, returns: tuple[float, float]) -> float:
 
 
 def by_author(piece: Mapping[str, Any], columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """The nodes of a piece: the expert's tokens, if it begins with some, and the rest, if there is more.
+    """The nodes of a piece: one for each author of its tokens in a row, if the policy wrote it.
 
     The last has the text, reward and facts of the whole message. `columns`: those of tokens.
     """
-    begun, size = int(piece["expert"].sum()), len(piece["tokens"])
-    if not begun or piece["role"] == Role.HINT:
+    if piece["role"] != Role.POLICY:
         return [dict(piece)]
-    if begun == size:
-        return [{**piece, "role": Role.EXPERT}]
-    first, rest = ({**piece, **{column.name: piece[column.name][half] for column in columns if column.name in piece}}
-                   for half in (slice(begun), slice(begun, size)))
-    return [{**first, "role": Role.EXPERT, "texts": "", "turn_rewards": 0.0, "turn_info": {}}, rest]
+    author, names = piece["author"], [column.name for column in columns if column.name in piece]
+    places = [0, *np.flatnonzero(np.diff(author)) + 1, len(author)]
+    runs = [{**piece, **{name: piece[name][start:end] for name in names}, **({"role": author[start]} if end else {})}
+            for start, end in zip(places, places[1:])]
+    return [*({**run, "texts": "", "turn_rewards": 0.0, "turn_info": {}} for run in runs[:-1]), runs[-1]]
 
 
 def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float, float], invalid: Counter, computed: int = 0,

@@ -18,6 +18,7 @@ from jaxrl_llm.sampling.fitting import fitting_problems, held_out
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tools.timer import PhaseTimer
+from jaxrl_llm.topologies import groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +80,7 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
                     stream: Stream | None = None) -> Forest:
     """`samples` completions (None: a group) for each of `problems` held-out problems; ValueError if no prompt fits.
 
-    Whole groups are drawn, of which the first `samples` are kept. `stream`: None: that of the source for held-out problems.
+    `stream`: None: that of the source for held-out problems.
     """
     timer, stream = timer or PhaseTimer(), stream or source.held_out
     stream.forget()
@@ -90,12 +91,12 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
     stream.publish(Snapshot(-1, params, lora, key, host_settings(temperature, max_tokens)))
     forest = stream.partner.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw=0)
-    for number in range(1 if samples is None else -(-samples // stream.group)):
-        forest = stream.groups(forest, np.arange(len(rows)), number * len(rows) * stream.group, timer)
+    wanted = samples or stream.group
+    acts = [act for first in range(0, wanted, stream.group)
+            for act in groups(range(len(rows)), min(stream.group, wanted - first))]
+    forest = stream.run(forest, acts, 0, timer)
     stream.rest()
-    owner = forest.prompt[forest.ends]
-    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    return forest if samples is None else forests.trim(forest, place < samples)
+    return forest
 
 
 def host_settings(temperature: float | None = None, max_tokens: int | None = None) -> Settings:

@@ -1,7 +1,8 @@
 """A task as the partner of a policy: one turn of each trajectory, scored after sampling, many at a time."""
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from jaxrl_llm.engines.prompts import encode_problems, solution_ids
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.rewards import ByTask, Combined
 from jaxrl_llm.sampling.scoring import cut_and_spelled, scores_of, shared_scores
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, beginning
+from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, as_planted, authors, beginning
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
 
@@ -33,7 +34,7 @@ class _Scored(NamedTuple):
 class _Batch:
     """Trajectories that are scored as one batch, the completions of a prompt one after another.
 
-    uids, problems: [P G].  scored: how many have a score.  spent: seconds of each of their rewards so far.
+    uids, problems: [R].  scored: how many have a score.  spent: seconds of each of their rewards so far.
     """
 
     def __init__(self, uids: list[int], problems: list[Problem]):
@@ -45,8 +46,9 @@ class _Batch:
 class OneTurn:
     """Scores one turn of each trajectory by a reward: a prompt is a task's, and the answer to the policy is the end.
 
-    Batches of `prompts` x `group` trajectories are scored in the order in which they begin; completions of prompts that have
-    all ended are scored while the others are sampled, unless the reward sees the whole batch at once.
+    Batches of `prompts` blocks of up to `group` trajectories of a prompt (see `topologies.acts.numbered`) are scored in the
+    order in which they begin; blocks that have ended are scored while the others are sampled, unless the reward sees the whole
+    batch at once.
 
     Attributes:
       reward: turns texts into scores.
@@ -114,9 +116,7 @@ class OneTurn:
 
     def begin(self, going: Mapping[int, Trajectory], problems: Sequence[Problem], timer: PhaseTimer) -> dict[int, Trajectory]:
         """All trajectories: a prompt is known before it is sampled."""
-        uids, size = list(going), self.prompts * self.group
-        for first in range(0, len(uids), size):
-            part = uids[first:first + size]
+        for part in self._parted(going):
             self._batches.append(_Batch(part, [problems[going[uid].prompt] for uid in part]))
         self._going |= going
         return dict(going)
@@ -133,11 +133,17 @@ class OneTurn:
         return dict.fromkeys(nodes)
 
     def _ended(self, batch: _Batch) -> int:
-        """How many trajectories of a batch, whole groups of them, can be scored next."""
+        """How many trajectories of a batch, whole blocks of them, can be scored next."""
         left = batch.uids[batch.scored:]
         ended = next((n for n, uid in enumerate(left) if uid not in self._nodes), len(left))
-        ended = ended // self.group * self.group if ended < len(left) else ended
+        while 0 < ended < len(left) and left[ended - 1] // self.group == left[ended] // self.group:
+            ended -= 1
         return ended if self.reward.by_row or ended == len(left) and not self.alone else 0
+
+    def _parted(self, uids: Iterable[int]) -> list[list[int]]:
+        """The trajectories of each batch."""
+        blocks = [list(block) for _, block in itertools.groupby(uids, key=lambda uid: uid // self.group)]
+        return [list(itertools.chain(*blocks[first:first + self.prompts])) for first in range(0, len(blocks), self.prompts)]
 
     def _score(self, batch: _Batch, count: int) -> None:
         """Scores the next `count` trajectories of a batch."""
@@ -158,9 +164,7 @@ class OneTurn:
         """Scores the batches of all processes as one process does, for rewards that see the whole of a batch."""
         mine = {uid: (row, self._nodes.pop(uid)) for uid, row in begun.items()}
         ended = {uid: one for part in parallel.gather_objects(mine) for uid, one in part.items()}
-        uids, size = sorted(ended), self.prompts * self.group
-        for first in range(0, len(uids), size):
-            part = uids[first:first + size]
+        for part in self._parted(sorted(ended)):
             self._nodes |= {uid: ended[uid][1] for uid in part}
             self._score(_Batch(part, [forest.problems[ended[uid][0]] for uid in part]), len(part))
         self._batches, self._scored = [], {uid: self._scored[uid] for uid in begun}
@@ -183,14 +187,14 @@ class OneTurn:
         return set()
 
     def grown(self, forest: Forest, begun: Mapping[int, int], computed: int) -> Forest:
-        """The forest with these completions; what an expert wrote of one is a node before the policy's."""
+        """The forest with these completions; what was planted in one are nodes before the policy's."""
         if self.alone and not self.reward.by_row:
             self._score_together(forest, begun)
         scored = [self._scored.pop(uid) for uid in begun]
         uids, owners = np.array([*begun], np.int64), np.array([*begun.values()], np.int64)
         lengths = np.array([one.kept for one in scored], np.int64)
-        forced = np.array([len(self._going.pop(uid).forced) for uid in begun], np.int64)
-        node = halves(np.minimum(forced, lengths), lengths)
+        planted = [self._going.pop(uid).planted for uid in begun]
+        node = by_author([authors(parts, n) for parts, n in zip(planted, lengths.tolist())])
         row, last = node.row, node.last
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         above = np.where(node.first, roots[owners[row]], len(forest.uid) + np.arange(len(row)) - 1)
@@ -204,8 +208,9 @@ class OneTurn:
             "texts": [one.text if end else "" for one, end in ends],
             "answers": [self.reward.extract(one.text, forest.problems[owners[i]]) if end else None
                         for i, (one, end) in zip(row, ends)]}
-        for name, of_node in (("tokens", "tokens"), ("logprobs", "logprobs"), ("entropies", "entropies"),
-                              ("version", "policy_version")):
+        columns["logprobs"] = np.concatenate([as_planted(parts, one.node.logprobs[:one.kept])
+                                              for parts, one in zip(planted, scored)] or [np.zeros(0)])
+        for name, of_node in (("tokens", "tokens"), ("entropies", "entropies"), ("version", "policy_version")):
             columns[name] = np.concatenate([getattr(one.node, of_node)[:one.kept] for one in scored] or [np.zeros(0)])
         for more in self.columns:
             columns[more.name] = np.concatenate([more.filled(0), *(one.node.columns[more.name][:one.kept] for one in scored)])
@@ -215,10 +220,9 @@ class OneTurn:
     def check(self, forest: Forest) -> None:
         """Does nothing: no completion is lost."""
 
-    def beginnings(self, problem: Problem, uids: Sequence[int], shares: np.ndarray) -> list[list[int]]:
+    def beginning(self, problem: Problem, uid: int, share: float) -> list[int]:
         """The first tokens of the problem's solution."""
-        solution = solution_ids(problem, self.tokenizer) if shares.any() else []
-        return [beginning(solution, share, self.max_tokens) if share else [] for share in shares]
+        return beginning(solution_ids(problem, self.tokenizer), share, self.max_tokens)
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""
@@ -240,10 +244,10 @@ class OneTurn:
         return dataclasses.replace(self)
 
 
-class Halves(NamedTuple):
-    """The nodes of completions whose first tokens an expert wrote, one row after another.
+class Written(NamedTuple):
+    """The nodes of completions with several authors, one row after another.
 
-    row: i64[N], the completion.  role: i8[N].  length: i32[N].  first, last: bool[N], the first and the last node of the row.
+    row: i64[N], the completion.  role: i8[N].  length: i64[N].  first, last: bool[N], the first and the last node of the row.
     """
 
     row: np.ndarray
@@ -253,15 +257,13 @@ class Halves(NamedTuple):
     last: np.ndarray
 
 
-def halves(begun: np.ndarray, lengths: np.ndarray) -> Halves:
-    """The nodes of completions of `lengths i64[R]` whose first `begun i64[R]` tokens an expert wrote.
+def by_author(authors: Sequence[np.ndarray]) -> Written:
+    """The nodes of completions of whose tokens `authors` i8[n] says who wrote each: one for each author in a row.
 
-    A completion without tokens of the policy is one node of the expert; one without tokens of an expert is one of the policy.
+    A completion without tokens is one node of the policy.
     """
-    rest = lengths - begun
-    expert, own = begun > 0, (rest > 0) | (begun == 0)
-    row = np.repeat(np.arange(len(lengths)), expert.astype(int) + own)
+    runs = [(row, int(own[0]) if len(own) else Role.POLICY, len(own)) for row, whole in enumerate(authors)
+            for own in np.split(whole, np.flatnonzero(np.diff(whole)) + 1)]
+    row, role, length = np.array(runs, np.int64).reshape(-1, 3).T
     new = np.append(True, row[1:] != row[:-1])[:len(row)]
-    policy = ~(new & expert[row])
-    role = np.where(policy, Role.POLICY, Role.EXPERT).astype(np.int8)
-    return Halves(row, role, np.where(policy, rest[row], begun[row]), new, np.append(row[1:] != row[:-1], True)[:len(row)])
+    return Written(row, role.astype(np.int8), length, new, np.append(row[1:] != row[:-1], True)[:len(row)])

@@ -1,4 +1,5 @@
 """The source of rollouts: problems in, finished rollouts out."""
+import copy
 import dataclasses
 import functools
 import threading
@@ -25,6 +26,7 @@ from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import Batches
 from jaxrl_llm.tools.timer import PhaseTimer
 from jaxrl_llm.topologies import Topology
+from jaxrl_llm.topologies.base import remember
 
 
 @dataclasses.dataclass
@@ -85,8 +87,11 @@ class Source:
         batch = Unfinished(self.planted([], draw=0), self.topology, snapshot, known, timer, metrics=shown)
         for stage in self.stages:
             batch = stage.begin(batch, self)
+        remember(batch.topology, self.topology.memory)
         while not (plan := batch.topology.plan(batch.forest)).complete:
             batch = self.grown(batch._replace(plan=plan))
+        batch = batch._replace(forest=batch.topology.finish(batch.forest))
+        remember(self.topology, batch.topology.memory)
         for stage in self.stages:
             batch = stage.end(batch, self)
         self.stream.rest()
@@ -130,30 +135,28 @@ class Source:
 
     def position(self) -> dict[str, Any]:
         """The position of the source; a checkpoint stores its `jsonable` form."""
-        return {"data": self.data.get_state(), "next_uid": self.next_uid, **self.memory}
+        kept = {} if self.topology.memory is None else {"topology": copy.deepcopy(self.topology.memory)}
+        return {"data": self.data.get_state(), "next_uid": self.next_uid, **kept, **self.memory}
 
     def set_position(self, position: Mapping[str, Any]) -> None:
         """Continues from this position, or from its `jsonable` form."""
         self.data.set_state(position["data"])
         self.next_uid = position["next_uid"]
+        remember(self.topology, copy.deepcopy(position.get("topology")))
         for one in [stage.memory for stage in self.stages if stage.memory is not None]:
             if (stored := position.get(one.name)) is not None:
                 self.memory[one.name] = stored if isinstance(stored, Forest) else one.decode(stored, self)
 
     @property
     def most(self) -> int:
-        """Maximum number of rollouts of a prompt."""
-        return self.stream.group * self.max_groups
-
-    @property
-    def max_groups(self) -> int:
-        """Maximum number of rows of rollouts of a prompt: groups times the contexts of a trajectory."""
-        return self.topology.max_groups * self.stream.contexts
+        """Maximum number of rollouts of a prompt in a view: trajectories times their contexts."""
+        return (self.topology.most or self.stream.group) * self.stream.contexts
 
     @property
     def ladders(self) -> Ladders:
         """The sizes that a batch may have."""
-        return self.sizes(self.stream.prompt_tokens, self.max_tokens, self.stream.group, self.max_groups)
+        group = self.stream.group
+        return self.sizes(self.stream.prompt_tokens, self.max_tokens, group, -(-self.most // group))
 
     @property
     def reads(self) -> tuple[Knob, ...]:

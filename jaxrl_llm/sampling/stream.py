@@ -22,9 +22,10 @@ from jaxrl_llm.engines.requests import Node, Request
 from jaxrl_llm.engines.sampler import row_keys, threefry
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.exchange import exchange, is_mine
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
+from jaxrl_llm.topologies.acts import Act, Part, Share, numbered
 
 READS = (
     Knob("temperature", least=0, doc="f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the "
@@ -38,21 +39,6 @@ READS = (
          "`engines.sampling.spread_out`"),
 )
 REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * REQUEST`: each has its own random numbers
-
-
-class Begin(NamedTuple):
-    """Begins trajectories at a prompt.
-
-    at: the prompt, a row of the forest.  uid: of the first of them.  size: how many, with consecutive uids.
-    limit: maximum tokens after the prompt, at most that of the stream; None: that of the stream.
-    forced: the tokens that each begins with, which an expert wrote; (): none.
-    """
-
-    at: int
-    uid: int
-    size: int
-    limit: int | None = None
-    forced: Sequence[Sequence[int]] = ()
 
 
 class Growing(NamedTuple):
@@ -156,8 +142,8 @@ class Partner(Protocol):
     def check(self, forest: Forest) -> None:
         """Raises the error of a forest of which too much was lost, in all processes together."""
 
-    def beginnings(self, problem: Problem, uids: Sequence[int], shares: np.ndarray) -> list[list[int]]:
-        """What an expert begins trajectories `uids` of a problem with: the `shares` f32[G] of what it says first."""
+    def beginning(self, problem: Problem, uid: int, share: float) -> list[int]:
+        """What an expert begins a trajectory of a problem with: the `share` of what it says first."""
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """A trajectory of an oracle for each problem, of whose turns a share are random; see `Dialogue.demonstrated`."""
@@ -289,26 +275,34 @@ class Stream:
             self._engine.publish(snapshot.version, params, lora)
         self._under = _Under(chosen, limits, key)
 
-    def apply(self, forest: Forest, acts: Sequence[Begin]) -> None:
-        """Queues trajectories at prompts of the forest, those of this process; see `exchange.is_mine`.
+    def apply(self, forest: Forest, acts: Sequence[Act], first_uid: int) -> None:
+        """Queues trajectories at prompts of the forest, those of this process (`exchange.is_mine`), with uids as in `numbered`.
 
         Raises ValueError before the first `publish`, and for uids that grow.
         """
         if self._under is None or self._engine is None:
             raise ValueError("there are no weights to sample with; publish weights first")
-        if twice := {act.uid + n for act in acts for n in range(act.size)} & self._begun.keys():
+        begun = [(act, uid) for act, uids in numbered(acts, first_uid, self.group)[0] for uid in uids]
+        if twice := {uid for _, uid in begun} & self._begun.keys():
             raise ValueError(f"trajectory {min(twice)} grows already; give each its own uid")
-        acts = [act for act in acts if not self.alone or is_mine(act.uid, self.group)]
         self._problems = forest.problems
-        prompts = {act.at: forest.prompt_ids(act.at).tolist() for act in acts}
-        for act in acts:
+        prompts = {act.at: forest.prompt_ids(act.at).tolist() for act, _ in begun}
+        for act, uid in begun:
+            if self.alone and not is_mine(uid, self.group):
+                continue
             ids = prompts[act.at]
-            for number in range(act.size):
-                forced = list(act.forced[number]) if act.forced else []
-                self._queue.append((act.uid + number, Trajectory(
-                    list(ids), act.at, ids, most=act.limit, limits=self._under.limits, forced=forced,
-                    version=self._engine.version)))
-                self._begun[act.uid + number] = act.at
+            planted = [Planted(role, filled, logprobs) for role, what, logprobs in map(Part._make, act.parts)
+                       if (filled := self._filled(what, forest.problems[act.at], uid))]
+            self._queue.append((uid, Trajectory(
+                list(ids), act.at, ids, most=act.limit, limits=self._under.limits, planted=planted, sampling=act.sampling,
+                version=self._engine.version)))
+            self._begun[uid] = act.at
+
+    def _filled(self, what: Sequence[int] | str | Share, problem: Problem, uid: int) -> list[int]:
+        """The token ids of a part."""
+        if isinstance(what, Share):
+            return self.partner.beginning(problem, uid, what.share)
+        return list(self.tokenizer.encode(what) if isinstance(what, str) else what)
 
     def advance(self, timer: PhaseTimer | None = None) -> bool:
         """Samples a part of the trajectories, and hears what the partner answers; returns whether some still grow.
@@ -412,15 +406,12 @@ class Stream:
         new = [now - then for now, then in zip(decoded, before, strict=True)]
         return tuple(itertools.chain(*parallel.gather_objects(new)))
 
-    def groups(self, forest: Forest, rows: np.ndarray, first_uid: int, timer: PhaseTimer | None = None,
-               limits: np.ndarray | None = None, forced: Sequence[Sequence[Sequence[int]]] = ()) -> Forest:
-        """The forest with one more group for each of the prompts `rows` i32[R], with uids from `first_uid` on.
+    def run(self, forest: Forest, acts: Sequence[Act], first_uid: int, timer: PhaseTimer | None = None) -> Forest:
+        """The forest with the trajectories of these acts, with uids from `first_uid` on, once all have ended.
 
-        `limits` i32[R] and `forced`: those of `Begin` for each of the rows. After an error of sampling nothing grows, and the
-        next `publish` makes a new engine.
+        After an error of sampling nothing grows, and the next `publish` makes a new engine.
         """
-        self.apply(forest, [Begin(row, first_uid + n * self.group, self.group, None if limits is None else int(limits[n]),
-                                  forced[n] if len(forced) else ()) for n, row in enumerate(np.asarray(rows).tolist())])
+        self.apply(forest, acts, first_uid)
         try:
             while self.advance(timer):
                 pass
@@ -469,10 +460,12 @@ class Stream:
         keys = words_of(self._under.key, np.array(numbers, np.int64))
         stops = self.stop_strings if "stop_texts" in self.kind.can else ()
         most = max((one.tokens for one in going.values()), default=1)  # under the limits that held when they began
-        sampling = dataclasses.replace(self._under.sampling, max_tokens=np.int32(most))
+        under = {tuple(one.sampling.items()): one.sampling for one in going.values()}
+        under = {key: dataclasses.replace(self._under.sampling, max_tokens=np.int32(most), **{
+            name: np.float32(value) for name, value in own.items()}) for key, own in under.items()}
         limits = [self.partner.limit(one) for one in going.values()]
         self._engine.submit(*(Request(
-            number, limit, one.ids, keep=self.partner.goes_on, sampling=sampling,
+            number, limit, one.ids, keep=self.partner.goes_on, sampling=under[tuple(one.sampling.items())],
             forced=one.forced[:limit] if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
             written=(written or {}).get(uid), key=key)
             for number, key, limit, (uid, one) in zip(numbers, keys, limits, going.items())))

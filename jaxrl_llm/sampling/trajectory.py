@@ -1,6 +1,6 @@
 """One trajectory while it is played: its contexts, and the nodes that it adds to a forest."""
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,14 @@ class TurnLimits(NamedTuple):
         return (self.announced if turns < self.announced < self.turns else self.turns) - turns
 
 
+class Planted(NamedTuple):
+    """Tokens that a trajectory begins with, see `topologies.acts.Part`."""
+
+    role: int
+    ids: list[int]
+    logprobs: list[float] | None = None
+
+
 class Waiting(NamedTuple):
     """The context of an agent while others speak, see `Trajectory`."""
 
@@ -42,8 +50,8 @@ class Trajectory:
     the index of the piece before each in its context (-1: it begins the context), `last` that of the context's last piece,
     `drawn` the policy's tokens in the context; `done`: the environment ended it. `contexts`: how many were begun.
     `limits`: those that held when it began; `most`: the problem's own limit of tokens after the prompt; None: it has none.
-    `forced`: the tokens that its first turn begins with, which an expert wrote; the column `expert` bool[n] of a piece marks
-    those in it. `version`: that of the weights in use.
+    `planted`: what its first turn begins with; the column `author` i8[n] of a piece has the roles of its tokens.
+    `sampling`: numbers that replace those of the run. `version`: that of the weights in use.
     `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again, and
     `request` the number of the context's own request. If contexts are those of agents, `reader` is the agent of this one, and
     `waiting` has those of the others.
@@ -67,13 +75,19 @@ class Trajectory:
     waiting: dict[int, "Waiting"] = dataclasses.field(default_factory=dict)
     most: int | None = None
     limits: TurnLimits = TurnLimits(1, 0)
-    forced: list[int] = dataclasses.field(default_factory=list)
+    planted: list[Planted] = dataclasses.field(default_factory=list)
+    sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
     version: int = -1
 
     @property
     def tokens(self) -> int:
         """Maximum tokens after its prompt."""
         return self.limits.tokens if self.most is None else min(self.limits.tokens, self.most)
+
+    @property
+    def forced(self) -> list[int]:
+        """The tokens that its first turn begins with."""
+        return [token for part in self.planted for token in part.ids]
 
     @property
     def behind(self) -> int:
@@ -116,7 +130,7 @@ class Trajectory:
         self.pieces.append({
             "role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
             "entropies": np.zeros(len(ids)), "version": np.full(len(ids), self.version), "turn_rewards": 0.0, "turn_info": {},
-            "expert": np.zeros(len(ids), bool), **columns})
+            "author": np.full(len(ids), role, np.int8), **columns})
 
     def add(self, reward: float) -> None:
         """Adds a reward to the policy's last turn, for a trajectory that has ended."""
@@ -130,11 +144,30 @@ class Trajectory:
         del self.ids[len(self.ids) - len(piece["tokens"]):]
 
 
-def beginning(ids: list[int], share: np.floating, most: int) -> list[int]:
+def beginning(ids: list[int], share: float, most: int) -> list[int]:
     """The first `floor(share * tokens)` of an expert's `ids`, whose last is the end token.
 
     A share of 1 is all of them with the end token, or none if they are more than `most`.
     """
     if share >= 1:
         return ids if len(ids) <= most else []
-    return ids[:min(int(np.floor(share * (len(ids) - 1) + np.float32(1e-4))), most - 1)]
+    return ids[:min(int(np.floor(np.float32(share) * (len(ids) - 1) + np.float32(1e-4))), most - 1)]
+
+
+def authors(planted: Sequence[Planted], length: int) -> np.ndarray:
+    """i8[length], who wrote each token of a turn that begins with what is `planted`, as far as it goes; the policy the rest."""
+    roles = np.full(length, Role.POLICY, np.int8)
+    begun = np.repeat([part.role for part in planted], [len(part.ids) for part in planted])[:length]
+    roles[:len(begun)] = begun
+    return roles
+
+
+def as_planted(planted: Sequence[Planted], logprobs: np.ndarray) -> np.ndarray:
+    """The `logprobs f32[n]` of a turn, with those that are given of what it begins with."""
+    logprobs, first = np.array(logprobs, np.float32), 0
+    for part in planted:
+        if part.logprobs is not None:
+            place = logprobs[first:first + len(part.ids)]
+            place[:] = part.logprobs[:len(place)]
+        first += len(part.ids)
+    return logprobs

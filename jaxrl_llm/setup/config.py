@@ -78,7 +78,7 @@ def _sampling(c: ConfigDict) -> None:
     """Completions: their number and their distribution."""
     c.sampling = ConfigDict()
     c.sampling.group = 8               # G, completions per prompt
-    c.sampling.max_group = 0           # largest group of methods with unequal groups; a multiple of group; 0: four times group
+    c.sampling.max_group = 0           # largest group of methods with unequal groups; 0: four times group
     c.sampling.max_tokens = 32         # T, longest completion in tokens; in an environment: of everything after the opening
     c.sampling.max_turns = 8           # largest number of the policy's turns in a trajectory, in an environment
     c.sampling.turn_tokens = 32        # longest turn of the policy in tokens, in an environment

@@ -50,12 +50,10 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
 
 
 def as_in_paper(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
-    """A copy with the paper's settings in `defaults`; `max_group` is rounded up to a multiple of the group."""
+    """A copy with the paper's settings in `defaults`."""
     config = config.copy_and_resolve_references()
     config.update_from_flattened_dict({PAPER[name]: in_paper(config, name, value) for name, value in defaults.items()
                                        if name in PAPER})
-    group = config.sampling.group
-    config.sampling.max_group = -(-config.sampling.max_group // group) * group
     return config
 
 

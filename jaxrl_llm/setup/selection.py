@@ -59,8 +59,8 @@ def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:
              "drawn": config.budget.prompts, "utility": config.budget.utility,
              "wants": None if estimator.wants_more is None else lambda forest: wants_more(
                  estimator, group, most, *outcomes(forest, most), forest.facts.get("expected"))}
-    topology = topologies.make(topologies.chosen(name, made.there), known, numbers)
-    return oracle(topology, prompts=P) if expects(config, made) and config.prior.source == "oracle" else topology
+    topology = topologies.make(name, made.there, known, numbers)
+    return oracle(topology, prompts=P, group=group) if expects(config, made) and config.prior.source == "oracle" else topology
 
 
 def expects(config: ConfigDict, made: Parts) -> bool:
@@ -88,6 +88,7 @@ def filtered(config: ConfigDict, filters: Mapping[str, Filter], inner: Topology,
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def wants_more(estimator: Estimator, first: int, most: int, rewards, valid, expected):
-    """bool[P]: the prompts that an estimator samples again, by their `expected` rewards (None: the estimator reads none)."""
+    """bool[P] or i32[P]: which prompts an estimator samples again, or how often, by their `expected` rewards, if it reads them.
+    """
     rollouts = Rollouts(mask=valid[..., None], valid=valid, rewards=rewards, extras={"prior": expected})
     return estimator.wants_more(rollouts, first, most)

@@ -7,12 +7,13 @@ from ml_collections import ConfigDict
 from jaxrl_llm.setup.resolve import PAPER, in_paper, resolve, value_of
 
 
-def arithmetic_table(config: ConfigDict, prompt_tokens: int, groups: int = 1) -> list[tuple[str, str]]:
-    """Rows for the terminal: the samples of one step, up to `groups` groups per prompt, and their split into batches."""
+def arithmetic_table(config: ConfigDict, prompt_tokens: int, rollouts: int = 0) -> list[tuple[str, str]]:
+    """Rows for the terminal: the samples of one step, up to `rollouts` of a prompt, and their split into batches."""
     P, G, T = config.prompts.per_step, config.sampling.group, config.sampling.max_tokens
     learner, updates = config.learner, config.learner.epochs * config.learner.minibatches
-    budget, most = config.budget, f" to {G * groups} = {P * G} to {P * G * groups}" if groups > 1 else f" = {P * G}"
-    sizes = f"{budget.prompts} x {G} to {G * groups}, together {P * G}" if budget.utility else f"{P} x {G}{most}"
+    budget, most = config.budget, rollouts or G
+    whole = f"{P} x {G} to {most} = {P * G} to {P * most}" if most > G else f"{P} x {G} = {P * G}"
+    sizes = f"{budget.prompts} x up to {most}, together {P * G}" if budget.utility else whole
     pieces = f"{learner.packed_rows} packed rows at a time" if learner.packed_rows else f"{learner.micro_batches} micro-batches"
     return [("prompts x completions per step", sizes), ("tokens per sequence", f"prompt <= {prompt_tokens}, completion <= {T}"),
             ("epochs x minibatches per step", f"{learner.epochs} x {learner.minibatches} = {updates}"),

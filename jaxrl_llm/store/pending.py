@@ -34,7 +34,7 @@ def restored(stored: Sequence[Mapping[str, Any]], source: Source, lag: int) -> t
         raise ValueError(f"{len(stored)} sampled batches wait in the checkpoint, and config.schedule keeps {lag}; continue "
                          f"with schedule=\"pipelined(lag={len(stored)})\", or start a new run with these weights (model.path)")
     batches = tuple(decode(one, source) for one in stored)
-    sizes, most = source.ladders, source.stream.group * source.max_groups
+    sizes, most = source.ladders, source.most
     for rollouts in (part for one in batches for part in (one.rollouts, *one.replayed) if part is not None):
         _, G, T = rollouts.mask.shape
         S = rollouts.prompt_tokens.shape[1]

@@ -1,8 +1,8 @@
 """Topologies decide what is sampled next and which prompts are trained on; one file each.
 
-A topology is called repeatedly with the forest of all samples so far until it requests no more. A run makes the one that its
-method names or implies (`chosen`, `make`); `topologies/base.py` shows how to add one. The `rules` decide how many further
-rollouts prompts get in its rounds:
+A topology is called repeatedly with the forest of all samples so far until it requests no more; its plans are made of `acts`. A
+run makes the one that its method names or implies (`chosen`, `make`); `topologies/base.py` shows how to add one. The `rules`
+decide how many further rollouts prompts get in its rounds:
 
     rule = topologies.make_rule("dars", weighting="hardness")
 
@@ -11,6 +11,7 @@ The `guides` decide how much of its problem's solution a completion begins with.
 from collections.abc import Iterable
 
 from jaxrl_llm.tools import registry
+from jaxrl_llm.topologies.acts import Act, Begin, Part, Share, Stop, groups
 from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.guided import guided
@@ -43,10 +44,10 @@ def make_guide(slug: str, **hyper) -> Guide:
 
 def provided(name: str | None, there: Iterable[str]) -> set[str]:
     """The fields that the named topology provides, and those that a run with the parts that are `there` implies."""
-    kinds = [*implied(there).values(), *([TOPOLOGIES.find(name)] if name else [])]
+    kinds = [*implied(there).values(), *implied(there, wrapping=True).values(), *([TOPOLOGIES.find(name)] if name else [])]
     return {field for kind in kinds for field in kind.provides}
 
 
-__all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Guide", "Plan", "Rule", "Topology", "budgets", "by_rule", "chosen", "guide",
-           "guided", "implied", "make", "make_guide", "make_rule", "narrowed", "oracle", "provided", "refill",
-           "rounds", "rule", "rule_names", "single", "sized", "topology"]
+__all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Act", "Begin", "Guide", "Part", "Plan", "Rule", "Share", "Stop", "Topology",
+           "budgets", "by_rule", "chosen", "groups", "guide", "guided", "implied", "make", "make_guide", "make_rule",
+           "narrowed", "oracle", "provided", "refill", "rounds", "rule", "rule_names", "single", "sized", "topology"]

@@ -6,14 +6,14 @@ To add one, write a function that returns a `Topology` into a new file:
         def plan(forest):
             if not forest.problems:
                 return Plan(draw=prompts)
-            return Plan(rows=np.flatnonzero(asked(forest) < 2 * group))
+            return Plan(acts=groups(np.flatnonzero(asked(forest) < 2 * group), group))
 
-        return Topology(plan, everyone, max_groups=2)
+        return Topology(plan, everyone, most=2 * group)
 
-Its arguments are entries of `KNOWN`, and numbers of its own. A row of the catalogue names it, `Method.topology`: by its name
-alone if `@topology` stands above it, else as "module:function". A `Source` takes the topology directly:
-`dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A learner is made for the `ladders` of its source
-(`setup.learners.make_learner`), which follow from `max_groups`.
+Its arguments are entries of `KNOWN`, and numbers of its own. One that takes `inner` wraps the topology that the run has
+otherwise. A row of the catalogue names it, `Method.topology`: by its name alone if `@topology` stands above it, else as
+"module:function". A `Source` takes the topology directly: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A
+learner is made for the `ladders` of its source (`setup.learners.make_learner`), which follow from `most`.
 """
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -23,11 +23,13 @@ import numpy as np
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.registry import Conflict
+from jaxrl_llm.topologies.acts import Act, groups
 
 # Arguments that a run passes to the factory of its topology, by name.
 KNOWN = {
+    "inner": "`Topology`, the one that the run has otherwise, for one that wraps it",
     "prompts": "int, P, prompts of a batch",
-    "group": "int, G, rollouts that a prompt gets at once",
+    "group": "int, G, rollouts of a prompt, at first",
     "most": "int, most rollouts of a prompt",
     "drawn": "int, problems that share the rollouts of a batch, `config.budget.prompts`",
     "utility": "str, by which they share them, `config.budget.utility`",
@@ -35,55 +37,63 @@ KNOWN = {
     "rule": "`Rule`, the method's",
     "wants": "(forest) -> bool[P], prompts that the method's estimator samples again",
 }
-NO_ROWS = np.zeros(0, np.int32)
-
 # Measurements of the prompts that a plan can request, as facts of the forest.
 MEASURED = {
     "gradient_norms": "f32[P], mean norm of the gradient of a right completion's log-prob, 0 without any right one",
-    "expected": "f32[P], mean reward of groups of the plan's `rows`, which are not trained on, where it is NaN",
+    "expected": "f32[P], mean reward of the trajectories of the plan's `acts`, which are not trained on, where it is NaN",
 }
 
 
 class Plan(NamedTuple):
-    """The next samples. `draw`: the number of problems to draw from the task. `rows` i32[R]: prompts that get a group each.
+    """The next samples: `draw`, the number of problems to draw from the task; or `acts`, see `acts`.
 
-    A prompt that comes twice in `rows` gets two groups. `shares` f32[R, G]: the share of the problem's solution that each
-    completion begins with; None: the policy writes all completions alone. `measure`: a requested fact of `MEASURED`. A plan
-    without any of these marks the batch as complete.
+    `measure`: a requested fact of `MEASURED`. A plan without any of these marks the batch as complete.
     """
 
     draw: int = 0
-    rows: np.ndarray = NO_ROWS
-    shares: np.ndarray | None = None
+    acts: tuple[Act, ...] = ()
     measure: str = ""
 
     @property
     def complete(self) -> bool:
         """Whether the batch is complete."""
-        return not self.draw and not len(self.rows) and not self.measure
+        return not self.draw and not self.acts and not self.measure
 
 
 class Topology(NamedTuple):
     """`plan(forest) -> Plan`, the next samples; `choose(forest) -> bool[P]`, the prompts of a complete batch to train on.
 
     Runs make it by name, from entries of `KNOWN` and its own numbers. A method with the parts that its `Kind.needs` names, such
-    as `method.guidance`, has it without naming it. `max_groups`: the maximum number of groups of a prompt. `metrics(forest) ->
-    numbers by name`, of a complete batch.
+    as `method.guidance`, has it without naming it.
+
+    `most`: the maximum number of rollouts of a prompt; None: `sampling.group`. `metrics(forest) -> numbers by name`, of a
+    complete batch. `finish(forest) -> forest` is called once with each complete batch, before `choose`: it may change parents,
+    roles and rewards, or replace trajectories. `memory`: plain data that the functions change and that outlives a batch; None:
+    there is none. Checkpoints have it with the position in the data.
     """
 
     plan: Callable[[Forest], Plan]
     choose: Callable[[Forest], np.ndarray]
-    max_groups: int = 1
+    most: int | None = None
     metrics: Callable[[Forest], dict[str, float]] = lambda forest: {}
+    finish: Callable[[Forest], Forest] = lambda forest: forest
+    memory: dict[str, Any] | None = None
 
 
 TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False)
 topology = TOPOLOGIES.enter
 
 
-def implied(there: Iterable[str]) -> dict[str, registry.Kind]:
-    """The topologies by whose needs a run with the parts that are `there` has them without naming them."""
-    return {name: kind for name, kind in TOPOLOGIES.items() if kind.needs and {*kind.needs} <= {*there}}
+def wraps(name: str) -> bool:
+    """Whether the topology wraps another one."""
+    return "inner" in TOPOLOGIES.parameters(name)
+
+
+def implied(there: Iterable[str], wrapping: bool = False) -> dict[str, registry.Kind]:
+    """The topologies by whose needs a run with the parts that are `there` has them without naming them: those that wrap or not.
+    """
+    return {name: kind for name, kind in TOPOLOGIES.items()
+            if kind.needs and {*kind.needs} <= {*there} and wraps(name) == wrapping}
 
 
 def chosen(name: str | None, there: Iterable[str]) -> str:
@@ -99,10 +109,26 @@ def chosen(name: str | None, there: Iterable[str]) -> str:
     return best
 
 
-def make(name: str, known: Mapping[str, Any], hyper: Mapping[str, Any]) -> Topology:
-    """The topology of that name from its numbers and what is `known` (`KNOWN`); ValueError if it takes other arguments."""
-    taken = {key: value for key, value in known.items() if key in TOPOLOGIES.parameters(name)}
-    return registry.call("topology", name, TOPOLOGIES.find(name).make, {**taken, **hyper}, Topology)
+def make(name: str | None, there: Iterable[str], known: Mapping[str, Any], hyper: Mapping[str, Any]) -> Topology:
+    """The `chosen` topology from its numbers and what is `known` (`KNOWN`), in those that wrap it by parts that are `there`.
+
+    Raises ValueError if one takes other arguments.
+    """
+    def called(name, known, hyper):
+        taken = {key: value for key, value in known.items() if key in TOPOLOGIES.parameters(name)}
+        return registry.call("topology", name, TOPOLOGIES.find(name).make, {**taken, **hyper}, Topology)
+
+    made = called(chosen(name, there), known, hyper)
+    for outer in implied(there, wrapping=True):
+        made = called(outer, {**known, "inner": made}, {})
+    return made
+
+
+def remember(topology: Topology, memory: Mapping[str, Any] | None) -> None:
+    """Gives a topology that has one this memory, in place of its own; None: nothing is remembered."""
+    if topology.memory is not None and memory is not None and memory is not topology.memory:
+        topology.memory.clear()
+        topology.memory.update(memory)
 
 
 def everyone(forest: Forest) -> np.ndarray:
@@ -120,24 +146,17 @@ def asked(forest: Forest) -> np.ndarray:
     return group_sizes(forest) + forest.lost
 
 
-def groups_of(most: int, group: int, why: str) -> int:
-    """The number of groups in `most` completions; ValueError, with the reason `why`, if `most` is not a multiple."""
-    if most % group:
-        raise ValueError(f"sampling.max_group={most} is no multiple of sampling.group={group}: {why}")
-    return most // group
-
-
 def drawn_at_once(prompts: int, counts: Callable[[Forest], np.ndarray], choose: Callable[[Forest], np.ndarray],
-                  max_groups: int) -> Topology:
-    """`prompts` problems; once all are drawn, each gets the number of groups given by `counts(forest) -> i64[P]`."""
+                  most: int | None = None) -> Topology:
+    """`prompts` problems; once all are drawn, each gets the number of trajectories given by `counts(forest) -> i64[P]`."""
     def plan(forest):
         if not forest.problems:
             return Plan(draw=prompts)
         if asked(forest).any():
             return Plan()
-        return Plan(rows=np.repeat(np.arange(len(forest.problems)), counts(forest)))
+        return Plan(acts=groups(np.arange(len(forest.problems)), counts(forest)))
 
-    return Topology(plan, choose, max_groups=max_groups)
+    return Topology(plan, choose, most)
 
 
 def _lost(named: str, there: Iterable[str]) -> str:

@@ -1,9 +1,9 @@
-"""A number of groups for each prompt by a budget: V0 (arXiv 2602.03584), Knapsack RL (arXiv 2509.25849)."""
+"""A number of rollouts for each prompt by a budget: V0 (arXiv 2602.03584), Knapsack RL (arXiv 2509.25849)."""
 import numpy as np
 
-from jaxrl_llm.control.budget import allocate
+from jaxrl_llm.control.budget import LEAST, allocate
 from jaxrl_llm.tools.registry import Conflict
-from jaxrl_llm.topologies.base import Topology, drawn_at_once, group_sizes, groups_of, topology
+from jaxrl_llm.topologies.base import Topology, drawn_at_once, group_sizes, topology
 
 
 def _all_taken(drawn: int, most: int, prompts: int, group: int) -> str:
@@ -25,16 +25,14 @@ _CONFLICTS = (
 
 @topology(needs=("config.budget.utility",), conflicts=_CONFLICTS)
 def budgets(drawn: int, *, prompts: int, group: int, most: int, utility: str) -> Topology:
-    """`prompts` groups allocated to `drawn` problems by their expected success rates, `facts["expected"]` f32[P].
+    """`prompts` x `group` rollouts allocated to `drawn` problems by their expected success rates, `facts["expected"]` f32[P].
 
-    Each problem gets at least one group, unless there are more of them than groups, and at most `most` completions. Raises
-    ValueError if `most` is not a multiple of `group`.
+    Each problem gets at least two, unless the rollouts are too few for that, and at most `most`.
     """
-    most_groups = groups_of(most, group, f"budgets are shared out {group} completions at a time")
+    total = prompts * group
 
     def counts(forest):
-        budget = allocate(np.clip(forest.facts["expected"], 0, 1), total=group * prompts, unit=group, high=most,
-                          utility=utility, low=group if len(forest.problems) <= prompts else 0)
-        return np.asarray(budget) // group
+        low = min(LEAST, most) if LEAST * len(forest.problems) <= total else 0
+        return np.asarray(allocate(np.clip(forest.facts["expected"], 0, 1), total=total, low=low, high=most, utility=utility))
 
-    return drawn_at_once(drawn, counts, lambda forest: group_sizes(forest) > 0, most_groups)
+    return drawn_at_once(drawn, counts, lambda forest: group_sizes(forest) > 0, most)

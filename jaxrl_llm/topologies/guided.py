@@ -1,21 +1,21 @@
-"""Groups in which some completions begin with the problem's solution, or a part of it."""
+"""Some completions begin with the problem's solution, or a part of it, in whatever another topology plans."""
 from typing import Any
 
 import numpy as np
 
 from jaxrl_llm.data.forest import outcomes
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.tools.registry import Conflict
-from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, topology
+from jaxrl_llm.topologies.acts import Begin, Part, Share
+from jaxrl_llm.topologies.base import Plan, Topology, asked, topology
 from jaxrl_llm.topologies.guides import Guide
 
 
 def _alone(guide: Guide, group: int) -> str:
-    """Why the shares of a guide leave no completion to the policy; "": they leave some."""
-    try:
-        guide.first(group)
-    except ValueError as error:
-        return str(error)
-    return ""
+    """Why a guide leaves no completion of a group to the policy; "": it leaves some."""
+    if not (guide.first(group) > 0).all():
+        return ""
+    return f"experts begin all of the {group} completions of a group, and leave none to the policy"
 
 
 def _unsolved(environment: Any, guide: Guide) -> str:
@@ -28,8 +28,6 @@ def _unsolved(environment: Any, guide: Guide) -> str:
 
 
 _CONFLICTS = (
-    Conflict(("guide", "config.budget.utility"), "method {method!r} begins completions with solutions of a task, and this run "
-             "samples with a budget", "leave that out, or take another method, for example grpo"),
     Conflict(("environment", "guide"), _unsolved,
              "give it an oracle, or its problems an extra['solution'], or take another method, for example grpo"),
     Conflict(("guide", "config.sampling.top_k", "config.sampling.top_p", "config.sampling.min_p"),
@@ -39,24 +37,45 @@ _CONFLICTS = (
 
 
 @topology(needs=("method.guidance",), provides=("expert", "hinted", "hint_mask"), conflicts=_CONFLICTS)
-def guided(prompts: int, *, group: int, guide: Guide) -> Topology:
-    """`prompts` problems with a group of `group` each, and a second group if the `guide` has shares for it.
+def guided(inner: Topology, *, group: int, guide: Guide) -> Topology:
+    """`inner`, whose first rollouts of each prompt begin with shares of its solution, and a last group if the `guide` has any.
 
-    The uids of a prompt's first group seed its random share, which depends on nothing else in the batch.
+    The uids of a prompt's rollouts seed its random share, which depends on nothing else in the batch.
     """
-    first = guide.first(group)
+    last = guide.second is not None
+    before = 0  # rollouts of this batch before its last groups; 0: those have not begun
 
     def plan(forest):
-        if not forest.problems:
-            return Plan(draw=prompts)
-        rows = np.arange(len(forest.problems))
-        if not asked(forest).any():
-            return Plan(rows=rows, shares=np.tile(first, (len(rows), 1)))
-        if guide.second is None or asked(forest).max() > group:
+        nonlocal before
+        known = asked(forest)
+        before = before if len(known) else 0
+        if before and known.sum() > before:
             return Plan()
-        uids, prompts_of = forest.uid[forest.ends], forest.prompt[forest.ends]
-        normal = [np.random.default_rng(uids[prompts_of == row].tolist()).standard_normal() for row in rows]
-        shares = guide.second(*outcomes(forest, group), np.array(normal, np.float32))
-        return Plan(rows=rows, shares=np.repeat(shares[:, None], group, axis=1))
+        wanted = inner.plan(forest)
+        if wanted.complete and last and len(forest.ends):
+            before = int(known.sum())
+            return Plan(acts=tuple(Begin(row, group, parts_of(share)) for row, share in enumerate(shares_of(forest))))
+        if wanted.measure:
+            return wanted
+        return wanted._replace(acts=tuple(one for act in wanted.acts for one in (
+            aided(act) if isinstance(act, Begin) and not known[act.at] else [act])))
 
-    return Topology(plan, everyone, max_groups=1 if guide.second is None else 2)
+    def aided(act):
+        shares = guide.first(act.count)
+        places = [0, *np.flatnonzero(np.diff(shares)) + 1, act.count]
+        return [act._replace(count=int(end - start), parts=act.parts + parts_of(shares[start]))
+                for start, end in zip(places, places[1:])]
+
+    def shares_of(forest):
+        uids, prompts_of = forest.uid[forest.ends], forest.prompt[forest.ends]
+        normal = [np.random.default_rng(uids[prompts_of == row].tolist()).standard_normal()
+                  for row in range(len(forest.problems))]
+        assert guide.second is not None
+        return guide.second(*outcomes(forest, int(asked(forest).max())), np.array(normal, np.float32))
+
+    return inner._replace(plan=plan, most=(inner.most or group) + group * last)
+
+
+def parts_of(share: float) -> tuple[Part, ...]:
+    """What a completion with this share of a solution begins with."""
+    return (Part(Role.EXPERT, Share(float(share))),) if share else ()

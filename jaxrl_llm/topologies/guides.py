@@ -14,9 +14,9 @@ from jaxrl_llm.tools import registry
 class Guide(NamedTuple):
     """Shares of the solution that completions begin with, from 0 (the policy alone) to 1 (all of it with the end token).
 
-    `first(G) -> f32[G]`: the share of each completion of a prompt's first group. `second(rewards f32[P, G], valid bool[P, G],
-    normal f32[P]) -> f32[P]`: the share of all completions of each prompt's second group, from the results of the first and
-    one standard normal number each; None: there is no second group.
+    `first(n) -> f32[n]`: the share of each of the n completions that a prompt gets first. `second(rewards f32[P, K], valid
+    bool[P, K], normal f32[P]) -> f32[P]`: the share of all completions of each prompt's last group, from the results of those
+    before and one standard normal number each; None: there is no last group.
     """
 
     first: Callable[[int], np.ndarray]
@@ -29,20 +29,14 @@ guide = GUIDES.enter
 
 @guide
 def experts(*, traces: int = 1, share: float = 1.0) -> Guide:
-    """`traces` completions of each group begin with this share of the solution, by default all of it (arXiv 2504.14945).
+    """`traces` completions of each prompt begin with this share of the solution, by default all of it (arXiv 2504.14945).
 
-    Raises ValueError: no trace, as many as the group has, or a share outside (0, 1].
+    Raises ValueError: no trace, or a share outside (0, 1].
     """
     if traces < 1 or not 0 < share <= 1:
         raise ValueError(f"traces={traces} of an expert's text, share={share}; give 1 or more and a share from 0 to 1")
 
-    def first(group):
-        if traces >= group:
-            raise ValueError(f"traces={traces} leave none of the {group} completions of a group to the policy; give fewer, or "
-                             "raise sampling.group")
-        return np.where(np.arange(group) < traces, share, 0).astype(np.float32)
-
-    return Guide(first)
+    return Guide(lambda n: np.where(np.arange(n) < traces, share, 0).astype(np.float32))
 
 
 @guide
@@ -58,4 +52,4 @@ def adhint(*, low: float = 0.0, high: float = 0.8, noise: float = 0.05) -> Guide
     def second(rewards, valid, normal):
         return np.asarray(hint_ratio(np.clip(rewards, 0, 1), valid, np.float32(noise) * normal, low=low, high=high))
 
-    return Guide(lambda group: np.zeros(group, np.float32), second)
+    return Guide(lambda n: np.zeros(n, np.float32), second)

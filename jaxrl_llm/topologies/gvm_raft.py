@@ -24,23 +24,20 @@ def share_out(success_P: np.ndarray, norms_P: np.ndarray, total: int, most: int,
 
 @rule
 def gvm_raft(*, mean: float = 2.0, pilot: int = 0, alpha: float = 1e-3, beta: float = 2.0) -> Rule:
-    """A pilot of rollouts for every prompt, then groups by `share_out` until there are `mean` pilots per prompt on average.
+    """A pilot of rollouts for every prompt, then others by `share_out` until there are `mean` pilots per prompt on average.
 
-    `pilot` is the number of its rollouts, in groups of `sampling.group`; 0: one group. With groups of one the allocation is in
-    single rollouts, as published. Gradients are those of the pilot's right rollouts under the weights of the step. The pilot's
-    rollouts, which the released code discards, are trained on too; a prompt without a right one gets others only in an even
-    split, see `share_out`. Raises ValueError: a mean below one pilot per prompt, or a negative pilot.
+    `pilot` is the number of its rollouts; 0: a group. Gradients are those of the pilot's right rollouts under the weights of
+    the step. The pilot's rollouts, which the released code discards, are trained on too; a prompt without a right one gets
+    others only in an even split, see `share_out`. Raises ValueError: a mean below one pilot per prompt, or a negative pilot.
     """
     if mean < 1 or pilot < 0:
         raise ValueError(f"mean={mean} pilots a prompt, the first included, and pilot={pilot} rollouts; give 1 or more, and 0 "
                          "(one group) or more")
 
-    def more(rewards, valid, first, most, gradient_norms, group=None):
+    def more(rewards, valid, first, most, gradient_norms):
         if (valid.sum(1) > first).any():  # the second stage is over
             return np.zeros(len(valid), np.int64)
-        group = group or first
-        groups = share_out(success(rewards, valid), gradient_norms, int((mean - 1) * len(valid) * first + 1e-6) // group,
-                           (most - first) // group, alpha=alpha, beta=beta)
-        return groups * group
+        return share_out(success(rewards, valid), gradient_norms, int((mean - 1) * len(valid) * first + 1e-6), most - first,
+                         alpha=alpha, beta=beta)
 
     return Rule(more, reads=("gradient_norms",), solved=True, mean=mean, pilot=pilot)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.data.forest import Forest, select
+from jaxrl_llm.topologies.acts import Begin
 from jaxrl_llm.topologies.base import Plan, Topology, group_sizes
 
 
@@ -38,11 +39,13 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
             return inner.plan(forest)
         last = forest.draw == forest.draw[-1]
         wanted = inner.plan(select(forest, last))
-        if len(wanted.rows):
-            return wanted._replace(rows=np.flatnonzero(last)[wanted.rows])
-        if wanted.measure:
+        if wanted.measure and not wanted.acts:
             raise NotImplementedError(f"{wanted.measure} are measured of a whole batch, and a filter draws a batch in several "
                                       "parts; leave one of the two out")
+        if wanted.acts:
+            rows = np.flatnonzero(last)
+            return wanted._replace(acts=tuple(act._replace(at=int(rows[act.at])) if isinstance(act, Begin) else act
+                                            for act in wanted.acts))
         enough = passed(forest).sum() >= prompts or forest.draw[-1] + 1 >= attempts
         return Plan() if enough else inner.plan(select(forest, np.zeros(len(last), bool)))
 
@@ -53,4 +56,4 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
     def metrics(forest):
         return {"filter/draws": float(forest.draw[-1] + 1), "filter/kept": float(passed(forest).mean())}
 
-    return Topology(plan, choose, inner.max_groups, metrics)
+    return inner._replace(plan=plan, choose=choose, metrics=metrics)

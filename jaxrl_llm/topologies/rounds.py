@@ -1,38 +1,36 @@
-"""Further groups for the prompts that need more: V0.5 (arXiv 2603.10848), Reinforce-Ada (arXiv 2510.04996), `rules`."""
+"""Further rollouts for the prompts that need more: V0.5 (arXiv 2603.10848), Reinforce-Ada (arXiv 2510.04996), `rules`."""
 from collections.abc import Callable
 
 import numpy as np
 
 from jaxrl_llm.data.forest import Forest, outcomes
 from jaxrl_llm.tools.registry import Conflict
-from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, group_sizes, groups_of, topology
+from jaxrl_llm.topologies.acts import groups
+from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, group_sizes, topology
 from jaxrl_llm.topologies.rules import Rule
 
 
 @topology(needs=("estimator.wants_more",))
 def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.ndarray],
-           choose: Callable[[Forest], np.ndarray] = everyone, first: int = 1) -> Topology:
-    """`prompts` problems with `first` groups of `group` each, then groups as `wants` decides, up to `most` completions.
+           choose: Callable[[Forest], np.ndarray] = everyone) -> Topology:
+    """`prompts` problems with `group` rollouts each, then as many as `wants` decides, up to `most`.
 
-    `wants(forest) -> bool[P] or i64[P]`: the number of groups each prompt gets next; zero for all ends the batch. Completions
-    that an environment lost count in `most`, and a prompt that lost all of its first groups gets no other.
-
-    Raises ValueError if `most` is not a multiple of `group`.
+    `wants(forest) -> i64[P] or bool[P]`: the number of rollouts each prompt gets next, a group where it is True; zero for all
+    ends the batch. Rollouts that an environment lost count in `most`, and a prompt that lost all its first ones gets no other.
     """
-    most_groups = groups_of(most, group, f"prompts are sampled again {group} completions at a time; the paper of V0.5 has "
-                            "group=4 and max_group=16")
-
     def plan(forest):
         if not forest.problems:
             return Plan(draw=prompts)
-        number = np.arange(len(forest.problems))
-        requested = asked(forest)
+        number, requested = np.arange(len(forest.problems)), asked(forest)
         if not requested.any():
-            return Plan(rows=np.repeat(number, first))
-        room = np.where(group_sizes(forest) > 0, (most - requested) // group, 0)
-        return Plan(rows=np.repeat(number, np.minimum(wants(forest), room))) if room.any() else Plan()
+            return Plan(acts=groups(number, group))
+        room = np.where(group_sizes(forest) > 0, most - requested, 0)
+        if not room.any():
+            return Plan()
+        more = np.asarray(wants(forest))
+        return Plan(acts=groups(number, np.minimum(more * group if more.dtype == bool else more, room)))
 
-    return Topology(plan, choose, max_groups=most_groups)
+    return Topology(plan, choose, most)
 
 
 _IN_PARTS = Conflict(
@@ -43,14 +41,8 @@ _IN_PARTS = Conflict(
 
 @topology(needs=("method.allocation",), conflicts=(_IN_PARTS,))
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
-    """`rounds` in which a rule decides the further rollouts of each prompt, rounded up to whole groups.
-
-    Raises ValueError if the pilot of the rule is not a multiple of `group`.
-    """
-    if rule.pilot % group:
-        raise ValueError(f"pilot={rule.pilot} rollouts are no multiple of sampling.group={group}, the completions that are "
-                         "sampled at once; give a multiple, or sampling.group=1 for single rollouts")
-    first, own = rule.pilot or group, {"group": group} if rule.pilot else {}
+    """`rounds` in which a rule decides the further rollouts of each prompt, after its pilot or a first group."""
+    first = rule.pilot or group
 
     def seen(forest):
         if rule.solved:
@@ -58,8 +50,7 @@ def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
         return outcomes(forest, most)
 
     def wants(forest):
-        more = np.asarray(rule.more(*seen(forest), first, most, **own, **{name: forest.facts[name] for name in rule.reads}))
-        return -(-more // group)
+        return np.asarray(rule.more(*seen(forest), first, most, **{name: forest.facts[name] for name in rule.reads}), np.int64)
 
     def plan(forest):
         missing = [name for name in rule.reads if len(forest.ends) and name not in forest.facts]
@@ -68,5 +59,5 @@ def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
     def choose(forest):
         return everyone(forest) if rule.keep is None else np.asarray(rule.keep(*seen(forest)))
 
-    inner = rounds(prompts, group=group, most=most, wants=wants, choose=choose, first=first // group)
+    inner = rounds(prompts, group=first, most=most, wants=wants, choose=choose)
     return inner._replace(plan=plan)

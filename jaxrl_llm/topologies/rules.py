@@ -24,12 +24,11 @@ class Rule(NamedTuple):
     """`more(rewards f32[P, K], valid bool[P, K], first, most) -> i64[P]`, further rollouts for each prompt; all 0: no more.
 
     `more` is called after every round: first when all prompts have `first` rollouts, then after each round that it requested. A
-    prompt gets at most `most`. `first` is one group, or, with a `pilot`, that number of rollouts in several groups; `more`
-    then takes the size of a `group` by name. `reads`: facts f32[P] measured on the first round (`topologies.base.MEASURED`);
-    `more` takes them by name. `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch to train on; None: all.
-    `solved`: both functions read rewards of 1 for rollouts that solve their problem (`Forest.solved`) and 0 for others,
-    independent of shaping in the trained rewards. `mean`: average rollouts per prompt as a multiple of `first`, if the rule
-    allocates a total; a run is refused if `most` allows no more.
+    prompt gets at most `most`. `first` is `pilot` rollouts, 0: a group. `reads`: facts f32[P] measured on the first round
+    (`topologies.base.MEASURED`); `more` takes them by name. `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch
+    to train on; None: all. `solved`: both functions read rewards of 1 for rollouts that solve their problem (`Forest.solved`)
+    and 0 for others, independent of shaping in the trained rewards. `mean`: average rollouts per prompt as a multiple of
+    `first`, if the rule allocates a total; a run is refused if `most` allows no more.
     """
 
     more: Callable[..., np.ndarray]

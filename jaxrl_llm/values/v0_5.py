@@ -78,6 +78,16 @@ def wants_more(fused: Fused, count: Array, *, variance: float, k_init: int = 4, 
     return (count < k_init) | (more & (count < k_max))
 
 
+def wanted(fused: Fused, count: Array, *, variance: float, k_init: int = 4, k_max: int = 16, cost: float | None = None
+           ) -> Array:
+    """i32: how many further rewards `wants_more` asks for, one after another, if the estimated bias of the prior stays."""
+    cost = variance / k_max**2 if cost is None else cost
+    k = jnp.arange(k_max)
+    worth = gain(fused.bias2[..., None], k, variance=variance) > cost
+    more = jnp.sum((k >= count[..., None]) & worth, axis=-1, dtype=jnp.int32)
+    return jnp.maximum(more, (k_init - count).astype(jnp.int32))
+
+
 def draws_used(prior_P: Array, rewards_PK: Array, *, variance: float, k_init: int = 4, chunk: int = 1,
                cost: float | None = None) -> Array:
     """i32[P]: how many of K rewards, in the order of their draws, are used when every round draws `chunk` of them.

@@ -38,8 +38,7 @@ def test_utility_of_v0():
     ((0.05, 0.3, 0.5, 0.8, 0.97), {"utility": "per_rollout", "high": 16}, (16, 11, 7, 4, 2)),
     ((0, 0.05, 0.2, 0.5, 0.9), {"utility": "knapsack", "high": 32}, (2, 14, 15, 7, 2)),
     ((0, 1, 0.5, 0.5, 1), {"high": 9, "total": 29}, (4, 4, 9, 9, 3)),  # rollouts without a gain are spread evenly
-    ((0, 0.5, 1, 0.5, 0.9), {"total": 12, "low": 0, "unit": 2, "utility": "per_rollout"}, (0, 6, 0, 4, 2)),
-    ((0.05, 0.3, 0.5, 0.8, 0.97), {"unit": 4, "low": 4, "high": 16, "utility": "per_rollout"}, (16, 8, 8, 4, 4)),
+    ((0, 0.5, 1, 0.5, 0.9), {"total": 12, "low": 0, "utility": "per_rollout"}, (0, 5, 0, 5, 2)),
     ((0.5, 0.4), {"total": 3}, (2, 2)),
     ((0.5, 0.4), {"total": 99, "high": 5}, (5, 5)),
 ])
@@ -94,8 +93,13 @@ def test_impossible_allocations_are_refused():
         budget.allocate([0.5], total=4, utility="per_rolout")
     with pytest.raises(ValueError, match="low=4, high=2"):
         budget.allocate([0.5], total=4, low=4, high=2)
-    with pytest.raises(ValueError, match="total=6, low=2 and high=128 rollouts must be multiples of unit=4"):
-        budget.allocate([0.5], total=6, unit=4)
+
+
+def test_a_prompt_without_rollouts_gets_two_at_once():
+    """A single one carries no signal: the last of 7 rollouts is a prompt's fourth, and nobody's first."""
+    assert budget.allocate([0.5] * 4, total=7, low=0, utility="per_rollout").tolist() == [4, 3, 0, 0]
+    assert budget.allocate([0.0, 1.0, 0.5, 0.4], total=6, low=0, utility="per_rollout").tolist() == [0, 0, 3, 3]
+    assert budget.allocate([0.5, 0.5], total=1, low=0).tolist() == [1, 0]
 
 
 # GVM-RAFT

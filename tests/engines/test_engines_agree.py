@@ -1,4 +1,5 @@
 """The scan sampler and the slot engine behind one contract: the same requests are the same nodes."""
+import dataclasses
 import functools
 import os
 
@@ -96,11 +97,25 @@ def test_a_batch_comes_in_parts_and_what_is_missing_of_it_is_padded():
     assert_alike(whole, nodes(scanning(prompts=2, parts=2, most=4, group=2, prompt_tokens=1), requests))
 
 
+def test_numbers_of_requests_are_exact_in_both():
+    """Five of the first prompt in two rows, one of the second, none of the third; what pads the rows is no node."""
+    whole = nodes(scanning(), asked())
+    again = [dataclasses.replace(one, uid=one.uid + 2**40) for one in asked()[:1]]
+    some = [*asked()[:G], *again, asked()[G]]
+    scanned, engine = nodes(scanning(), some), scanning()
+    assert [*scanned] == [one.uid for one in some]
+    assert_alike(scanned, nodes(slots(), some))
+    known = {one.uid for one in (*some[:G], some[-1])}
+    assert_alike({uid: whole[uid] for uid in known}, {uid: scanned[uid] for uid in known})
+    engine.submit(*some)
+    engine.release(some[1].uid)
+    engine.release(some[-1].uid)
+    assert [node.uid for node in engine.collect()] == [one.uid for one in (some[0], *some[2:-1])] and not engine.step()
+
+
 def test_what_no_compiled_batch_can_hold_is_refused():
-    engine, requests = scanning(), asked()
-    for wrong, reason in ((requests[:G - 1], "begins a group of 3 requests; the scan sampler takes 4"),
-                          (requests[1:G + 1], "begins a group of 4 requests"),
-                          (asked(ids=[[1] * (S + 1)] * P), f"has a prompt of {S + 1} tokens"),
+    engine = scanning()
+    for wrong, reason in ((asked(ids=[[1] * (S + 1)] * P), f"has a prompt of {S + 1} tokens"),
                           (asked(limits=(T + 1,) * P), f"a limit of {T + 1}; the sampler is made for {S} and {T}"),
                           (asked(ids=[[V]] * P), "outside the vocabulary")):
         with pytest.raises(ValueError, match=reason):

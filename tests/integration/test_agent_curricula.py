@@ -59,7 +59,7 @@ def test_two_steps_by_name(method):
         sizes = tried[tried > 0]
         assert (sizes % G == 0).all() and sizes.max() <= MOST and not done.finished.metrics["environment/invalid"]
         if settings.group_sizes is not None:
-            assert tried[settings.prompt_ids].tolist() == (-(-settings.group_sizes // G) * G).tolist()
+            assert tried[settings.prompt_ids].tolist() == settings.group_sizes.tolist()
         if settings.max_tokens is not None:
             assert done.finished.rollouts.present.sum(-1).max() <= settings.max_tokens
         if settings.token_limits is not None:

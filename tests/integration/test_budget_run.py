@@ -73,7 +73,7 @@ def test_the_completions_of_a_step_are_shared_out(straight):
     for line in run_files.lines(straight)[1:]:
         if line["step"] < 4:  # the last page has held-out problems
             result = sizes(straight, line["step"])
-            assert len(result) == PROMPTS and result.sum() == ROWS * G and (result % G == 0).all() and result.max() <= MOST
+            assert len(result) == PROMPTS and result.sum() == ROWS * G and 2 <= result.min() <= result.max() <= MOST
             assert line["groups/largest"] == result.max()
         assert line["skipped_updates"] == 0 and np.isfinite(line["loss"]) and abs(line["max/ratio"] - 1) < 1e-4
 
@@ -143,7 +143,7 @@ def test_the_oracle_asks_the_policy(built):
     unknown = prior.make(c, run.learner.policy, len(run.source.task.train), run.source.stream.prompt_tokens, Capture(0))
     reward = run_files.called(run.source.stream.partner.reward, answer)
     problems = run_files.Given([run.source.task.train[i] for i in (5, 9, 2, 7)])
-    topology = oracle(budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout"), prompts=ROWS, draws=3)
+    topology = oracle(budgets(4, prompts=ROWS, group=G, most=MOST, utility="per_rollout"), prompts=ROWS, group=G, draws=3)
     source = dataclasses.replace(run.source, data=problems, topology=topology,
                                  stages=stages.replaced(run.source.stages, stages.expect(unknown)),
                                  stream=run.source.stream.apart(partner=run.source.stream.partner.scoring(reward)))
@@ -202,7 +202,6 @@ def test_few_are_learned_from_where_prompts_get_no_second_group():
     ({"method": "v0_5", "budget.utility": "paper"}, "an estimator that asks for more rollouts itself"),
     ({"method": "poise", "budget.utility": "paper"}, "a baseline from hidden states"),
     ({"method": "ppo", "budget.utility": "paper"}, "a critic of method 'ppo'"),
-    ({"sampling.max_group": 7}, "sampling.max_group=7 is no multiple of sampling.group=2"),
     ({"prior.source": "v0"}, "needs config.prior.weights"),
     ({"prior.source": "stars"}, "config.prior.source"),
 ))

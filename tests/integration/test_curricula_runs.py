@@ -136,7 +136,7 @@ def test_numbers_are_set_from_outside():
         state = controls.by_name["moving_reference"].observe({"w": jnp.zeros(1)}, {"params": {"w": jnp.ones(1)}})
         np.testing.assert_allclose(state["w"], moved, rtol=1e-6)
     run, _ = setup.build(tiny("dars", allocation="weighting=hardness"))
-    assert run.source.topology.max_groups == 3
+    assert run.source.topology.most == 3 * G
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_numbers_are_set_from_outside():
                                     "dart_curation", "drive", "v0_5", "reinforce_ada"])
 def test_by_default_groups_grow_to_four_times_their_size(method):
     run, params = setup.build(tiny(method, **{"sampling.max_group": 0}))
-    assert run.config.sampling.max_group == 4 * G and run.source.max_groups == 4
+    assert run.config.sampling.max_group == 4 * G and run.source.most == 4 * G
     state = setup.initial_state(run, params)
     if method == "gdro_rollout":
         assert state.control["gdro_rollout"].gains.shape == (7, 4)
@@ -159,7 +159,6 @@ def test_by_default_groups_grow_to_four_times_their_size(method):
     ({"method": "dart_curation", "sampling.max_group": 2}, "its controllers would give all prompts the same number"),
     ({"method": "dars", "sampling.max_group": 2}, "sampling.max_group=2 is no more than 1 x sampling.group=2"),
     ({"method": "xrpo_allocation", "sampling.max_group": 4}, "sampling.max_group=4 is no more than 2 x sampling.group=2"),
-    ({"method": "drive", "sampling.max_group": 5}, "sampling.max_group=5 is no multiple of sampling.group=2"),
 ])
 def test_impossible_settings_are_refused(changes, message):
     method = changes.pop("method")

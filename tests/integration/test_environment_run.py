@@ -236,7 +236,7 @@ def test_a_draw_that_is_lost_whole_is_followed_by_the_next():
     config = chatter.get_config(environment="test_environment_run:breaks_from(first=4)", environment_invalid=1.0)
     run, params = setup.build(config)
     state, problems = setup.initial_state(run, params), [run.source.task.train[i] for i in range(12)]
-    for inner in (single(4), rounds(4, group=4, most=4, wants=lambda forest: np.ones(4, bool))):
+    for inner in (single(4, group=4), rounds(4, group=4, most=4, wants=lambda forest: np.ones(4, bool))):
         source = dataclasses.replace(run.source, data=run_files.Given(problems), topology=refill(
             inner, 4, keep=lambda part: part.draw > 0, attempts=9))
         finished = source.next(run.learner.publish(state))

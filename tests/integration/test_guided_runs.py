@@ -81,12 +81,10 @@ def test_hints_are_prefixes_that_the_policy_completes():
 def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match="config.guidance='traces=2' changes numbers of a guide, and method 'grpo' has none"):
         setup.build(tiny("grpo", guidance="traces=2"))
-    with pytest.raises(ValueError, match="traces=1 leave none of the 1 completions"):
+    with pytest.raises(ValueError, match="experts begin all of the 1 completions"):
         setup.build(tiny("luffy", **{"sampling.group": 1}))
     with pytest.raises(ValueError, match="takes log-probs of solutions, which top_k, top_p and min_p cut away"):
         setup.build(tiny("luffy", **{"sampling.top_k": 5}))
-    with pytest.raises(ValueError, match="this run samples with a budget"):
-        setup.build(tiny("luffy", **{"budget.utility": "paper"}))
     with pytest.raises(ValueError, match="environment 'spelled' has neither an oracle nor a solution of problem 0; give it an"):
         setup.build(chatter.get_config(method="luffy", environment="chatter:spelled"))
 
@@ -182,5 +180,5 @@ def test_an_expert_of_an_environment_is_the_problems_solution_where_it_has_one()
         **TOOLS, "sampling.max_tokens": 256, "sampling.turn_tokens": 128, "environment": "tool_use(task=word_problems)"}))
     problem, tokenizer = run.source.task.train[0], run.source.stream.tokenizer
     solution = [*tokenizer.encode(problem.extra["solution"]), tokenizer.eos_id]
-    begun = run.source.stream.partner.beginnings(problem, [0, 1, 2], np.array([1, 0, 0.5], np.float32))
-    assert begun == [solution, [], solution[:(len(solution) - 1) // 2]]
+    begun = [run.source.stream.partner.beginning(problem, uid, share) for uid, share in enumerate((1.0, 0.5))]
+    assert begun == [solution, solution[:(len(solution) - 1) // 2]]

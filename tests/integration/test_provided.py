@@ -72,7 +72,7 @@ def test_every_registered_provider_is_tried():
         judge = make_judge(config)
         made = parts.make_parts(config, 32, judge.task, judge.environment)
         asked |= {*recorders.asked(parts.recorded_needs(config, made.needs), made.there | provision.SAMPLED)}
-        chosen |= {topologies.chosen(None, made.there)}
+        chosen |= {topologies.chosen(None, made.there), *topologies.implied(made.there, wrapping=True)}
     assert asked == recorders.RECORDERS.keys() - {"teacher", "base"}
     assert chosen >= {name for name, kind in topologies.TOPOLOGIES.items() if kind.provides} | {"single", "rounds"}
 

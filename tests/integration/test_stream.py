@@ -11,14 +11,15 @@ import pytest
 import tiny_config
 
 from jaxrl_llm.control import Settings
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.engines.scan import ScanEngine
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling import heldout
-from jaxrl_llm.sampling.stream import Begin
 from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.setup.judge import make_judge
 from jaxrl_llm.setup.resolve import of_one_turn
+from jaxrl_llm.topologies import Begin, Part, groups
 
 TOOLS = {"environment": "tool_use(tools=('calculator',), options={'level': 'digit', 'chat': True}, turns=3)",
          "prompts.max_tokens": 0, "sampling.max_tokens": 96, "sampling.turn_tokens": 12}
@@ -60,8 +61,8 @@ def test_one_engine_samples_a_whole_run_and_compiles_for_the_first_batch(config)
         else:  # the same prompts again: other ones may need other lengths
             stream.publish(Snapshot(number, params, None, key))
             rows = np.arange(len(first.forest.problems))
-            again = stream.groups(run.source.planted([(p, first.forest.prompt_ids(i).tolist()) for i, p in enumerate(
-                first.forest.problems)], 0), rows, 10**6 * number)
+            again = stream.run(run.source.planted([(p, first.forest.prompt_ids(i).tolist()) for i, p in enumerate(
+                first.forest.problems)], 0), groups(rows, stream.group), 10**6 * number)
             stream.rest()
             assert set(again.version[again.version >= 0].tolist()) == {number}
         engines.add(id(stream._engine))
@@ -107,7 +108,7 @@ def test_the_two_engines_cut_what_an_expert_wrote_at_the_limit_of_a_prompt():
         stream, problem = source.stream, source.task.train[0]
         stream.publish(Snapshot(0, params, None, jax.random.key(0)))
         forest = source.planted([(problem, stream.partner.encode([problem], stream.tokenizer)[0])], 0)
-        forests.append(stream.groups(forest, np.arange(1), 0, limits=np.array([2]), forced=[[[49] * n for n in range(4)]]))
+        forests.append(stream.run(forest, [Begin(0, 1, (Part(Role.EXPERT, [49] * n),), limit=2) for n in range(4)], 0))
     assert forests[0].length[1:].tolist() == [2, 1, 1, 2, 2]  # the policy's; an expert's and the policy's; an expert's twice
     for name in ("length", "role", "tokens", "stopped", "rewards"):
         np.testing.assert_array_equal(forests[0].columns[name], forests[1].columns[name], err_msg=name)
@@ -125,7 +126,7 @@ def test_held_out_measurements_leave_training_as_it_is(monkeypatch):
         ids = stream.partner.encode(problems, stream.tokenizer)
         stream.publish(Snapshot(0, params, None, key))
         forest, looks = run.source.planted(list(zip(problems, ids)), 0), 0
-        stream.apply(forest, [Begin(row, 100 + row * stream.group, stream.group) for row in range(2)])
+        stream.apply(forest, groups(range(2), stream.group), 100)
         while stream.advance():
             looks += 1
             if interrupted and looks == 2:
@@ -185,10 +186,10 @@ def test_what_a_stream_cannot_do_is_said_before_it_samples():
     with pytest.raises(ValueError, match="temperature=-1"):
         stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=np.float32(-1))))
     with pytest.raises(ValueError, match="publish weights first"):
-        stream.groups(forest, np.array([0]), 0)
+        stream.run(forest, groups([0], 1), 0)
     assert stream.pending() == ()
     stream.publish(Snapshot(0, params, None, jax.random.key(0)))
-    stream.apply(forest, [])
+    stream.apply(forest, [], 0)
     assert not stream.advance() and not len(stream.take(forest).ends)
 
 
@@ -203,7 +204,7 @@ def begun(config, at, uid=100, rows=2):
     ids = stream.partner.encode(problems, stream.tokenizer)
     stream.publish(Snapshot(3, params, None, key))
     forest = run.source.planted(list(zip(problems, ids)), 0)
-    stream.apply(forest, [Begin(row, uid + row * stream.group, stream.group) for row in range(rows)])
+    stream.apply(forest, groups(range(rows), stream.group), uid)
     for _ in range(at):
         stream.advance()
     return run, stream, forest, params
@@ -257,7 +258,7 @@ def test_what_cannot_be_restored_is_said():
     with pytest.raises(ValueError, match="trajectory 100 begins with another prompt than row 0 of this forest"):
         other.restore(run.source.planted([(run.source.task.train[0], [1, 2])], 0), pending)
     with pytest.raises(ValueError, match="trajectory 100 grows already"):
-        stream.apply(forest, [Begin(0, 100, 1)])
+        stream.apply(forest, [Begin(0)], 100)
 
 
 @pytest.mark.slow
@@ -394,7 +395,7 @@ def test_weights_change_while_a_thread_samples():
     config = tiny(**{"sampling.engine": "slots", "sampling.micro_batches": 4, "sampling.max_tokens": 12})
     run, stream, forest, params = begun(config, 1, rows=4)
     settings = Settings(max_tokens=np.int32(3), temperature=np.float32(0.5))
-    stream.apply(forest, [Begin(0, 900, 2)])
+    stream.apply(forest, [Begin(0, 2)], 900)
     stream.publish(Snapshot(4, params, None, jax.random.key(0), settings))
     assert stream._nodes is None
     while stream.advance():
@@ -412,5 +413,5 @@ def test_keys_of_another_implementation_sample_what_their_first_words_do(engine)
     for key in (jax.random.key(3), jax.random.wrap_key_data(np.concatenate([words, words]), impl="rbg")):
         stream.forget()
         stream.publish(Snapshot(0, params, None, key))
-        sampled.append(stream.groups(forest, np.arange(2), 0))
+        sampled.append(stream.run(forest, groups(range(2), stream.group), 0))
     np.testing.assert_array_equal(sampled[0].tokens, sampled[1].tokens)

@@ -282,7 +282,7 @@ def test_every_method_takes_three_steps(shared, slug):
         finished = source.next(learner.publish(state))
         rollouts = finished.rollouts
         order = np.arange(rollouts.rewards.size)  # some right, some wrong, one mixed group; all mixed where sizes differ
-        marks = order > 0.4 * order[-1] if source.topology.max_groups == 1 else order % 2
+        marks = order > 0.4 * order[-1] if source.most == source.stream.group else order % 2
         rollouts = rollouts.replace(rewards=np.float32(marks).reshape(rollouts.rewards.shape))
         state, metrics, *_ = learner.learn(state, rollouts, frozen, facts=finished.facts)
         assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all(), metrics

@@ -7,8 +7,8 @@ import pytest
 from faulty_environments import TASK, Drawers
 
 from jaxrl_llm.environments import Environment, base, of_methods
-from jaxrl_llm.sampling.stream import Begin
 from jaxrl_llm.setup import setup
+from jaxrl_llm.topologies import groups
 
 HIDDEN = dataclasses.replace(TASK, train=[dataclasses.replace(TASK.train[i], extra={"hidden": 1 + i % 2}) for i in range(20)])
 CALL = '<tool_call>{"name": "open_drawer", "arguments": {"number": 1}}</tool_call>'
@@ -57,7 +57,7 @@ def test_trajectories_that_wait_for_their_last_reward_are_not_taken():
     stream, problem = run.source.stream, run.source.task.train[0]
     forest = run.source.planted([(problem, stream.partner.encode([problem], stream.tokenizer)[0])], 0)
     stream.publish(run.learner.publish(setup.initial_state(run, params)))
-    stream.apply(forest, [Begin(0, 0, stream.group)])
+    stream.apply(forest, groups([0], stream.group), 0)
     while stream._held or stream._queue:
         stream.advance()
     with pytest.raises(ValueError, match="wait for their last reward"):

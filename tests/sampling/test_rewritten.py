@@ -138,7 +138,7 @@ def test_characters_of_several_tokens_stay_whole(sampled, failed, correction):
         ids = [*partner.tokenizer.encode(text), partner.tokenizer.eos_id]
         numbers = first + np.arange(len(ids))
         return {"ids": ids, "text": text, "logprobs": numbers, "entropies": numbers, "version": 1000 + numbers,
-                "expert": numbers < 2}
+                "author": np.where(numbers < 2, Role.EXPERT, Role.POLICY)}
 
     one.append(Role.POLICY, [1], "first")
     one.append(Role.POLICY, **turn(failed, 0))
@@ -149,7 +149,7 @@ def test_characters_of_several_tokens_stay_whole(sampled, failed, correction):
     begun = 100 + len(correction.partition("|")[0].encode()) * (kept > 0)
     numbers = [*range(kept), *range(begun, 101 + len(correction.encode()))]
     assert result["logprobs"].tolist() == result["entropies"].tolist() == numbers
-    assert result["role"] == Role.POLICY and result["expert"].tolist() == [number < 2 for number in numbers]
+    assert result["role"] == Role.POLICY and result["author"].tolist() == [4 if number < 2 else 1 for number in numbers]
     assert result["version"].tolist() == [1000 + number for number in numbers], "each token keeps the weights that drew it"
 
 
@@ -191,10 +191,10 @@ def test_what_an_expert_wrote_stays_an_experts(sampled, parts, role, expert):
     def turn(text, begun):
         numbers = np.zeros(len(text), np.float32)
         return {"ids": [*text.encode()], "text": text, "logprobs": numbers, "entropies": numbers, "version": numbers,
-                "expert": np.arange(len(text)) < begun}
+                "author": np.where(np.arange(len(text)) < begun, Role.EXPERT, Role.POLICY)}
 
     one.append(Role.POLICY, [1], "first")
     one.append(Role.POLICY, **turn("abc", 2))
     one.append(Role.ENVIRONMENT, [1], "error")
     result = partner._rewritten(one, {"role": Role.POLICY, **turn("xyz", 0)}, parts)
-    assert (result["role"], result["expert"].tolist()) == (role, expert)
+    assert (result["role"], (result["author"] == Role.EXPERT).tolist()) == (role, expert)

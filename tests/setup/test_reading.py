@@ -21,7 +21,7 @@ PROBLEMS = [Problem("q" + "x" * 9 * (number % 5 == 0), "12", number) for number 
 FITTING = [number for number in range(N) if number % 5]  # 18
 
 
-def reading(topology=single(P)):
+def reading(topology=single(P, group=G)):
     """A source of `PROBLEMS` in batches of P, with completions that are given."""
     made, _, _ = sampled([["12$", "1$"]] * P)
     return dataclasses.replace(made, task=Task("q", PROBLEMS, PROBLEMS, "exact"), data=batches(PROBLEMS, P, seed=1),
@@ -33,7 +33,7 @@ def tried(one, steps, settings=Settings()):
     return np.array([one.next(FIRST._replace(settings=settings)).counts["tried"] for _ in range(steps)]) // G
 
 
-def resumed(one, topology=single(P)):
+def resumed(one, topology=single(P, group=G)):
     """A new source that continues where this one is, by what a checkpoint holds."""
     other = reading(topology)
     other.set_position(json.loads(json.dumps(source.jsonable(one.position()))))
@@ -42,7 +42,8 @@ def resumed(one, topology=single(P)):
 
 # Draws of 3 are no multiple of the batch; a filter that drops the first draw whole makes two draws of a step.
 @pytest.mark.parametrize(("topology", "drawn"), [
-    (single(P), 4), (single(3), 3), (single(6), 6), (refill(single(3), 3, keep=lambda part: part.draw > 0, attempts=2), 6)])
+    (single(P, group=G), 4), (single(3, group=G), 3), (single(6, group=G), 6),
+    (refill(single(3, group=G), 3, keep=lambda part: part.draw > 0, attempts=2), 6)])
 def test_every_problem_that_fits_is_sampled_once_in_an_epoch(topology, drawn):
     one, epoch = reading(topology), len(FITTING) // drawn
     whole = tried(one, epoch + 2)

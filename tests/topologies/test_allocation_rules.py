@@ -30,17 +30,18 @@ def test_dars_brings_hard_prompts_to_the_target():
 
 
 def test_dars_in_a_forest():
-    """Groups of 4, at most 12: none right gets 8 more, 1 of 4 gets 2 more, half gets none; a prompt never right leaves."""
-    outcomes = {0: [0] * 12, 1: [1, 0, 0, 0] + [0] * 8, 2: [1, 1, 0, 0], 3: [1] * 4, 4: [0] * 11 + [1]}
+    """Groups of 4, at most 12: none right gets 6 more, 1 of 4 gets 2 more, half gets none; a prompt never right leaves."""
+    outcomes = {0: [0] * 12, 1: [1, 0, 0, 0] + [0] * 8, 2: [1, 1, 0, 0], 3: [1] * 4, 4: [0] * 9 + [1]}
     topology = by_rule(5, group=4, most=12, rule=topologies.make_rule("dars"))
-    plans, forest = follow(topology, lambda problem, number: float(outcomes[problem][number]), group=4)
-    assert asked(plans) == [5, [0, 1, 2, 3, 4], [0, 0, 1, 4, 4]] and topology.max_groups == 3
+    plans, forest = follow(topology, lambda problem, number: float(outcomes[problem][number]))
+    assert asked(plans) == [5, dict.fromkeys(range(5), 4), {0: 6, 1: 2, 4: 6}] and topology.most == 12
     assert topology.choose(forest).tolist() == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize("name, hyper, further, kept", [
-    ("dars", {}, [0, 0, 3, 3], [False, True, False, False]), ("speed_rl", {}, [1, 1], [False, True, False, False]),
-    ("gvm_raft", {"mean": 1.5}, [1, 2], [True] * 4), ("xrpo_allocation", {"mean": 1.25, "blocks": 1}, [2], [True] * 4)])
+    ("dars", {}, {0: 6, 3: 6}, [False, True, False, False]), ("speed_rl", {}, {1: 8}, [False, True, False, False]),
+    ("gvm_raft", {"mean": 1.5}, {1: 5, 2: 3}, [True] * 4),
+    ("xrpo_allocation", {"mean": 1.25, "blocks": 1}, {2: 4}, [True] * 4)])
 def test_success_is_the_reward_s_own_criterion(name, hyper, further, kept):
     """With `last_number + soft_overlong` a right answer that is too long earns nearly nothing, and a wrong one less.
 
@@ -52,17 +53,17 @@ def test_success_is_the_reward_s_own_criterion(name, hyper, further, kept):
     topology = by_rule(4, group=4, most=12, rule=rule)
     seen = topology._replace(plan=lambda forest: topology.plan(
         forest.with_facts({"gradient_norms": np.ones(4, np.float32)}) if forest.problems else forest))
-    plans, forest = follow(seen, lambda problem, number: right[problem][number] + overlong[problem][number], group=4,
+    plans, forest = follow(seen, lambda problem, number: right[problem][number] + overlong[problem][number],
                            score=lambda problem, number: right[problem][number])
-    assert asked(plans) == [4, [0, 1, 2, 3], further] and topology.choose(forest).tolist() == kept
+    assert asked(plans) == [4, dict.fromkeys(range(4), 4), further] and topology.choose(forest).tolist() == kept
 
 
 def test_speed_rl_screens_and_continues():
     """The example of the spec: of six screens, two a draw, (0,1) and (1,1) continue; 32 rollouts, 16 of which are trained."""
     screens = {0: "0000", 1: "10001001", 2: "1111", 3: "11001110", 4: "00010000", 5: "0000"}
     topology = refill(by_rule(2, group=4, most=8, rule=topologies.make_rule("speed_rl")), 2, keep=disagree, attempts=9)
-    plans, forest = follow(topology, lambda problem, number: float(screens[problem][number]), group=4)
-    assert asked(plans) == [2, [0, 1], [1], 2, [2, 3], [3]]
+    plans, forest = follow(topology, lambda problem, number: float(screens[problem][number]))
+    assert asked(plans) == [2, {0: 4, 1: 4}, {1: 4}, 2, {2: 4, 3: 4}, {3: 4}]
     assert topology.choose(forest).tolist() == [False, True, False, True]
     for problem, right, wrong in ((1, 0.714286, -0.428571), (3, 0.428571, -0.714286)):
         r = np.array([int(x) for x in screens[problem]])
@@ -110,12 +111,10 @@ def test_rules_with_lost_rollouts():
     assert more.tolist() == [0, 4, 4, 4]
 
 
-def test_sizes_are_rounded_up_to_groups():
-    topology = sized(4, group=2, most=6)
+def test_sizes_are_exact():
+    topology = sized(4, most=6)
     plans, forest = follow_sized(topology, [0, 3, 6, 99])
-    assert asked(plans) == [4, [0, 1, 1, 2, 2, 2, 3, 3, 3]] and topology.choose(forest).all() and topology.max_groups == 3
-    with pytest.raises(ValueError, match="sampling.max_group=5 is no multiple of sampling.group=2"):
-        sized(4, group=2, most=5)
+    assert asked(plans) == [4, {0: 1, 1: 3, 2: 6, 3: 6}] and topology.choose(forest).all() and topology.most == 6
 
 
 def follow_sized(topology, sizes):

@@ -4,8 +4,10 @@ import pytest
 from test_topologies import asked, follow
 
 from jaxrl_llm.control.hint_share import hint_length, hint_ratio
-from jaxrl_llm.sampling.one_turn import halves
-from jaxrl_llm.topologies import guided, make_guide
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.sampling.one_turn import by_author
+from jaxrl_llm.sampling.trajectory import Planted, as_planted, authors
+from jaxrl_llm.topologies import budgets, guided, make_guide, refill, rounds, single
 
 
 def test_shares_of_the_worked_examples():
@@ -31,29 +33,53 @@ def test_hints_stay_in_their_range_and_grow_with_difficulty():
     np.testing.assert_array_equal(result[:7], guide.second(rewards[:7], valid[:7], normal[:7]))  # alone as in company
 
 
+def shares(plan):
+    """The share that each trajectory of a plan begins with, by prompt."""
+    found = {}
+    for act in plan.acts:
+        assert all(role == Role.EXPERT and logprobs is None for role, _, logprobs in act.parts) and len(act.parts) < 2
+        found.setdefault(act.at, []).extend([sum(what.share for _, what, _ in act.parts)] * act.count)
+    return found
+
+
 def test_an_expert_takes_the_first_places_of_each_group():
-    topology = guided(3, group=4, guide=make_guide("experts", traces=2, share=0.5))
-    plans, forest = follow(topology, group=4)
-    assert asked(plans) == [3, [0, 1, 2]] and topology.max_groups == 1
-    np.testing.assert_array_equal(plans[1].shares, [[0.5, 0.5, 0, 0]] * 3)
+    topology = guided(single(3, group=4), group=4, guide=make_guide("experts", traces=2, share=0.5))
+    plans, forest = follow(topology)
+    assert asked(plans) == [3, {0: 4, 1: 4, 2: 4}] and topology.most == 4
+    assert shares(plans[1]) == dict.fromkeys(range(3), [0.5, 0.5, 0, 0])
+
+
+def test_an_expert_begins_the_first_rollouts_of_rounds_and_budgets():
+    """Further rounds are the policy's alone; of a budget, prompts with one rollout have an expert's alone."""
+    guide = make_guide("experts", traces=1)
+    topology = guided(rounds(2, group=2, most=5, wants=lambda forest: np.array([False, True])), group=2, guide=guide)
+    plans, _ = follow(topology)
+    assert asked(plans) == [2, {0: 2, 1: 2}, {1: 2}, {1: 1}] and topology.most == 5
+    assert [shares(plan) for plan in plans[1:]] == [{0: [1, 0], 1: [1, 0]}, {1: [0, 0]}, {1: [0]}]
+    plans, _ = follow(guided(budgets(2, prompts=2, group=4, most=5, utility="per_rollout"), group=4, guide=guide),
+                      expected=[0.5, 0.2])
+    assert shares(plans[1]) == {0: [1, 0, 0], 1: [1, 0, 0, 0, 0]}
 
 
 def test_hints_follow_a_group_without_any():
-    """Problem 0 is solved, 1 half of the time, 2 never; a second call with the same forest has the same noise."""
-    topology = guided(3, group=2, guide=make_guide("adhint"))
-    plans, forest = follow(topology, reward=lambda problem, number: float(number % 2 == 0 if problem == 1 else problem == 0))
-    assert asked(plans) == [3, [0, 1, 2], [0, 1, 2]] and topology.max_groups == 2
-    assert not plans[1].shares.any() and plans[2].shares.shape == (3, 2)
-    shares = plans[2].shares[:, 0]
-    np.testing.assert_array_equal(plans[2].shares[:, 1], shares)
-    assert shares[0] == 0 and 0.2 < shares[1] < 0.6 < shares[2] <= 0.8 and abs(shares[1] - 0.4) > 1e-5
-    again, _ = follow(topology, reward=lambda problem, number: float(number % 2 == 0 if problem == 1 else problem == 0))
-    np.testing.assert_array_equal(again[2].shares, plans[2].shares)
+    """Problem 0 is solved, 1 half of the time, 2 never; a second batch with the same rollouts has the same noise."""
+    topology = guided(single(3, group=2), group=2, guide=make_guide("adhint"))
+
+    def reward(problem, number):
+        return float(number % 2 == 0 if problem == 1 else problem == 0)
+
+    plans, forest = follow(topology, reward)
+    assert asked(plans) == [3, {0: 2, 1: 2, 2: 2}, {0: 2, 1: 2, 2: 2}] and topology.most == 4
+    assert shares(plans[1]) == dict.fromkeys(range(3), [0, 0])
+    first, again = shares(plans[2]), shares(follow(topology, reward)[0][2])
+    assert first == again and all(one == two for one, two in first.values())
+    easy, half, hard = (first[row][0] for row in range(3))
+    assert easy == 0 and 0.2 < half < 0.6 < hard < 0.801 and abs(half - 0.4) > 1e-5
+    both = refill(topology, 2, keep=lambda forest: forest.draw > 0, attempts=3)
+    assert asked(follow(both, reward)[0]) == [3, *[{p: 2 for p in (0, 1, 2)}] * 2, 3, *[{p: 2 for p in (3, 4, 5)}] * 2]
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(ValueError, match="traces=4 leave none of the 4 completions of a group to the policy"):
-        guided(3, group=4, guide=make_guide("experts", traces=4))
     for name, hyper, words in (("experts", {"traces": 0}, "traces=0"), ("experts", {"share": 1.5}, "share=1.5"),
                                ("adhint", {"low": 0.5, "high": 0.4}, "low=0.5 to high=0.4"),
                                ("adhint", {"high": 1.0}, "high=1.0"),
@@ -62,16 +88,15 @@ def test_impossible_settings_are_refused():
             make_guide(name, **hyper)
 
 
-def test_nodes_of_completions_that_an_expert_began():
-    """An expert's alone, a prefix, the policy's alone, an empty one."""
-    result = halves(np.array([3, 2, 0, 0]), np.array([3, 5, 4, 0]))
-    assert result.row.tolist() == [0, 1, 1, 2, 3] and result.role.tolist() == [4, 4, 1, 1, 1]
-    assert result.length.tolist() == [3, 2, 3, 4, 0]
-    assert result.first.tolist() == [True, True, False, True, True] and result.last.tolist() == [True, False, True, True, True]
-    rng = np.random.default_rng(4)
-    lengths = rng.integers(0, 6, 200)
-    begun = rng.integers(0, lengths + 1)
-    result = halves(begun, lengths)
-    np.testing.assert_array_equal(np.bincount(result.row, result.length, 200), lengths)
-    np.testing.assert_array_equal(np.bincount(result.row, result.length * (result.role == 4), 200), begun)
-    assert (np.bincount(result.row, result.last, 200) == 1).all() and (np.bincount(result.row, result.first, 200) == 1).all()
+def test_nodes_of_completions_by_their_authors():
+    """An expert's alone, a prefix, the policy's alone, an empty one, a hint behind tokens that the policy wrote before."""
+    parts = [Planted(Role.POLICY, [7]), Planted(Role.POLICY, [8]), Planted(Role.HINT, [9, 9])]
+    result = by_author([authors([Planted(Role.EXPERT, [1] * n)], length) for n, length in ((9, 3), (2, 5), (0, 4), (0, 0))]
+                       + [authors(parts, 6)])
+    assert result.row.tolist() == [0, 1, 1, 2, 3, 4, 4, 4] and result.role.tolist() == [4, 4, 1, 1, 1, 1, 3, 1]
+    assert result.length.tolist() == [3, 2, 3, 4, 0, 2, 2, 2]
+    assert result.first.tolist() == [True, True, False, True, True, True, False, False]
+    assert result.last.tolist() == [True, False, True, True, True, False, False, True]
+    given = as_planted([Planted(Role.POLICY, [7], [-3.0]), Planted(Role.HINT, [9]), Planted(Role.EXPERT, [1, 1], [-4.0, -5.0])],
+                       np.full(3, -1, np.float32))
+    assert given.tolist() == [-3, -1, -4]

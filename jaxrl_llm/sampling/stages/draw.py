@@ -21,8 +21,7 @@ READS = (
          "`tasks.loader.drawn`. With several tasks each is multiplied by its task's weight over the number of its problems"),
     Knob("prompt_ids", ("B",), most="last", doc="i32[B], problems of the next batch; ids below 0, and missing entries of a "
          "batch, are drawn by the weights"),
-    Knob("group_sizes", ("B",), 0, doc="i32[B], rollouts of each of these, rounded up to a multiple of G, from G to "
-         "`sampling.max_group`; other problems get G"),
+    Knob("group_sizes", ("B",), 0, doc="i32[B], rollouts of each of these, from 1 to `sampling.max_group`; others get G"),
 )
 
 

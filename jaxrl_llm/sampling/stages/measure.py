@@ -12,14 +12,14 @@ from jaxrl_llm.topologies.base import group_sizes
 
 
 def measure(square_norms: Callable, successes: bool = False) -> Stage:
-    """`gradient_norms`, from the first groups of prompts, or `expected`, from groups that are not trained on.
+    """`gradient_norms`, from the first rollouts of prompts, or `expected`, from some that are not trained on.
 
     square_norms: `(params, lora, rollouts) -> f32[P, G]`, of the gradients of completions.
     successes: whether the expected number is the share of rollouts that solve their problem, in the place of the mean reward.
     """
     def grow(batch: Unfinished, source: Origin) -> Unfinished:
         if batch.plan.measure == "expected":
-            apart = source.grown(batch._replace(plan=Plan(rows=batch.plan.rows)))
+            apart = source.grown(batch._replace(plan=Plan(acts=batch.plan.acts)))
             forest, tokens = with_expected(batch.forest, apart.forest, successes)
             return batch._replace(forest=forest, beside=batch.beside + tokens)
         if batch.plan.measure == "gradient_norms":

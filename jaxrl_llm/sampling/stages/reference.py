@@ -4,7 +4,7 @@ import numpy as np
 from jaxrl_llm import parallel
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, means, policy_tokens
-from jaxrl_llm.topologies import Plan
+from jaxrl_llm.topologies import Plan, groups
 
 READS = (
     Knob("reference_ids", ("K",), most="last", doc="i32[K], problems that get one group each before the batch, without "
@@ -27,7 +27,7 @@ def _begin(batch: Unfinished, source: Origin) -> Unfinished:
         encoded = parallel.first(stream.partner.encode(problems, stream.tokenizer, batch.timer))
         fits = [None if one is None or len(one) > stream.prompt_tokens else one for one in encoded]
         rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
-        planted = batch._replace(forest=source.planted(rows, draw=0), plan=Plan(rows=np.arange(len(rows))))
+        planted = batch._replace(forest=source.planted(rows, draw=0), plan=Plan(acts=groups(range(len(rows)), stream.group)))
         forest = source.grown(planted).forest
         owner, right = forest.prompt[forest.ends], forest.solved[forest.ends]
         rates[asked[[one is not None for one in fits]]] = means(right, owner, len(rows))

@@ -1,11 +1,10 @@
-"""Samples groups of trajectories for the prompts of a plan."""
-from typing import Any
-
+"""Samples the trajectories that a plan begins."""
 import numpy as np
 
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished
+from jaxrl_llm.topologies.acts import limited, numbered
 
 READS = (
     Knob("token_limits", ("N",), 1, doc="i32[N], maximum tokens of the completions of each training problem; the lower of this "
@@ -14,24 +13,20 @@ READS = (
 
 
 def sample() -> Stage:
-    """A group for each of `plan.rows`, with the next uids; the rollouts have the temperature at which they were sampled."""
+    """The trajectories of `plan.acts`, with the next uids; the rollouts have the temperature at which they were sampled."""
     return Stage("sample", grow=_grow, end=_end, view=_view, reads=READS)
 
 
 def _grow(batch: Unfinished, source: Origin) -> Unfinished:
-    plan, forest, stream = batch.plan, batch.forest, source.stream
-    if not len(plan.rows) or plan.measure or plan.draw:
+    plan, forest = batch.plan, batch.forest
+    if not plan.acts or plan.measure or plan.draw:
         return batch
-    first, own = source.next_uid, dict[str, Any]()
-    source.next_uid = first + len(plan.rows) * stream.group
-    if plan.shares is not None:
-        uids = range(first, source.next_uid, stream.group)
-        own["forced"] = [stream.partner.beginnings(forest.problems[row], range(uid, uid + len(some)), some)
-                         for row, uid, some in zip(plan.rows, uids, plan.shares)]
+    acts, first = plan.acts, source.next_uid
+    _, source.next_uid = numbered(acts, first, source.stream.group)
     if "token_limits" in batch.knobs:
-        ids = [forest.problems[row].id for row in plan.rows]
-        own["limits"] = np.asarray(batch.knobs["token_limits"], np.int32)[ids]
-    return batch._replace(forest=stream.groups(forest, plan.rows, first, batch.timer, **own))
+        ids = [problem.id for problem in forest.problems]
+        acts = limited(acts, np.asarray(batch.knobs["token_limits"], np.int32)[ids])
+    return batch._replace(forest=source.stream.run(forest, acts, first, batch.timer))
 
 
 def _end(batch: Unfinished, source: Origin) -> Unfinished:

@@ -1,0 +1,83 @@
+"""Acts: what a plan asks of the stream of trajectories.
+
+    Begin(at=3, count=5)                                                   # five trajectories at prompt 3
+    Begin(at=3, parts=(Part(Role.EXPERT, Share(0.5)),))                    # the first half is what an expert says
+    Begin(at=3, parts=(Part(Role.HINT, "Think of primes. "),), limit=200)  # the policy goes on after a text, to 200 tokens
+    groups(prompts, 8)                                                     # eight at each of these prompts
+"""
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Share(NamedTuple):
+    """The first `share` of what an expert says in a trajectory: 1 is all of it, with its end token."""
+
+    share: float
+
+
+class Part(NamedTuple):
+    """Tokens that are planted in a trajectory before sampling goes on, as the beginning of its first turn.
+
+    role: a `Role`; the policy's and an expert's are trained on.  what: token ids, a text, or a `Share`, which the task or the
+    environment fills for each trajectory.  logprobs: f32[n] of the distribution that the ids were drawn from; None: those that
+    the engine computes.
+    """
+
+    role: int
+    what: Sequence[int] | str | Share
+    logprobs: Sequence[float] | None = None
+
+
+class Begin(NamedTuple):
+    """Begins `count` trajectories at a prompt, neither more nor fewer.
+
+    at: the prompt, a row of the forest.  parts: what each of them begins with.
+    limit: maximum tokens after the prompt, at most that of the run; None: that of the run.
+    sampling: numbers that replace the run's `Sampling`, such as {"temperature": 0.7}.
+    """
+
+    at: int
+    count: int = 1
+    parts: tuple[Part, ...] = ()
+    limit: int | None = None
+    sampling: Mapping[str, float] = {}
+
+
+class Stop(NamedTuple):
+    """Ends a trajectory that grows: with what is there of it (`keep`), or without a trace."""
+
+    uid: int
+    keep: bool = True
+
+
+Act = Begin | Stop
+
+
+def groups(prompts: Sequence[int] | np.ndarray, count: int | np.ndarray) -> tuple[Begin, ...]:
+    """`count` trajectories at each of the prompts, one number for all or one for each; none where it is 0."""
+    pairs = zip(np.asarray(prompts).tolist(), np.broadcast_to(count, np.shape(prompts)).tolist(), strict=True)
+    return tuple(Begin(prompt, number) for prompt, number in pairs if number > 0)
+
+
+def limited(acts: Sequence[Act], limits: np.ndarray) -> list[Act]:
+    """The acts with at most `limits` i32[P] tokens after each prompt."""
+    return [act._replace(limit=int(min(limits[act.at], limits[act.at] if act.limit is None else act.limit)))
+            if isinstance(act, Begin) else act for act in acts]
+
+
+def numbered(acts: Sequence[Act], first: int, group: int) -> tuple[list[tuple[Begin, range]], int]:
+    """The uids of each `Begin`, from `first` on, and the uid after them.
+
+    A block of uids, those with the same `uid // group`, is of one prompt: acts at one prompt that follow each other go on in
+    its blocks, and the next prompt begins a new one. Processes share out blocks by their numbers.
+    """
+    found, next_uid = [], -(-first // group) * group
+    for _, some in itertools.groupby((act for act in acts if isinstance(act, Begin)), key=lambda act: act.at):
+        for act in some:
+            found.append((act, range(next_uid, next_uid + act.count)))
+            next_uid += act.count
+        next_uid = -(-next_uid // group) * group
+    return found, next_uid
