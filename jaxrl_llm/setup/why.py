@@ -109,7 +109,7 @@ def kinds_of(config: ConfigDict, made: Parts) -> dict[tuple[str, str], Kind]:
             add(objectives.terms.TERMS, named[1:] + ["balance"] * (made.objective.loads is not None))
     for key, table in _NAMED.items():
         add(table, [name for name, _ in written.calls(flatten_dict(config.to_dict(), sep=".")[key])])
-    add(topologies.TOPOLOGIES, topologies.implied(made.there))
+    add(topologies.TOPOLOGIES, {**topologies.implied(made.there), **topologies.implied(made.there, wrapping=True)})
     add(recorders.RECORDERS, recorders.asked(recorded_needs(config, made.needs), made.there | methods.provision.SAMPLED))
     add(measures.MEASURES, made.measured)
     return found
