@@ -21,7 +21,7 @@ FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count"
 
 
 def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None, returns=(0.0, 0.75), replayable: bool = False,
-            slow: float = 0.0) -> Environment:
+            slow: float = 0.0, last: str = "") -> Environment:
     """Three turns. The second turn raises for the problem with id `broken`, and for every problem if `broken` is -2.
 
     With `waits` answers take different times in different trajectories. One of all steps takes `slow` seconds more.
@@ -47,7 +47,7 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None,
         return Turn([{"role": "user", "content": "Good." if good else "No."}], 0.25 * good, state["turn"] == 3, info)
 
     return Environment(name="letters", task=seeded("letters", "Say it.", 20, 8), reset=reset, step=step, replayable=replayable,
-                       facts=FACTS if facts is None else facts, waits=waits, returns=returns,
+                       facts=FACTS if facts is None else facts, waits=waits, returns=returns, last=last,
                        oracle=lambda state: "abc"[state["turn"]])
 
 

@@ -85,6 +85,7 @@ class Environment:
         template, and its own messages have ids too.
       cut: `cut(state) -> float`, the last reward of a trajectory that a limit of the run ends before the environment does;
         None: it keeps the rewards of its turns.
+      last: a text that the policy reads at the end of what comes before the last turn that a limit of the run allows; "": none.
       calls: a text about the tools and how they are called, which is part of the prompt if a published chat template shows no
         tools; "": the messages say it, or need not.
       oracle: `oracle(state) -> str`, a perfect policy's next message, for audits; `choices(state) -> texts`, possible messages.
@@ -104,6 +105,7 @@ class Environment:
     at_once: int | None = None
     tokens: bool = False
     cut: Callable[[Any], float] | None = None
+    last: str = ""
     calls: str = ""
     oracle: Callable[[Any], str] | None = None
     choices: Callable[[Any], Sequence[str]] | None = None

@@ -18,7 +18,7 @@ class Endings(NamedTuple):
     checks: answers that the policy reads `CHECK` after, before an answer ends the dialogue (TTI, arXiv 2506.07976).
     void: a turn that `is_void` ends the dialogue (SimpleTIR, arXiv 2509.02479).
     printed: a `\boxed{}` ends the dialogue as its answer, beside a call and in what a call returns (SimpleTIR).
-    asks: the policy reads `LAST` before the last turn (SimpleTIR).
+    asks: the policy reads `LAST` before the last turn, of the environment or of the run (SimpleTIR).
     """
 
     checks: int = 0

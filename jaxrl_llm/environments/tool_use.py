@@ -133,7 +133,7 @@ def of_tools(problems: Task, tools: Sequence[Tool], *, name: str, parser: str, r
     return Environment(
         name=f"{problems.name}+{name}", task=problems, reset=reset, step=step, replayable=replayable,
         **({"waits": waits} | tool_room.pace(tools)), tools=schemas, facts=FACTS | (call_kinds.FACTS if kinds else {}),
-        calls="" if preface else described(schemas, parser),
+        last=LAST if endings.asks else "", calls="" if preface else described(schemas, parser),
         oracle=lambda state: _ideal(verifier, state, parser if calculates else ""),
         choices=lambda state: ['<tool_call>{"name": "calculator", "arguments": {"expression": "1/0"}}</tool_call>',
                                '<tool_call>{"name": "nothing"}</tool_call>', "```python\nprint(1)\n```", "7"])

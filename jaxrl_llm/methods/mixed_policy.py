@@ -1,7 +1,7 @@
 """Learning from more than the policy's own fresh rollouts: experts, teachers, retries and past rollouts."""
 from jaxrl_llm.methods.base import Method
 
-_TIR = "tool_use(tools={'python': {'brief': 512}}, parser='fenced', turns=5, void_ends=True, printed=True, asks=True)"
+_TIR = "tool_use(tools={'python': {'brief': 512}}, parser='fenced', turns=10, void_ends=True, printed=True, asks=True)"
 ON_POLICY = "luffy(baseline=on_policy, use_std=True)"
 
 ROWS = (
@@ -14,8 +14,8 @@ ROWS = (
         arxiv=("2509.02479",),
         equation="A = z-score over all rollouts; no prompt with mean r outside [0.1, 0.9]; loss mask 0 where any turn is void",
         objective="ppo_clip(clip_high=0.28, dual_clip=3.0)",
-        filters="simpletir, simpletir_filter", defaults={"group_size": 16, "turns": 5, "environment": _TIR},
-        omits="the second stage of longer trajectories"),
+        filters="simpletir, simpletir_filter", phases="short(sampling.max_turns=50%, sampling.max_tokens=66.7%), long",
+        defaults={"group_size": 16, "turns": 10, "environment": _TIR}),
     Method(slug="pacs", title="Implicit actor-critic by supervised learning", arxiv=("2509.02522",),
            equation="l = w BCE(sigmoid(s_i - mean of the others), r), s = beta sum_t (log p - old log p)",
            estimator="rloo", objective="pacs",

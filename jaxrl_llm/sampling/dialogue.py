@@ -404,6 +404,9 @@ class Dialogue:
         messages = conversation.shortened(self.tokenizer, turn.messages, self.observation_tokens or self.max_tokens)
         if one.limits.announced:
             messages[-1]["content"] += f"\nTurns left: {one.limits.left(one.turns)}."
+        last = self.runner.environment.last
+        if last and one.turns == one.limits.turns - 1 and not messages[-1]["content"].endswith(last):
+            messages[-1]["content"] += f"\n{last}"
         if turn.fresh:
             return self._renewed(one, messages)
         if self.runner.environment.apart:

@@ -94,6 +94,21 @@ def test_the_policy_reads_how_many_turns_are_left(filtered):
 
 
 @pytest.mark.slow
+def test_simpletir_goes_from_short_to_long_trajectories_and_reads_that_the_last_turn_comes(tmp_path):
+    """Trajectories of three turns are cut after the second in the first phase, the first of three steps."""
+    config = chatter.get_config(method="simpletir", environment="chatter:letters(last='Last.')", **{"sampling.max_draws": 2})
+    loop.train(config, tmp_path)
+    lines = [line for line in run_files.lines(tmp_path) if "environment/turns" in line]
+    assert [(line["phase"], line["environment/turns"]) for line in lines] == [(1, 2), (2, 3), (2, 3)]
+    run, params = setup.build(config)
+    forest = run.source.next(run.learner.publish(setup.initial_state(run, params))).forest
+    heard = {text for text, role in zip(forest.texts, forest.role) if role == 2}
+    assert heard <= {"Good.", "No.", "Good.\nLast.", "No.\nLast."} and any(text.endswith("Last.") for text in heard)
+    shown = [text for text, role in zip(forest.texts, forest.role) if role in (1, 2)]
+    assert sum(text.endswith("Last.") for text in shown) * 2 == sum(text.startswith(("Good.", "No.")) for text in shown)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ROWS)
 def test_rows_run_by_name(method):
     run, params = setup.build(chatter.get_config(**{"method": method, **ROWS[method]}))
