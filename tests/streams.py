@@ -3,7 +3,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from jaxrl_llm.control import Settings
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.engines import Completions, scan
 from jaxrl_llm.engines.base import EngineKind
@@ -18,9 +17,9 @@ BYTES, EOS = ByteTokenizer(), 258
 
 
 def grow(stream: Stream, params, forest: Forest, rows, uid: int, key, version: int = 0, *, lora=None, timer=None, limits=None,
-         **settings) -> Forest:
-    """The forest with a group more for each of `rows`, sampled under a snapshot of these weights and settings."""
-    stream.publish(Snapshot(version, params, lora, key, Settings(**settings)))
+         **knobs) -> Forest:
+    """The forest with a group more for each of `rows`, sampled under a snapshot of these weights and knobs."""
+    stream.publish(Snapshot(version, params, lora, key, knobs))
     acts = groups(rows, stream.group)
     acts = acts if limits is None else [act._replace(limit=int(limit)) for act, limit in zip(acts, limits, strict=True)]
     return stream.run(forest, acts, uid, timer)

@@ -18,7 +18,7 @@ from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.runs.progress import format_seconds
 from jaxrl_llm.runs.trained import Trained
 from jaxrl_llm.sampling.fitting import fitting_problems, held_out
-from jaxrl_llm.sampling.heldout import host_settings
+from jaxrl_llm.sampling.heldout import measuring
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.setup.config import default_config
@@ -108,7 +108,7 @@ def draw(source: Source, params, lora, *, problems: int, samples: int, temperatu
             if (number, start) in known or finished:
                 continue
             if published != number:
-                stream.publish(Snapshot(-1, params, lora, jax.random.fold_in(key, number), host_settings(temperature)))
+                stream.publish(Snapshot(-1, params, lora, jax.random.fold_in(key, number), measuring(temperature)))
                 published = number
             new = rows_of(_grown(stream, part, number, start, problems), number, start)
             if temperature == 0:

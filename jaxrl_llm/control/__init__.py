@@ -7,11 +7,11 @@ Other functions of this folder are parts for your own loop; docs/methods.md list
 """
 import functools
 
-from jaxrl_llm.control.base import CONTROLLERS, FACTS, FILTERS, KNOWN, Controller, Filter, Settings, controller, prompt_filter
+from jaxrl_llm.control.base import CONTROLLERS, FACTS, FILTERS, Controller, Filter, Known, controller, prompt_filter
 from jaxrl_llm.tools import registry
 
-__all__ = ["FACTS", "KNOWN", "Controller", "Filter", "Settings", "controller", "filter_names", "make", "make_filter", "names",
-           "parameters", "prompt_filter"]
+__all__ = ["FACTS", "Controller", "Filter", "Known", "controller", "filter_names", "make", "make_filter", "names", "parameters",
+           "prompt_filter"]
 
 
 @functools.cache

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm import parallel
+from jaxrl_llm.control.base import Controller
+from jaxrl_llm.tools import registry
 
 
 class Knob(NamedTuple):
@@ -38,27 +40,53 @@ def read(knobs: Iterable[Knob], values: Mapping[str, Any], sizes: Mapping[str, i
 
     Raises ValueError: a value has another shape than its knob, or is outside its range.
     """
-    found, sizes, named = dict[str, np.ndarray](), dict(sizes), dict[str, str]()
+    found, sizes, like = dict[str, np.ndarray](), dict(sizes), dict[str, str]()
     for knob in {one.name: one for one in knobs}.values():
         if values.get(knob.name) is None:
             continue
         value = found[knob.name] = np.asarray(parallel.fetch(values[knob.name]))
         by = f" of controller {setters[knob.name]!r}" if knob.name in setters else ""
-        for name, size in zip(knob.shape or (), value.shape):
-            if sizes.setdefault(name, size) == size:
-                named.setdefault(name, f"{knob.name} has {size}")
-        wanted = tuple(sizes.get(name, name) for name in knob.shape or ())
-        if value.shape != wanted:
-            like = "; ".join(f"{name} is {sizes[name]}" + (f", as {named[name]}" if name in named else "")
-                             for name in knob.shape or () if name in sizes)
-            raise ValueError(f"{knob.name}{by} has shape {value.shape} and should have {_written(knob.shape)}"
-                             f"{f', where {like}' if like else ''}")
+        _check_shape(knob, value.shape, by, sizes, like)
         least, most = (sizes[end] if isinstance(end, str) else end for end in (knob.least, knob.most))
         low, high = (value.min(), value.max()) if value.size else (least, most)
         if not (least <= low and high <= most):
-            raise ValueError(f"{knob.name}{by} has values from {low} to {high}; give numbers from {least} to {most}")
+            given = f"={value}{by}" if value.ndim == 0 else f"{by} has numbers from {low} to {high}"
+            ends = [f"{end} or {word}" for end, word in ((least, "more"), (most, "less")) if np.isfinite(end)]
+            raise ValueError(f"{knob.name}{given}; give {' and '.join(ends) or 'a number'}")
     return found
 
 
-def _written(shape: tuple[str, ...] | None) -> str:
-    return f"({', '.join(shape or ())}{',' * (len(shape or ()) == 1)})"
+def _check_shape(knob: Knob, shape: tuple[int, ...], by: str, sizes: dict[str, int], like: dict[str, str]) -> None:
+    """Notes new `sizes`, and that they are `like` those of this knob; ValueError if a size is another one."""
+    names = knob.shape or ()
+    if len(shape) == len(names) and all(sizes.get(name, size) == size for name, size in zip(names, shape)):
+        for name, size in zip(names, shape):
+            if name not in sizes:
+                sizes[name], like[name] = size, f", as {knob.name} has"
+        return
+    known = "; ".join(f"{name} is {sizes[name]}{like.get(name, '')}" for name in names if name in sizes)
+    wanted = f"({', '.join(names)}{',' * (len(names) == 1)})"
+    raise ValueError(f"{knob.name}{by} has shape {shape} and should have {wanted}{f', where {known}' if known else ''}")
+
+
+def twofold(controllers: Mapping[str, Controller]) -> list[str]:
+    """A sentence for each knob that several controllers set."""
+    setters: dict[str, list[str]] = {}
+    for name, one in controllers.items():
+        for knob in one.knobs:
+            setters.setdefault(knob, []).append(name)
+    return [f"controllers {' and '.join(map(repr, names))} both set {knob}; leave one of them out"
+            for knob, names in setters.items() if len(names) > 1]
+
+
+def unread(controllers: Mapping[str, Controller], readers: Mapping[str, Iterable[Knob]]) -> list[str]:
+    """A sentence for each knob that a controller sets and no part reads; `readers`: the knobs that parts read, by part."""
+    read_by = {knob.name: part for part, knobs in readers.items() for knob in knobs}
+    found = []
+    for name, one in controllers.items():
+        for knob in sorted({*one.knobs} - read_by.keys()):
+            near = registry.nearest(knob, read_by, 2)
+            hint = f" Did you mean {' or '.join(f'{other!r}, which {read_by[other]} reads' for other in near)}?" if near else ""
+            found.append(f"controller {name!r} sets {knob!r}, which no part of this run reads.{hint} Knobs are "
+                         f"{', '.join(sorted(read_by))}")
+    return found

@@ -1,4 +1,4 @@
-"""The controllers of a run: the facts that they observe, and the settings that they propose."""
+"""The controllers of a run: the facts that they observe, and the knobs that they set."""
 import dataclasses
 import functools
 import inspect
@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
-from jaxrl_llm.control import FACTS, KNOWN, Controller, Settings
+from jaxrl_llm.control import FACTS, Controller, Known
+from jaxrl_llm.control.knobs import twofold
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.tools import registry
@@ -24,56 +25,52 @@ _SOMETIMES = {"entropy", "metrics"}  # they are missing in a step that sampled n
 class Controls:
     """Controllers by name; their states are pytrees by name, in `TrainState.control`.
 
-    A run lets them observe its `control.FACTS` and reads their `control.Settings`. Raises ValueError: a controller sets a
-    setting that no run reads, two set the same one, or one observes steps and evaluations.
+    A run lets them observe its `control.FACTS`, and its parts read the knobs that they set. Raises ValueError: two controllers
+    set one knob, or one observes steps and evaluations.
     """
 
     by_name: Mapping[str, Controller] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        setters: dict[str, str] = {}
         for name, one in self.by_name.items():
             if "score" in one.facts and (others := sorted({*one.facts} - {"score"})):
                 raise ValueError(f"controller {name!r} observes score, which comes with evaluations, and {', '.join(others)}, "
                                  "which come with steps: they are never there together; make two controllers of it")
-            for knob in one.knobs:
-                registry.one_of(f"setting of controller {name!r}", knob, Settings._fields)
-                if setters.setdefault(knob, name) != name:
-                    raise ValueError(f"controllers {setters[knob]!r} and {name!r} both set {knob}; leave one of them out")
+        if twice := twofold(self.by_name):
+            raise ValueError("; ".join(twice))
 
     @property
     def knobs(self) -> frozenset[str]:
-        """Names of all settings."""
-        return frozenset(knob for one in self.by_name.values() for knob in one.knobs)
+        """Names of the knobs that they set."""
+        return frozenset(self.setters)
 
-    def init(self, **known: Any) -> dict[str, Any]:
-        """States before the first step; each `init` takes its named arguments from `known`, see `control.KNOWN`.
+    @property
+    def setters(self) -> dict[str, str]:
+        """The controller that sets each knob, by the knob's name."""
+        return {knob: name for name, one in self.by_name.items() for knob in one.knobs}
+
+    def init(self, known: Iterable[Known] = ()) -> dict[str, Any]:
+        """States before the first step; each `init` takes its named arguments from what is `known`.
 
         Raises ValueError if one of them is not known.
         """
+        values = {one.name: one.value for one in known}
         for name in self.by_name:
-            if strange := [key for key in self.asked(name) if key not in known]:
+            if strange := [key for key in self.asked(name) if key not in values]:
                 raise ValueError(f"the init of controller {name!r} takes {', '.join(strange)}, and this run knows "
-                                 f"{', '.join(known)}; a run that is made from a configuration knows {', '.join(KNOWN)}")
-        states = {name: one.init(**{key: known[key] for key in self.asked(name)}) for name, one in self.by_name.items()}
+                                 f"{', '.join(sorted(values)) or 'nothing'}")
+        taken = {key: values[key]() for name in self.by_name for key in self.asked(name)}
+        states = {name: one.init(**{key: taken[key] for key in self.asked(name)}) for name, one in self.by_name.items()}
         # An array at two places of a tree cannot be donated twice; weak types would make the next step recompile.
         return jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), states)
-
-    @property
-    def asks(self) -> frozenset[str]:
-        """The names of the values that their states depend on."""
-        return frozenset(key for name in self.by_name for key in self.asked(name))
 
     def asked(self, name: str) -> list[str]:
         """The names of the values that the state of this controller depends on."""
         return list(inspect.signature(self.by_name[name].init).parameters)
 
-    def settings(self, states: Mapping[str, Any]) -> Settings:
-        """The settings that all controllers propose together."""
-        proposed: dict[str, Any] = {}
-        for name, one in self.by_name.items():
-            proposed |= one.propose(states[name])
-        return Settings(**proposed)
+    def proposed(self, states: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of all knobs that they set, by name."""
+        return {knob: value for name, one in self.by_name.items() for knob, value in one.propose(states[name]).items()}
 
     def observe(self, states: Mapping[str, Any], facts: Mapping[str, Any], mesh: Mesh, consume: bool = True) -> dict[str, Any]:
         """The states after the facts of a step, or after the `score` of an evaluation, which has controllers of its own.

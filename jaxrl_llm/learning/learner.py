@@ -1,7 +1,7 @@
 """From finished rollouts to new weights: recorded measurements, advantages, optimiser steps."""
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +11,9 @@ from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.control import Filter, Settings
+from jaxrl_llm.control import Filter, Known, knobs
 from jaxrl_llm.control.base import without
+from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.rollouts import Rollouts, take
 from jaxrl_llm.learning import average, offload, optimizers
 from jaxrl_llm.learning import state as state_lib
@@ -31,6 +32,16 @@ from jaxrl_llm.tools.timer import PhaseTimer
 from jaxrl_llm.values.critic import metrics as value_metrics
 
 MISMATCHES = ("mismatch/kl", "max/mismatch")  # see `learning.step.mismatch`
+READS = (
+    Knob("learning_rate", least=0, doc="f32[], a factor of the schedule's rate"),
+    Knob("epochs", least=1, doc="i32[], passes over the batch, at most those configured"),
+    Knob("reset_optimizer", doc="bool[], whether the state of the optimiser is cleared before the updates of a batch; its "
+         "schedule goes on"),
+    Knob("reference", None, doc="parameters of the reference policy for `ref_logprobs`"),
+    Knob("reset", doc="bool[], read after evaluations: the policy becomes the reference, and the optimiser begins again with "
+         "its schedule"),
+)
+_PER_STEP = READS[:3]  # a step reads these on the host
 _SHUFFLE_STREAM = 2**31 - 2  # folded into the key of a step
 
 
@@ -107,11 +118,21 @@ class Learner:
         """The optimiser; for another one make another `layout`."""
         return self.layout.optimizer
 
-    def init(self, params, lora, key: jax.Array, known: Mapping[str, Any] | None = None) -> TrainState:
-        """The state before the first step, sharded over the mesh; `known`: values for controllers, see `control.KNOWN`."""
+    @property
+    def reads(self) -> tuple[Knob, ...]:
+        """The knobs that learning reads: its numbers, and weights of recorders that keep some, by their names."""
+        return (*READS, *(Knob(one.name, None) for one in self.measuring if one.init is not None))
+
+    def known(self, params) -> tuple[Known, ...]:
+        """What controllers may take from the learner to begin."""
+        return (Known("params", "parameters before the first step", lambda: params),
+                Known("temperature", "float, the configured one", lambda: self.policy.temperature))
+
+    def init(self, params, lora, key: jax.Array, known: Iterable[Known] = ()) -> TrainState:
+        """The state before the first step, sharded over the mesh; `known`: values for controllers, beside the learner's."""
         beside = {one.name: one.init(params) for one in self.measuring if one.fit is not None and one.init is not None}
         state = state_lib.create(params, lora, self.optimizer, self.estimator, self.objective, key)
-        control = self.controls.init(params=params, temperature=self.policy.temperature, **(known or {}))
+        control = self.controls.init((*self.known(params), *known))
         if self.rehearsal is not None and self.rehearsal.layout is not self.layout:
             state = state.replace(replayed=(self.rehearsal.estimator.init(), self.rehearsal.objective.init()))
         state = average.begun(state.replace(beside=beside, control=control), self.ema)
@@ -139,12 +160,14 @@ class Learner:
         Copied weights have the layout and the dtype in which sampling reads them, see `parallel.apart`; the numbers sampled are
         the same. A sampler is compiled for one of the two kinds, so that a run takes one of them throughout.
         """
-        settings = self.controls.settings(state.control)._replace(reference=None)  # weights that the learner alone reads
-        params, others = state.params, (state.lora, state.key, settings, state.control.get("prior"))
+        weights = {knob.name for knob in self.reads if knob.shape is None}  # the learner alone reads them
+        values = {name: value for name, value in self.controls.proposed(state.control).items() if name not in weights}
+        params, others = state.params, (state.lora, state.key, values)
+        prior = state.control.get("prior")
         if apart:
             params = parallel.apart(params, self.mesh, self.policy.model.dtype, self.replicas)
-            others = jax.tree.map(jax.numpy.copy, others)
-        return Snapshot(int(state.step), params, *others)
+            others, prior = jax.tree.map(jax.numpy.copy, (others, prior))
+        return Snapshot(int(state.step), params, *others, self.controls.setters, prior)
 
     def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
         """The state after an evaluation with this score, and whether the controllers requested a reset, which is then done.
@@ -154,10 +177,8 @@ class Learner:
         """
         control = self.controls.observe(state.control, {"score": np.float32(score)}, self.mesh, consume=False)
         state = state.replace(control=control)
-        reset = bool(self.controls.settings(state.control).reset)
-        if reset:
-            state = offload.moments_away(self.offload, self._cleared(state))
-        return state, reset
+        reset = bool(self.controls.proposed(state.control).get("reset", False))
+        return (offload.moments_away(self.offload, self._cleared(state)) if reset else state), reset
 
     def _cleared(self, state: TrainState) -> TrainState:
         """The state with a new state of the optimiser."""
@@ -181,17 +202,17 @@ class Learner:
             control = self.controls.observe(state.control, seen, self.mesh)
             return Learned(planned(state, self.per_step).replace(step=state.step + 1, control=control), {})
         rollouts = stamped(rollouts, version, self.as_sampled)
-        settings = self.controls.settings(state.control)
-        rate = None if settings.learning_rate is None else np.float32(parallel.fetch(settings.learning_rate))
-        epochs = self.epochs if settings.epochs is None else min(self.epochs, int(parallel.fetch(settings.epochs)))
-        fresh = settings.fresh_optimizer is not None and bool(parallel.fetch(settings.fresh_optimizer))
+        values = self.controls.proposed(state.control)
+        known = knobs.read(_PER_STEP, values, {}, self.controls.setters)
+        rate = np.float32(known["learning_rate"]) if "learning_rate" in known else None
+        epochs = min(self.epochs, int(known.get("epochs", self.epochs)))
         with timer("record"):
-            state, batch, advantages, measured = self._credit(state, rollouts, frozen or {}, settings, alone)
+            state, batch, advantages, measured = self._credit(state, rollouts, frozen or {}, values, alone)
         with timer("update"):
             state = offload.moments_near(self.offload, state)
-            state = self._cleared(state) if fresh else state
+            state = self._cleared(state) if known.get("fresh_optimizer", False) else state
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs, planned)
-            state, again = self._rehearsed(state, replayed, frozen or {}, settings, alone, rate, planned)
+            state, again = self._rehearsed(state, replayed, frozen or {}, values, alone, rate, planned)
             state = planned(state, self.per_step)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
             if self.as_sampled and updates:  # later updates compare with weights that this step has moved
@@ -207,11 +228,11 @@ class Learner:
         if self.controls.by_name:
             seen |= facts_of(rollouts, batch, state.params, metrics)
             state = state.replace(control=self.controls.observe(state.control, seen, self.mesh))
-        metrics |= {} if rate is None else {"control/learning_rate": float(rate)}
-        metrics |= {} if settings.epochs is None else {"control/epochs": float(epochs)}
+        metrics |= {f"control/{name}": float(value) for name, value in known.items()}
+        metrics |= {"control/epochs": float(epochs)} if "epochs" in known else {}
         return Learned(state.replace(step=state.step + 1), metrics, batch, estimated)
 
-    def _rehearsed(self, state: TrainState, batches: Sequence[Rollouts], frozen: Mapping[str, Any], settings: Settings,
+    def _rehearsed(self, state: TrainState, batches: Sequence[Rollouts], frozen: Mapping[str, Any], values: Mapping[str, Any],
                    alone: bool, rate: np.float32 | None, planned: Callable[[TrainState, int], TrainState]
                    ) -> tuple[TrainState, dict[str, float]]:
         """The state after one pass over each of the replayed batches, in this order, and the metrics `replay/...`.
@@ -227,7 +248,7 @@ class Learner:
         state = swapped(state)
         for rollouts in batches:
             state, batch, advantages, measured = one._credit(
-                state, stamped(rollouts, version, one.as_sampled), frozen, settings, alone)
+                state, stamped(rollouts, version, one.as_sampled), frozen, values, alone)
             state, of_batch, _ = one._updates(state, batch, advantages, alone, rate, 1,
                                               lambda state, i: planned(state, self.per_step - 1))
             updates += [each | jax.device_get(measured) for each in jax.device_get(of_batch)]
@@ -240,7 +261,7 @@ class Learner:
         """A batch on the devices: every leaf `[P, ...]` sharded over the mesh by prompts."""
         return parallel.put(tree, parallel.batch_sharding(self.mesh))
 
-    def _credit(self, state: TrainState, rollouts: Rollouts, frozen: Mapping[str, Any], settings: Settings, alone: bool):
+    def _credit(self, state: TrainState, rollouts: Rollouts, frozen: Mapping[str, Any], values: Mapping[str, Any], alone: bool):
         """The inputs of the updates of a batch: `(state, batch, advantages, metrics)`.
 
         Advantages are None if the update computes them in its own forward pass. They are computed from whole groups; groups
@@ -248,7 +269,7 @@ class Learner:
         estimator reads their measurements.
         """
         if rollouts.valid.shape[1] == self.group:
-            batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, settings, alone)
+            batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, values, alone)
             if self.joint is not None:
                 return state, batch, None, facts
             advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
@@ -258,14 +279,14 @@ class Learner:
         first = any({*one.provides} & {*self.estimator.needs} for one in self.recorders)
         placed, facts = self.place(self.layout.ready(rollouts) if first else rollouts), {}
         if first:
-            placed, facts = self._recorded(state, placed, frozen, settings, alone)
+            placed, facts = self._recorded(state, placed, frozen, values, alone)
         advantages, estimator_state, own = estimate(self.estimator, self.mesh, placed, state.estimator_state)
         placed, dropped = self._filtered(placed)
         whole = parallel.fetch(placed) if first or self.drops else rollouts
         rows, advantages = regroup(whole, parallel.fetch(advantages), self.group, self.rows)
         batch = self.place(self.layout.ready(rows))
         if not first:
-            batch, facts = self._recorded(state, batch, frozen, settings, alone)
+            batch, facts = self._recorded(state, batch, frozen, values, alone)
         return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own | dropped
 
     def _filtered(self, batch: Rollouts) -> tuple[Rollouts, dict]:
@@ -285,7 +306,7 @@ class Learner:
         """Whether some rollouts may leave the batch after their advantages are computed."""
         return bool(self.filters) or self.estimator.keeps is not None
 
-    def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], settings: Settings, alone: bool
+    def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], values: Mapping[str, Any], alone: bool
                   ) -> tuple[Rollouts, dict]:
         """The batch with the recorders' measurements and the targets of a critic, all fixed for the step's updates.
 
@@ -293,7 +314,7 @@ class Learner:
         """
         seen = batch
         for one in self.recorders:
-            own = getattr(settings, one.name) if one.name in self.controls.knobs else state.beside.get(one.name)
+            own = values[one.name] if one.name in values else state.beside.get(one.name)
             if one.name in frozen or one.given is not None:
                 own = offload.near(self.offload, one.name, frozen.get(one.name, one.given))
             batch = recorded(batch, one.record(own, state.params, state.lora, seen))

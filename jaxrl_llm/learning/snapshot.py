@@ -1,21 +1,22 @@
 """What sampling sees of learning."""
+import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_llm.control import Settings
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.parallel.rules import path_name
 
 
 class Snapshot(NamedTuple):
-    """The policy and the settings at one version, made by `Learner.publish`.
+    """The policy and the values of knobs at one version, made by `Learner.publish`.
 
     Attributes:
       version: number of batches that the weights have learned from.
       params, lora: the weights, and adapters on them or None.
       key: the run's typed PRNG key; uids are folded into it.
-      settings: what controllers set.
+      knobs: what controllers set, by name.  setters: the controller that sets each of them.
       prior: the state of the predictions of prompts, see `sampling.prior`; None without them.
     """
 
@@ -23,7 +24,8 @@ class Snapshot(NamedTuple):
     params: Any
     lora: Any
     key: jax.Array
-    settings: Settings = Settings()
+    knobs: Mapping[str, Any] = types.MappingProxyType({})
+    setters: Mapping[str, str] = types.MappingProxyType({})
     prior: Any = None
 
 

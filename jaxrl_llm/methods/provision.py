@@ -110,7 +110,7 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, given: Ite
             missing.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
     for name, numbers in method.parts("controllers"):
         known = control.make(name, **numbers) if name in control.names() else None
-        if known is not None and {*control.FACTS} >= {*known.facts} and {*control.Settings._fields} >= {*known.knobs}:
+        if known is not None and {*control.FACTS} >= {*known.facts}:
             continue
         who = "a file of jaxrl_llm.control"
         if known is not None:

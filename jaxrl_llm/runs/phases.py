@@ -1,5 +1,5 @@
 """The phases of a run one after the other: where it is in them, and what each takes over from the one before."""
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +26,6 @@ from jaxrl_llm.tools.registry import one_of
 
 FIRST = "first"  # the folder of the trained weights before the first step, for phases that begin with them
 _MEASURED = ("score", "solved", "pass_at_group", "reward")  # of an evaluation, better where they are larger
-_OF_PROBLEMS = {"prompts", "shares", "embeddings", "prompt_lengths", "levels"}  # of `control.KNOWN`, those of a task
 
 
 class Course(NamedTuple):
@@ -165,14 +164,16 @@ def carried(run: Run, last: TrainState, phase: Phase, same: bool) -> TrainState:
     stay. Its steps are counted from 0, and its random draws are others than those of earlier phases.
     """
     last = offload.moments_near(("optimizer",), last) if run.learner.offload else last
-    state = run.learner.init(last.params, last.lora, key_of(run, phase), known_of(run, last.params))
+    known = known_of(run, last.params)
+    of_task = {one.name for one in known if one.of_task}
+    state = run.learner.init(last.params, last.lora, key_of(run, phase), known)
     moved: dict[str, Any] = {"skipped": last.skipped, "skipped_in_row": last.skipped_in_row}
     if phase.weights == "last":
         wanted = ["average", "estimator_state", "objective_state", *["opt_state"] * ("optimizer" not in phase.fresh)]
         moved |= {name: getattr(last, name) for name in wanted if alike(getattr(last, name), getattr(state, name))}
         moved["beside"] = {name: last.beside[name] if name in last.beside and alike(last.beside[name], own) else own
                            for name, own in state.beside.items()}
-    moved["control"] = {name: _controlled(run.learner, name, own, last.control.get(name), phase, same)
+    moved["control"] = {name: _controlled(run.learner, name, own, last.control.get(name), phase, same, of_task)
                         for name, own in state.control.items()}
     return offload.moments_away(run.learner.offload, state.replace(**moved))
 
@@ -182,10 +183,14 @@ def key_of(run: Run, phase: Phase) -> jax.Array:
     return jax.random.fold_in(setup.initial_key(run.config), phase.number)
 
 
-def _controlled(learner: Learner, name: str, own: Any, before: Any, phase: Phase, same: bool) -> Any:
-    """The state of a controller at the beginning of a phase: that of the phase before where it still means the same."""
+def _controlled(learner: Learner, name: str, own: Any, before: Any, phase: Phase, same: bool, of_task: Set[str]
+                ) -> Any:
+    """The state of a controller at the beginning of a phase: that of the phase before where it still means the same.
+
+    `of_task`: the names of values that other problems change.
+    """
     one = learner.controls.by_name.get(name)
-    of_problems = one is None or bool({*learner.controls.asked(name)} & _OF_PROBLEMS)
+    of_problems = one is None or bool({*learner.controls.asked(name)} & of_task)
     renewed = one is not None and "reference" in one.knobs and "reference" in phase.fresh
     stays = same if of_problems else phase.weights == "last"
     if before is None or renewed or not stays or not alike(before, own):

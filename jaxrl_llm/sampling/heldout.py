@@ -4,10 +4,8 @@ import functools
 from collections.abc import Mapping
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.control import Settings
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.evaluation.rates import Rate, bootstrap_mean
@@ -89,7 +87,7 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
                             functools.partial(stream.partner.encode, timer=timer))
     if not rows:
         raise ValueError(f"no held-out prompt fits in prompts.max_tokens={stream.prompt_tokens}; raise it")
-    stream.publish(Snapshot(-1, params, lora, key, host_settings(temperature, max_tokens)))
+    stream.publish(Snapshot(-1, params, lora, key, measuring(temperature, max_tokens)))
     forest = stream.partner.plant([problem for problem, _ in rows], [ids for _, ids in rows], draw=0)
     wanted = samples or stream.group
     acts = [act for first in range(0, wanted, stream.group)
@@ -99,10 +97,10 @@ def sample_held_out(source: Source, params, lora, problems: int, key: jax.Array,
     return forest
 
 
-def host_settings(temperature: float | None = None, max_tokens: int | None = None) -> Settings:
-    """The settings of a measurement; None: those of the configuration."""
-    return Settings(temperature=None if temperature is None else jnp.float32(temperature),
-                    max_tokens=None if max_tokens is None else jnp.int32(max_tokens))
+def measuring(temperature: float | None = None, max_tokens: int | None = None) -> dict[str, np.generic]:
+    """The knobs of a measurement; None: the configuration's number."""
+    return {name: dtype(value) for name, dtype, value in (
+        ("temperature", np.float32, temperature), ("max_tokens", np.int32, max_tokens)) if value is not None}
 
 
 def measure(forest: Forest) -> Evaluation:

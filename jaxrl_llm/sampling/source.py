@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.control import Controller, Settings, knobs
+from jaxrl_llm.control import Controller, knobs
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.finished import Finished
@@ -31,7 +31,7 @@ from jaxrl_llm.topologies.base import remember
 
 @dataclasses.dataclass
 class Source:
-    """`next(snapshot)` makes one batch with the policy and under the settings of a snapshot, stage by stage.
+    """`next(snapshot)` makes one batch with the policy and under the knobs of a snapshot, stage by stage.
 
     Attributes:
       task: the task; `data` has its problems in an endless order.
@@ -71,7 +71,7 @@ class Source:
         """One batch, as planned by its topology. It waits for the batch of another thread, which an interrupt left behind.
 
         Raises:
-          ValueError: no prompt of many batches fits, a setting is outside its range, or the snapshot is of another model.
+          ValueError: no prompt of many batches fits, a knob is outside its range, or the snapshot is of another model.
         """
         if self.model is not None:
             check(snapshot, self.model)
@@ -80,9 +80,9 @@ class Source:
 
     def _next(self, snapshot: Snapshot, timer: PhaseTimer) -> Finished:
         """The same, with nothing beside it."""
-        known = knobs.read(self.reads, snapshot.settings._asdict(), self.numbers)
+        known = knobs.read(self.reads, snapshot.knobs, self.numbers, snapshot.setters)
         self.stream.forget()
-        self.stream.publish(snapshot._replace(settings=Settings(**known)))
+        self.stream.publish(snapshot._replace(knobs=known))
         shown = {f"control/{name}": float(value) for name, value in known.items() if np.ndim(value) == 0}
         batch = Unfinished(self.planted([], draw=0), self.topology, snapshot, known, timer, metrics=shown)
         for stage in self.stages:

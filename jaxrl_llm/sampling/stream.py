@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
+from jaxrl_llm.control import knobs
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.forest import Forest
@@ -250,18 +251,17 @@ class Stream:
     # --- a run's calls ------------------------------------------------------------------------------------------------------
 
     def publish(self, snapshot: Snapshot) -> None:
-        """Samples with the weights, the key and the settings of a snapshot from now on.
+        """Samples with the weights, the key and the knobs of a snapshot from now on.
 
-        Raises ValueError for weights of another policy, and for settings that are out of range or that the partner cannot heed.
+        Raises ValueError for weights of another policy, and for knobs that are out of range or that the partner cannot heed.
         """
-        known, chosen = snapshot.settings, self.sampling
-        changes: dict[str, Any] = {name: dtype(value) for name, dtype, value in (
-            ("temperature", np.float32, known.temperature), ("max_tokens", np.int32, known.max_tokens),
-            ("spread", np.float32, known.spread)) if value is not None}
-        chosen = dataclasses.replace(chosen, **changes)
+        known = knobs.read(self.reads, snapshot.knobs, {}, snapshot.setters)
+        dtypes = {"temperature": np.float32, "max_tokens": np.int32, "spread": np.float32}
+        chosen = dataclasses.replace(self.sampling, **{
+            name: dtype(known[name]) for name, dtype in dtypes.items() if name in known})
         sampling_lib.check(chosen)
-        limits = self.partner.limits(*(None if value is None else int(value) for value in (
-            known.max_tokens, known.max_turns, known.announced_turns)))
+        limits = self.partner.limits(*(int(known[name]) if name in known else None
+                                       for name in ("max_tokens", "max_turns", "announced_turns")))
         params = parallel.reshard(snapshot.params, self.mesh, self.dtype, self.replicas)
         lora, key = snapshot.lora, snapshot.key
         if self.alone:

@@ -13,7 +13,7 @@ from jaxrl_llm.environments import base
 class TurnLimits(NamedTuple):
     """Maximum turns of the policy in a trajectory, and maximum tokens after its prompt.
 
-    `announced`: the first limit of turns announced to the policy, see `control.Settings`; 0: none.
+    `announced`: the first limit of turns announced to the policy, see the knob `announced_turns`; 0: none.
     """
 
     turns: int

@@ -1,33 +1,29 @@
 """What the state before the first step is made from."""
-from typing import Any
+import functools
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import parallel
-from jaxrl_llm.control.passes import Shares
+from jaxrl_llm.control import Known
 from jaxrl_llm.models import lora as lora_lib
 from jaxrl_llm.sampling.embeddings import prompt_embeddings
+from jaxrl_llm.sampling.known import known, prompt_tokens
 from jaxrl_llm.setup.run import Run
-from jaxrl_llm.tasks.loader import levels_of, tasks_of
 
 
-def known_of(run: Run, params) -> dict[str, Any]:
-    """The `control.KNOWN` values of a run; those of training prompts only if a controller needs them."""
-    source, s = run.source, run.config.sampling
-    train = source.task.train
-    seed = jax.random.fold_in(jax.random.key(run.config.seed), 5)
-    known = {"prompts": len(train), "shares": Shares(*tasks_of(train)), "batch": source.data.size, "group": s.group,
-             "max_group": s.max_group, "max_tokens": s.max_tokens, "seed": jax.random.key_data(seed)}
-    if "levels" in run.learner.controls.asks:
-        known["levels"] = levels_of(train)
-    if {"prompt_lengths", "embeddings"} & run.learner.controls.asks:
-        ids = parallel.first(source.stream.partner.encode([train[i] for i in range(len(train))], source.stream.tokenizer))
-        if "embeddings" in run.learner.controls.asks:
-            known["embeddings"] = prompt_embeddings(run.learner.policy, params, ids, source.stream.prompt_tokens)
-        known["prompt_lengths"] = np.array([len(one or ()) for one in ids], np.int32)
-    return known
+def known_of(run: Run, params) -> tuple[Known, ...]:
+    """What controllers may take to begin, beside what the learner knows."""
+    source, config = run.source, run.config
+    seed = jax.random.fold_in(jax.random.key(config.seed), 5)
+    prompts = functools.cache(functools.partial(prompt_tokens, source))
+    return (
+        *known(source, prompts),
+        Known("max_group", "int, most rollouts of a prompt, where a method lets their number differ",
+              lambda: config.sampling.max_group),
+        Known("embeddings", "f32[N, D], mean state of each training prompt under the first policy, see `sampling.embeddings`",
+              lambda: prompt_embeddings(run.learner.policy, params, prompts(), source.stream.prompt_tokens), of_task=True),
+        Known("seed", "u32[2], of the run's draws by controllers", lambda: jax.random.key_data(seed)),
+    )
 
 
 def initial_adapters(config: ConfigDict, params):

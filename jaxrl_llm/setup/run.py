@@ -5,6 +5,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
+from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.learner import Learner
 from jaxrl_llm.sampling.source import Source
@@ -21,3 +22,9 @@ class Run:
     learning_rate: optax.Schedule
     needs: frozenset[str]
     schedule: schedules.Schedule
+
+    @property
+    def reads(self) -> dict[str, tuple[Knob, ...]]:
+        """The knobs that each part of the run reads, by the words for the part."""
+        stages = {f"the stage {one.name!r}": one.reads for one in self.source.stages if one.reads}
+        return {"sampling": self.source.stream.reads, **stages, "the learner": self.learner.reads}

@@ -1,4 +1,4 @@
-"""A number of rollouts for each prompt that a controller sets before the draw (`group_sizes`)."""
+"""A number of rollouts for each prompt that a controller sets before the draw (the knob `group_sizes`)."""
 import numpy as np
 
 from jaxrl_llm.topologies.base import Topology, drawn_at_once, everyone, topology

@@ -6,6 +6,7 @@ import pytest
 from run_folders import started, write_run
 
 from jaxrl_llm.compare import plan, report, suite
+from jaxrl_llm.control import Known
 from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.engines.prompts import encode_problems
@@ -174,13 +175,14 @@ def proposals(entry, known):
     c = resolve(entry.config, method.defaults)
     P, G, rng, mesh = c.prompts.per_step, c.sampling.group, np.random.default_rng(0), make_mesh(c)
     controls = parts.controls_of(c, method)
-    state = controls.init(params={}, temperature=1.0, batch=P, group=G, max_group=c.sampling.max_group,
-                          max_tokens=c.sampling.max_tokens, **known)
+    values = {"params": {}, "temperature": 1.0, "batch": P, "group": G, "max_group": c.sampling.max_group,
+              "max_tokens": c.sampling.max_tokens, **known}
+    state = controls.init([Known(name, "", lambda value=value: value) for name, value in values.items()])
     for step in range(STEPS):
-        settings = controls.settings(state)
-        yield {name: np.asarray(x) for name, x in settings._asdict().items() if x is not None}
-        weights = np.ones(known["prompts"]) if settings.prompt_weights is None else np.asarray(settings.prompt_weights)
-        ids = drawn(np.array([step]), P, weights) if settings.prompt_ids is None else np.array(settings.prompt_ids)
+        knobs = controls.proposed(state)
+        yield {name: np.asarray(x) for name, x in knobs.items()}
+        weights = np.ones(known["prompts"]) if "prompt_weights" not in knobs else np.asarray(knobs["prompt_weights"])
+        ids = drawn(np.array([step]), P, weights) if "prompt_ids" not in knobs else np.array(knobs["prompt_ids"])
         right = rng.random((P, G)) < np.array([0.9, step / STEPS, 0.0])[known["levels"][ids]][:, None]
         tried, solved = (np.zeros(known["prompts"], np.int32) for _ in range(2))
         np.add.at(tried, ids, G)
@@ -188,8 +190,8 @@ def proposals(entry, known):
         facts = {"step": np.int32(step), "tried": tried, "right": solved, "rollouts": Rollouts(
             mask=np.ones((P, G, 1), bool), valid=np.ones((P, G), bool), rewards=right.astype(np.float32),
             prompt_ids=ids.astype(np.int32))}
-        if settings.reference_ids is not None:
-            asked = np.asarray(settings.reference_ids)
+        if "reference_ids" in knobs:
+            asked = np.asarray(knobs["reference_ids"])
             facts["reference_rates"] = np.where(asked < 0, np.nan, rng.random(len(asked))).astype(np.float32)
         state = controls.observe(state, facts, mesh)
         if (step + 1) % c.eval.every == 0:

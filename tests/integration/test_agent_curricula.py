@@ -32,14 +32,14 @@ def build(method, **changes):
         "sampling.max_group": MOST, "sampling.max_draws": 2, **changes}))
 
 
-def check(settings, done):
+def check(knobs, done):
     """The proposals of a step are those of its trajectories; returns the trajectories of each training problem."""
     finished, metrics = done.finished, done.finished.metrics | done.learned.metrics
     tried, right = (finished.counts[name] for name in ("tried", "right"))
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["environment/turns"] >= 1
     assert (right <= tried).all() and metrics.get("skipped_updates", 0) == 0
-    if settings.prompt_ids is not None:
-        assert {*np.flatnonzero(tried)} <= {*settings.prompt_ids.tolist()}
+    if "prompt_ids" in knobs:
+        assert {*np.flatnonzero(tried)} <= {*knobs["prompt_ids"].tolist()}
     if finished.rollouts is not None:
         chosen = [problem.id for problem in finished.forest.problems]
         rollouts = finished.rollouts
@@ -53,18 +53,18 @@ def check(settings, done):
 def test_two_steps_by_name(method):
     run, params = build(method)
     seen = []
-    for settings, done in steps_of(run, params, 2):
-        tried = check(settings, done)
+    for knobs, done in steps_of(run, params, 2):
+        tried = check(knobs, done)
         seen.append(tried.sum())
         sizes = tried[tried > 0]
         assert (sizes % G == 0).all() and sizes.max() <= MOST and not done.finished.metrics["environment/invalid"]
-        if settings.group_sizes is not None:
-            assert tried[settings.prompt_ids].tolist() == settings.group_sizes.tolist()
-        if settings.max_tokens is not None:
-            assert done.finished.rollouts.present.sum(-1).max() <= settings.max_tokens
-        if settings.token_limits is not None:
+        if "group_sizes" in knobs:
+            assert tried[knobs["prompt_ids"]].tolist() == knobs["group_sizes"].tolist()
+        if "max_tokens" in knobs:
+            assert done.finished.rollouts.present.sum(-1).max() <= knobs["max_tokens"]
+        if "token_limits" in knobs:
             lengths = done.finished.rollouts.present.sum(-1).max(1)
-            assert (lengths <= settings.token_limits[done.finished.rollouts.prompt_ids]).all()
+            assert (lengths <= knobs["token_limits"][done.finished.rollouts.prompt_ids]).all()
     assert seen[0] > P * G or method not in ("dars", "gdro_rollout", "reinforce_ada")  # some got further trajectories
 
 
@@ -74,11 +74,11 @@ def test_groups_are_smaller_where_trajectories_are_lost(method):
     """One in four breaks in its second turn: it counts neither as tried nor in the batch, and its group is not filled up."""
     run, params = build(method, environment="test_agent_curricula:fragile", environment_invalid=0.9)
     lost = 0
-    for settings, done in steps_of(run, params, 2):
-        tried = check(settings, done)
+    for knobs, done in steps_of(run, params, 2):
+        tried = check(knobs, done)
         lost += done.finished.metrics["environment/invalid"]
         if method == "gdro_rollout":
-            missing = settings.group_sizes - tried[settings.prompt_ids]
+            missing = knobs["group_sizes"] - tried[knobs["prompt_ids"]]
             assert (missing >= 0).all() and missing.sum() == done.finished.metrics["environment/invalid"]
     assert lost > 0
 
@@ -88,12 +88,12 @@ def test_a_problem_s_own_limit_cuts_its_trajectories():
     """The same trajectories, cut where the limit of their problem is reached; at least one turn is begun."""
     run, params = build("dart_curation")
     state = setup.initial_state(run, params)
-    settings = run.learner.controls.settings(state.control)
+    knobs = run.learner.controls.proposed(state.control)
     place = run.source.position()
-    whole = run.source.next(run.learner.publish(state)._replace(settings=settings)).rollouts
+    whole = run.source.next(run.learner.publish(state)._replace(knobs=knobs)).rollouts
     limits = np.arange(2, 2 + len(run.source.task.train))
     run.source.set_position(place)
-    cut = run.source.next(run.learner.publish(state)._replace(settings=settings._replace(token_limits=limits))).rollouts
+    cut = run.source.next(run.learner.publish(state)._replace(knobs={**knobs, "token_limits": limits})).rollouts
     np.testing.assert_array_equal(cut.prompt_ids, whole.prompt_ids)
     most = limits[cut.prompt_ids][:, None]
     lengths, before = cut.present.sum(-1), whole.present.sum(-1)

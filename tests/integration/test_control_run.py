@@ -1,5 +1,6 @@
 """Controllers in runs: settings of sampler, learner and loader, references that follow or are reset; all over resumes."""
 import dataclasses
+import inspect
 import itertools
 import types
 
@@ -14,6 +15,7 @@ from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import control, methods, parallel
 from jaxrl_llm.control import Controller
+from jaxrl_llm.control.knobs import unread
 from jaxrl_llm.control.reference_reset import reference_reset
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.controls import Controls
@@ -21,6 +23,7 @@ from jaxrl_llm.learning.optimizers import updates_planned
 from jaxrl_llm.runs import beginning, loop
 from jaxrl_llm.sampling.heldout import sample_held_out
 from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.first_state import known_of
 from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.store.lock import at_home
 from jaxrl_llm.store.workdir import Workdir
@@ -233,10 +236,9 @@ def test_completions_of_each_problem_have_limits_of_their_own(monkeypatch, engin
     run, params = setup.build(tiny(method="bounded", **{"sampling.engine": engine}))
     assert len(run.source.task.train) == len(limits)
     state = setup.initial_state(run, params)
-    settings = run.learner.controls.settings(state.control)
     cut, cuts = set(), 0
     for _ in range(2):
-        own = run.source.next(run.learner.publish(state)._replace(settings=settings)).rollouts
+        own = run.source.next(run.learner.publish(state)).rollouts
         whole = free.source.next(free.learner.publish(state)).rollouts
         np.testing.assert_array_equal(own.prompt_ids, whole.prompt_ids)
         most = limits[own.prompt_ids][:, None]
@@ -321,16 +323,24 @@ def test_a_learning_rate_is_a_factor_of_the_schedule():
     assert not any(x.any() for x in jax.tree.leaves(moved[0.0]))
 
 
-def test_what_no_run_reads_and_what_two_set_is_refused():
-    with pytest.raises(ValueError, match="setting of controller 'a' 'temprature'. Did you mean 'temperature'"):
-        Controls({"a": by_step(temprature=[1.0])})
+def test_runs_know_what_controllers_begin_with_and_read_what_they_set():
+    run, params = setup.build(tiny(**{"model.num_layers": 1}))
+    known = {one.name for one in (*known_of(run, params), *run.learner.known(params))}
+    made = {name: control.make(name) for name in control.names()}
+    for name, one in made.items():
+        assert known >= {*inspect.signature(one.init).parameters}, name
+    assert unread(made, run.reads) == []
+
+
+def test_what_two_set_and_values_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="controllers 'a' and 'b' both set temperature"):
         Controls({"a": by_step(temperature=[1.0]), "b": by_step(temperature=[2.0])})
     run, params = setup.build(tiny(**{"model.num_layers": 1}))
-    for wrong in ({"prompt_weights": np.ones((1, 81))}, {"prompt_ids": [[82]]}):
-        with pytest.raises(ValueError, match="for a task of 82 training problems"):
+    for wrong, said in (({"prompt_weights": np.ones((1, 81))}, r"prompt_weights of controller 'a' has shape \(81,\).* N is 82"),
+                        ({"prompt_ids": [[82]]}, "prompt_ids of controller 'a' has numbers from 82 to 82; give 81 or less")):
+        with pytest.raises(ValueError, match=said):
             first_steps(controlled(run, a=by_step(**wrong)), params, 1)
-    with pytest.raises(ValueError, match="temperature=-1.0: must be >= 0"):
+    with pytest.raises(ValueError, match="temperature=-1.0 of controller 'a'; give 0 or more"):
         first_steps(controlled(run, a=by_step(temperature=np.float32([-1]))), params, 1)
 
 

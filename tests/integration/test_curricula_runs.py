@@ -37,9 +37,9 @@ def steps_of(run, params, count):
     state = setup.initial_state(run, params)
     steps = schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params))
     for _ in range(count):
-        settings = jax.device_get(run.learner.controls.settings(state.control))
+        knobs = jax.device_get(run.learner.controls.proposed(state.control))
         done = next(steps)
-        yield settings, done
+        yield knobs, done
         state = done.learned.state
 
 
@@ -56,21 +56,21 @@ def test_three_steps_by_name(method):
     """
     run, params = setup.build(tiny(method, **CONTROL.get(method, {})))
     before, proposed = jax.device_get(params), []
-    for number, (settings, done) in enumerate(steps_of(run, params, 3)):
-        proposed.append([settings.max_tokens, settings.group_sizes, settings.prompt_weights])
+    for number, (knobs, done) in enumerate(steps_of(run, params, 3)):
+        proposed.append([knobs.get(name) for name in ("max_tokens", "group_sizes", "prompt_weights")])
         finished, numbers = done.finished, done.finished.metrics | done.learned.metrics
         assert all(np.isfinite(value) for value in numbers.values()) and int(done.learned.state.step) == number + 1
         tried, right = (finished.counts[name] for name in ("tried", "right"))
         assert tried.shape == right.shape == (len(run.source.task.train),) and (right <= tried).all()
-        if settings.prompt_ids is not None:
-            ids = np.asarray(settings.prompt_ids)
+        if "prompt_ids" in knobs:
+            ids = np.asarray(knobs["prompt_ids"])
             assert set(np.flatnonzero(tried)) == set(ids[ids >= 0].tolist())
-        if settings.group_sizes is not None:
-            assert tried[ids].tolist() == settings.group_sizes.tolist()  # here all are multiples of the group
-        if settings.prompt_ids is None and settings.prompt_weights is not None and settings.prompt_weights.any():
-            assert {*np.flatnonzero(tried)} <= {*np.flatnonzero(settings.prompt_weights)}
-        if settings.max_tokens is not None:
-            assert numbers["control/max_tokens"] == settings.max_tokens
+        if "group_sizes" in knobs:
+            assert tried[ids].tolist() == knobs["group_sizes"].tolist()  # here all are multiples of the group
+        if "prompt_ids" not in knobs and "prompt_weights" in knobs and knobs["prompt_weights"].any():
+            assert {*np.flatnonzero(tried)} <= {*np.flatnonzero(knobs["prompt_weights"])}
+        if "max_tokens" in knobs:
+            assert numbers["control/max_tokens"] == knobs["max_tokens"]
         if finished.rollouts is None:
             continue
         sizes = finished.rollouts.valid.sum(1)
@@ -123,11 +123,11 @@ def test_numbers_are_set_from_outside():
     state = setup.initial_state(run, jax.tree.map(jnp.array, run.learner.policy.model.init(jax.random.key(0))))
     sizes = []
     for step in range(2):
-        settings = run.learner.controls.settings(state.control)
-        sizes.append(settings.group_sizes.tolist())
+        knobs = run.learner.controls.proposed(state.control)
+        sizes.append(knobs["group_sizes"].tolist())
         nothing = np.zeros(len(run.source.task.train), np.int32)
         state = run.learner.learn(state, None, facts={"tried": nothing, "right": nothing}).state
-    assert sizes == [[G] * P, [MOST] * P] and np.asarray(settings.prompt_weights).sum() == 41  # half of 82
+    assert sizes == [[G] * P, [MOST] * P] and np.asarray(knobs["prompt_weights"]).sum() == 41  # half of 82
     row = parts.controls_of(tiny("t1_oversampling"), methods.get("t1_oversampling"))
     given = parts.controls_of(tiny("t1_oversampling", control="decay=0.5"), methods.get("t1_oversampling"))
     with pytest.raises(ValueError, match="keyword of controller 'moving_reference' 'decy'. Did you mean 'decay'?"):

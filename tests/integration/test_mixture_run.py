@@ -82,7 +82,6 @@ def test_curricula_leave_each_task_its_share(method):
                **{"prompts.per_step": 8, "eval.sets": "", "checkpoint.best": ""})
     run, params = setup.build(c)
     state = setup.initial_state(run, params)
-    settings = run.learner.controls.settings(state.control)
-    knobs = {name: value for name, value in settings._asdict().items() if value is not None}
+    knobs = run.learner.controls.proposed(state.control)
     labels = [problem.level.split("/")[0] for _ in range(50) for problem in problems(run.source, state.key, knobs)(0, 8)]
     assert len(labels) == 400 and labels.count("small") == pytest.approx(300, abs=30 if method == "scalerl" else 0)

@@ -6,7 +6,6 @@ import pytest
 import tiny_config
 
 from jaxrl_llm import environments, methods, recorders, topologies
-from jaxrl_llm.control import Settings
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.engines import measures
 from jaxrl_llm.methods import provision
@@ -53,7 +52,7 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     environment = None if runner is None else runner.environment
     made = parts.make_parts(run.config, run.learner.policy.model.config.hidden_size, run.source.task, environment)
     said = provision.provided(made.method, made.estimator, made.there)
-    fields = {name for name in said if "." not in name} - {*Settings._fields}
+    fields = {name for name in said if "." not in name} - {knob.name for reads in run.reads.values() for knob in reads}
     on_demand = recorders.recordable(said) | {"prior"} | {*measures.MEASURES}  # made for methods that need them
     if environment is not None:
         on_demand |= {"answers"}  # refused, see `environments.base.CONFLICTS`

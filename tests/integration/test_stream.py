@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tiny_config
 
-from jaxrl_llm.control import Settings
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.engines.scan import ScanEngine
 from jaxrl_llm.environments.runner import Runner
@@ -182,9 +181,9 @@ def test_what_a_stream_cannot_do_is_said_before_it_samples():
     stream = run.source.stream
     forest = run.source.planted([(run.source.task.train[0], [1, 2])], 0)
     with pytest.raises(ValueError, match="max_turns=2, and completions have one turn"):
-        stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(max_turns=np.int32(2))))
+        stream.publish(Snapshot(0, params, None, jax.random.key(0), {"max_turns": np.int32(2)}))
     with pytest.raises(ValueError, match="temperature=-1"):
-        stream.publish(Snapshot(0, params, None, jax.random.key(0), Settings(temperature=np.float32(-1))))
+        stream.publish(Snapshot(0, params, None, jax.random.key(0), {"temperature": np.float32(-1)}))
     with pytest.raises(ValueError, match="publish weights first"):
         stream.run(forest, groups([0], 1), 0)
     assert stream.pending() == ()
@@ -394,9 +393,9 @@ def test_weights_change_while_a_thread_samples():
     """The thread has ended what it samples, and what it has made is heard; limits stay those of the beginning."""
     config = tiny(**{"sampling.engine": "slots", "sampling.micro_batches": 4, "sampling.max_tokens": 12})
     run, stream, forest, params = begun(config, 1, rows=4)
-    settings = Settings(max_tokens=np.int32(3), temperature=np.float32(0.5))
+    knobs = {"max_tokens": np.int32(3), "temperature": np.float32(0.5)}
     stream.apply(forest, [Begin(0, 2)], 900)
-    stream.publish(Snapshot(4, params, None, jax.random.key(0), settings))
+    stream.publish(Snapshot(4, params, None, jax.random.key(0), knobs))
     assert stream._nodes is None
     while stream.advance():
         pass

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, control, objectives
-from jaxrl_llm.control import Controller
+from jaxrl_llm.control import Controller, Known
 from jaxrl_llm.data.rollouts import from_lists
 from jaxrl_llm.learning import optimizers
 from jaxrl_llm.learning import state as state_lib
@@ -77,7 +77,9 @@ def test_what_was_measured_is_observed_in_a_step_without_rollouts():
     embeddings = jnp.asarray(np.random.default_rng(0).normal(size=(9, 3)), jnp.float32)
     state = state_lib.create({"w": jnp.ones(1)}, None, optimizer, advantages.make("grpo"), objectives.make("ppo_clip"),
                              jax.random.key(0))
-    state = state.replace(control=controls.init(embeddings=embeddings, seed=jax.random.key_data(jax.random.key(1))))
+    seed = jax.random.key_data(jax.random.key(1))
+    known = (Known("embeddings", "", lambda: embeddings), Known("seed", "", lambda: seed))
+    state = state.replace(control=controls.init(known))
     tried = np.zeros(9, np.int32)
     rates = {"reference_rates": np.float32([1, 0, 1, 0.5]), "tried": tried, "right": tried}
     assert (np.asarray(state.control["dots_rr"].predicted) == 0.5).all()

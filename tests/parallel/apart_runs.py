@@ -109,6 +109,6 @@ def refusals(process: int) -> dict[str, str]:
     run.source.stream.partner.runner._limit = 0.01
     found["hangs"] = refusal(run.source.next, run.learner.publish(state))
     snapshot = run.learner.publish(state)
-    changed = snapshot.settings._replace(temperature=np.float32(1 + process))
-    found["control"] = refusal(run.source.next, snapshot._replace(settings=changed))
+    changed = {**snapshot.knobs, "temperature": np.float32(1 + process)}
+    found["control"] = refusal(run.source.next, snapshot._replace(knobs=changed))
     return found

@@ -8,7 +8,6 @@ import pytest
 from streams import BYTES
 from test_source import sampled
 
-from jaxrl_llm.control import Settings
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling import fitting, source
 from jaxrl_llm.tasks.base import Problem, Task
@@ -28,9 +27,9 @@ def reading(topology=single(P, group=G)):
                                topology=topology, overlong="skip")
 
 
-def tried(one, steps, settings=Settings()):
+def tried(one, steps, **knobs):
     """i64[steps, N], groups of each problem that a source samples in these steps."""
-    return np.array([one.next(FIRST._replace(settings=settings)).counts["tried"] for _ in range(steps)]) // G
+    return np.array([one.next(FIRST._replace(knobs=knobs)).counts["tried"] for _ in range(steps)]) // G
 
 
 def resumed(one, topology=single(P, group=G)):
@@ -62,13 +61,13 @@ def test_every_problem_that_fits_is_sampled_once_in_an_epoch(topology, drawn):
 
 def test_proposed_problems_come_first_and_others_by_weight_fill_the_batch():
     one = reading()
-    proposed = Settings(prompt_ids=np.array([0, 7, -1, 10]))  # two of these are too long
-    batch = tried(one, 1, proposed)[0]
+    proposed = {"prompt_ids": np.array([0, 7, -1, 10])}  # two of these are too long
+    batch = tried(one, 1, **proposed)[0]
     assert batch[7] == 1 and batch.sum() == P and batch.max() == 1 and not batch[::5].any()
     assert one.position()["data"]["next_problem"] == 0
     again = resumed(one)
-    np.testing.assert_array_equal(tried(one, 3, proposed), tried(again, 3, proposed))
-    assert len({*map(tuple, tried(again, 9, proposed).tolist())}) > 4
+    np.testing.assert_array_equal(tried(one, 3, **proposed), tried(again, 3, **proposed))
+    assert len({*map(tuple, tried(again, 9, **proposed).tolist())}) > 4
 
 
 def test_a_problem_that_is_too_long_is_drawn_once_whatever_its_weight():
@@ -76,16 +75,16 @@ def test_a_problem_that_is_too_long_is_drawn_once_whatever_its_weight():
     weights = np.full(N, 1e-6)
     weights[[0, 3, 5]] = 1, 1e9, 1e12
     one = reading()
-    batch = tried(one, 1, Settings(prompt_weights=weights))[0]
+    batch = tried(one, 1, prompt_weights=weights)[0]
     assert batch[3] == 1 and batch.sum() == P and batch.max() == 1 and one.data.number <= 4
-    np.testing.assert_array_equal(tried(one, 2, Settings(prompt_weights=weights)), tried(
-        resumed_after(weights), 2, Settings(prompt_weights=weights)))
+    np.testing.assert_array_equal(tried(one, 2, prompt_weights=weights), tried(
+        resumed_after(weights), 2, prompt_weights=weights))
 
 
 def resumed_after(weights):
     """A source resumed after its first batch by these weights."""
     one = reading()
-    tried(one, 1, Settings(prompt_weights=weights))
+    tried(one, 1, prompt_weights=weights)
     return resumed(one)
 
 
