@@ -35,7 +35,7 @@ MISMATCHES = ("mismatch/kl", "max/mismatch")  # see `learning.step.mismatch`
 READS = (
     Knob("learning_rate", least=0, doc="f32[], a factor of the schedule's rate"),
     Knob("epochs", least=1, doc="i32[], passes over the batch, at most those configured"),
-    Knob("reset_optimizer", doc="bool[], whether the state of the optimiser is cleared before the updates of a batch; its "
+    Knob("fresh_optimizer", doc="bool[], whether the state of the optimiser is cleared before the updates of a batch; its "
          "schedule goes on"),
     Knob("reference", None, doc="parameters of the reference policy for `ref_logprobs`"),
     Knob("reset", doc="bool[], read after evaluations: the policy becomes the reference, and the optimiser begins again with "
