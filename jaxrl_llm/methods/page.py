@@ -28,10 +28,9 @@ parts.
 _FURTHER = ("topology", "allocation", "guidance", "replay", "replay_estimator", "replay_objective")
 CONTROL = """## Parts of `jaxrl_llm.control`
 
-A run calls the filters of single prompts, and the controllers whose knobs it reads and whose facts it knows (
-`control.FACTS`). The rest is for your own loop: `control.make(name)` makes a controller, and `jaxrl_llm.control.<module>` has
-the other functions. A run also calls `budget`, and `prompt_average` if a method needs a `prior`; rules of replay call
-`remix` and `spear_clip`.
+A run calls the filters of single prompts, and the controllers whose facts it knows (`control.FACTS`). The rest is for your own
+loop: `control.make(name)` makes a controller, and `jaxrl_llm.control.<module>` has the other functions. A run also calls
+`budget`, and `prompt_average` if a method needs a `prior`; rules of replay call `remix` and `spear_clip`.
 """
 
 

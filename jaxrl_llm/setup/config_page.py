@@ -5,7 +5,9 @@ prints the same.
 """
 import argparse
 import ast
+import importlib
 import io
+import pkgutil
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +85,26 @@ def markdown() -> str:
             elif meaning:
                 lines.append(f"| **`{name}.*`** | | {text} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, KNOBS, *knob_rows(), ""])
+
+
+KNOBS = """## Knobs
+
+Numbers that controllers set before each step. N is the number of training problems.
+
+| knob | read by | meaning |
+|---|---|---|"""
+
+
+def knob_rows() -> list[str]:
+    """A line for each knob that a part of the package declares."""
+    from jaxrl_llm.learning import learner
+    from jaxrl_llm.sampling import stages, stream
+    parts = {"sampling": stream, "the learner": learner}
+    parts |= {f"stage `{one.name}`": importlib.import_module(f"{stages.__name__}.{one.name}")
+              for one in pkgutil.iter_modules(stages.__path__)}
+    found = [(knob, part) for part, module in parts.items() for knob in getattr(module, "READS", ())]
+    return [f"| `{knob.name}` | {part} | {knob.doc} |" for knob, part in sorted(found, key=lambda pair: pair[0].name)]
 
 
 def main() -> None:
