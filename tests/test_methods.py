@@ -94,9 +94,9 @@ def test_budget_and_overrides_reach_the_parts():
     with pytest.raises(ValueError, match="max_len"):
         methods.build("dr_grpo")
     with pytest.raises(ValueError, match="larger than 1"):
-        methods.build("grpo", objective={"dual_clip": 0.5})
+        methods.build("grpo", objective="dual_clip=0.5")
     with pytest.raises(ValueError, match="keyword of estimator 'grpo' 'epsilon'"):
-        methods.build("grpo", estimator={"epsilon": 1e-6})
+        methods.build("grpo", estimator="epsilon=1e-6")
 
 
 def test_command_prints_every_method():

@@ -14,6 +14,7 @@ from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.setup.forecast import recorders_of
+from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.numbers import method_parts
 from jaxrl_llm.setup.problems import make_task
 from jaxrl_llm.setup.resolve import resolve
@@ -86,8 +87,8 @@ class Costs:
 
 def costs_of(config: ConfigDict, prompt: float) -> Costs:
     """The costs of a run by its stored configuration, with prompts of `prompt` tokens on average."""
-    method = methods.get(config.method)
-    estimator, objective = method_parts(config, feature_size(config.model.hidden_size))  # their needs do not depend on sizes
+    method = method_of(config)
+    estimator, objective = method_parts(config, method, feature_size(config.model.hidden_size))  # sizes change no needs
     needs = needs_of(method, estimator, objective)
     if config.learner.micro_batches == 1:  # the update's own forward pass gives the features
         needs -= {"features"}

@@ -11,8 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
+from jaxrl_llm.methods import texts
 from jaxrl_llm.runs.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
 from jaxrl_llm.setup.keys import set_key
+from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.phases import recorded, text_of
 from jaxrl_llm.store import own_code
 from jaxrl_llm.store.workdir import config_changes, read_config, resolve_config
@@ -204,8 +206,8 @@ def check_schedule(entry: Contestant, budget: Budget) -> None:
 def _following_steps(config: ConfigDict) -> list[str]:
     """The settings that follow the number of steps of a run."""
     rate = config.optimizer.schedule
-    numbers = {name: value for name, value in written.keywords(config.objective).items()
-               if isinstance(value, str) and value.endswith(")") and "steps" not in written.calls(value)[0][1]}
+    numbers = {name: value for part in method_of(config).parts("objective") for name, value in part.numbers.items()
+               if texts.follows(value) and "steps" not in written.calls(value)[0][1]}
     stages = text_of(config)
     return [*[f"phases={stages!r}"] * bool(stages), *[f"optimizer.schedule={rate!r}"] * (rate != "constant"),
             *(f"objective's {k}={v}" for k, v in numbers.items())]

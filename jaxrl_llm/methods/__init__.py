@@ -8,12 +8,10 @@ automatically). `python -m jaxrl_llm.methods` prints the table, `--write docs/me
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages import Estimator
-from jaxrl_llm.methods import page, provision, texts
+from jaxrl_llm.methods import composition, page, provision
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.tools import registry
@@ -21,7 +19,7 @@ from jaxrl_llm.tools import registry
 
 def _families() -> dict[str, tuple[Method, ...]]:
     """Family name -> rows, from every module of this folder that has `ROWS`."""
-    others = ("__main__", "base", "page", "provision", "texts")
+    others = ("__main__", "base", "composition", "page", "provision", "texts")
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in others)
     families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in modules}
     slugs = [row.slug for rows in families.values() for row in rows]
@@ -41,7 +39,9 @@ def names() -> list[str]:
 
 
 def get(slug: str) -> Method:
-    """The row of `slug`; ValueError that names the nearest slugs if there is none."""
+    """The row of `slug`, or your own "module:row"; ValueError that names the nearest slugs if there is none."""
+    if ":" in slug:
+        return _own(slug)
     if slug not in METHODS:
         near = registry.nearest(slug, METHODS, 5)
         hint = f" Did you mean {near[0]!r}? Near: {', '.join(near)}." if near else ""
@@ -49,11 +49,20 @@ def get(slug: str) -> Method:
     return METHODS[slug]
 
 
+def _own(target: str) -> Method:
+    """The `Method` of a module of your own; ValueError if there is none of that name."""
+    module, name = registry.imported("method", target)
+    rows = [given for given, value in vars(module).items() if isinstance(value, Method)]
+    registry.one_of(f"row of {module.__name__}", name, rows)
+    return getattr(module, name)
+
+
 @functools.cache
 def lacks(slug: str) -> tuple[provision.Lack, ...]:
     """The unmet needs of a method, with their possible providers; empty for methods that run."""
+    row = get(slug)
     sizes: Any = {"max_len": 1024, "feature_size": 67}
-    return tuple(provision.lacks(get(slug), *build(slug, **sizes), again=build_replay(slug, **sizes) or ()))
+    return tuple(provision.lacks(row, *build(row, **sizes), again=composition.replayed_of(row, **sizes) or ()))
 
 
 def runnable() -> list[str]:
@@ -67,38 +76,18 @@ def runnable_elsewhere() -> list[str]:
     return [slug for slug in names() if lacks(slug) and all(lack.what in there for lack in lacks(slug))]
 
 
-def build(slug: str, *, max_len: int | None = None, feature_size: int | None = None, estimator: Mapping[str, Any] | None = None,
-          objective: Mapping[str, Any] | None = None) -> tuple[Estimator, Objective]:
-    """The estimator and the objective of a method; the two mappings override its hyper-parameters.
+def build(method: str | Method, *, max_len: int | None = None, feature_size: int | None = None, estimator: str = "",
+          objective: str = "") -> tuple[Estimator, Objective]:
+    """The estimator and the objective of a method, by its name or its row; the texts change them, see `composition`.
 
     `max_len` is the generation budget in tokens, `feature_size` the width of `rollouts.features`; each is given to the parts
     that have this keyword.
     """
-    own = {"max_len": max_len, "feature_size": feature_size}
-    return _made(get(slug), "estimator", own, estimator), _made(get(slug), "objective", own, objective)
-
-
-
-def build_replay(slug: str, *, max_len: int | None = None, feature_size: int | None = None,
-                 estimator: Mapping[str, Any] | None = None, objective: Mapping[str, Any] | None = None
-                 ) -> tuple[Estimator, Objective] | None:
-    """As `build`, for rollouts that are replayed in updates of their own; None if these are learned from as fresh ones."""
-    method, own = get(slug), {"max_len": max_len, "feature_size": feature_size}
-    if not method.replay_objective:
-        return None
-    credit = "replay_estimator" if method.replay_estimator else "estimator"
-    return _made(method, credit, own, estimator), _made(method, "replay_objective", own, objective)
-
-
-def _made(method: Method, key: str, of_the_run: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> Any:
-    """The estimator or objective that the row names under `key`, with numbers that override its own."""
-    named = method.part(key)
-    assert named is not None
-    table, hyper = texts.SLOTS[key].table, {**named.numbers, **(overrides or {})}
-    for keyword, value in of_the_run.items():
-        if value is not None and named.name in table and keyword in table.parameters(named.name):
-            hyper.setdefault(keyword, value)
-    return (advantages if table is advantages.base.ESTIMATORS else objectives).make(named.name, **hyper)
+    sizes = {"max_len": max_len, "feature_size": feature_size}
+    of_the_run: Any = {name: value for name, value in sizes.items() if value is not None}
+    row = composition.composed(method if isinstance(method, Method) else get(method),
+                               {"estimator": estimator, "objective": objective}, of_the_run)
+    return composition.estimator_of(row, **of_the_run), composition.objective_of(row.parts("objective"), **of_the_run)
 
 
 def markdown() -> str:

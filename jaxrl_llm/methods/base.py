@@ -29,7 +29,7 @@ DEFAULTS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-    """A published method as a composition of parts, which texts name: `name`, or `name(value, number=value)`.
+    """A published method as a composition of parts, which texts name: `name`, or `name(value, number=value)`, see `texts`.
 
     `arxiv`: paper ids. `estimator`, `objective`: how rollouts are credited and learned from. `needs`: fields of `Rollouts`, or
     entries of its `extras`, that the run must record beyond the needs of the parts. `filters`, `controllers`: parts of
@@ -37,9 +37,10 @@ class Method:
     earlier steps. `replay_estimator`, `replay_objective`: how rollouts are credited and learned from that the rule replays in
     updates of their own; empty: as fresh ones. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further
     rollouts. `guidance`: a guide of `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `topology`:
-    who is sampled, by a name of `jaxrl_llm.topologies` or "module:function"; empty: as the other parts imply, else one group
-    per prompt. `phases`: stages of a run, see `setup.phases`. `defaults`: the paper's settings outside the parts, by the names
-    in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of the published method that this row lacks.
+    who is sampled, by a name of `jaxrl_llm.topologies`; empty: as the other parts imply, else one group per prompt.
+    `recorders`: measurements of `jaxrl_llm.recorders` beyond those that the needs ask for. Every part may be your own, as
+    "module:function". `phases`: stages of a run, see `setup.phases`. `defaults`: the paper's settings outside the parts, by the
+    names in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of the published method that this row lacks.
     Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
     """
 
@@ -58,6 +59,7 @@ class Method:
     allocation: str = ""
     guidance: str = ""
     topology: str = ""
+    recorders: str = ""
     phases: str = ""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm import control, recorders, replay, topologies
 from jaxrl_llm.advantages.base import Estimator
+from jaxrl_llm.control import CONTROLLERS, FILTERS
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rewards.call_kinds import COUNTS
+from jaxrl_llm.tools.registry import PartTable
 
 SAMPLED = frozenset((  # in the rollouts of every run
     "tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version", "truncated",
@@ -54,11 +56,11 @@ class Lack(NamedTuple):
 
 def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[str]:
     """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts read, also to train a critic."""
-    filters = [control.make_filter(name, **numbers) for name, numbers in method.parts("filters")
-               if name in control.filter_names()]
+    filters = [control.make_filter(name, **numbers) for name, numbers in method.parts("filters") if _known(name, FILTERS)]
     critics = ("values",) if estimator.value_targets is not None else ()
     critics += ("turn_q", "turn_v") if estimator.turn_critic is not None else ()
-    of_parts = (estimator.needs, objective.needs, *(one.needs for one in filters))
+    of_parts = (estimator.needs, objective.needs, *(one.needs for one in filters),
+                *(recorders.named(name).provides for name, _ in method.parts("recorders")))
     return {*method.needs, *critics, *(name for needs in of_parts for name in needs)}
 
 
@@ -71,7 +73,7 @@ def parts_of(method: Method, estimator: Estimator) -> set[str]:
     """The parts that a method brings, by which topologies and recorders are made, and the settings of its controllers."""
     of_row = {f"method.{name}" for name in ("allocation", "guidance", "replay") if getattr(method, name)}
     of_estimator = {f"estimator.{name}" for name, part in estimator._asdict().items() if part is not None}
-    controllers = [control.make(name, **numbers) for name, numbers in method.parts("controllers") if name in control.names()]
+    controllers = [control.make(name, **numbers) for name, numbers in method.parts("controllers") if _known(name, CONTROLLERS)]
     return of_row | of_estimator | {knob for one in controllers for knob in one.knobs}
 
 
@@ -106,10 +108,10 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, given: Ite
     needs = needs_of(method, estimator, objective) | replay_needs_of(again)
     missing = [Lack(name, _provider(name, there)) for name in sorted(needs - there)]
     for name, _ in method.parts("filters"):
-        if name not in control.filter_names():
+        if not _known(name, FILTERS):
             missing.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
     for name, numbers in method.parts("controllers"):
-        known = control.make(name, **numbers) if name in control.names() else None
+        known = control.make(name, **numbers) if _known(name, CONTROLLERS) else None
         if known is not None and {*control.FACTS} >= {*known.facts}:
             continue
         who = "a file of jaxrl_llm.control"
@@ -118,6 +120,11 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, given: Ite
             who = f"a run that sets {', '.join(known.knobs)}{reads}"
         missing.append(Lack(f"controller {name}", who))
     return missing
+
+
+def _known(name: str, table: PartTable) -> bool:
+    """Whether a table has a part of this name, or it is your own "module:function"."""
+    return name in table or ":" in name
 
 
 def _provider(field: str, there: set[str]) -> str:

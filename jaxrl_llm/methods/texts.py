@@ -1,11 +1,13 @@
-"""The parts that a row of the catalogue, or a configuration, names as text."""
+"""The parts that a row of the catalogue, or a configuration, names as text, and what is wrong with such a text."""
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm import advantages, control, objectives, replay, topologies
-from jaxrl_llm.tools import registry, written
+from jaxrl_llm import advantages, control, objectives, recorders, replay, topologies
+from jaxrl_llm.objectives import terms
+from jaxrl_llm.tools import written
+from jaxrl_llm.tools.registry import PartTable, one_of
 
 
 class Named(NamedTuple):
@@ -19,49 +21,109 @@ class Named(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """What a text of a row names.
+    """What the text under a key names: a part of `table`, and `rest` for those after the first (None: of `table` too).
 
-    `what`: the kind of the part, for errors. `table`: its factories by name. `sign`: what separates several parts, "," or "+";
-    "": the text names one. `given`: arguments of the factories that a run gives, which a text sets by name alone.
+    `sign`: what separates several parts, "," or "+"; "": there is one. `given`: arguments of factories that a run gives; those
+    that a text may set have names alone.
     """
 
-    what: str
-    table: Mapping[str, Any]
+    table: PartTable
     sign: str = ""
+    rest: PartTable | None = None
     given: frozenset[str] = frozenset()
 
-    def order(self, name: str) -> Sequence[str]:
-        """The names of the numbers of a part, in the order that values without a name take; ValueError for an unknown part."""
-        if ":" in name:
-            entry = registry.function_of(self.what, name)
-        else:
-            entry = self.table[registry.one_of(self.what, name, self.table)]
-        parameters = inspect.signature(getattr(entry, "make", entry)).parameters
-        return [parameter for parameter in parameters if parameter not in self.given]
+    def tables(self, count: int) -> list[PartTable]:
+        """The tables of `count` parts."""
+        return [self.table, *[self.rest or self.table] * (count - 1)][:count]
+
+    def read(self, text: str, table: PartTable) -> Named:
+        """The part of a table that a text names; ValueError for a text that cannot be read."""
+        return Named(*written.call(text, functools.partial(self.order, table)))
+
+    def order(self, table: PartTable, name: str) -> list[str]:
+        """The names of a part's numbers, in the order that values without a name take; ValueError for an unknown part."""
+        return [parameter for parameter in table.parameters(name) if parameter not in self.given]
+
+    def check(self, part: Named, table: PartTable, of_the_run: Mapping[str, Any]) -> None:
+        """Raises ValueError for an unknown name or number, and for a number outside its range.
+
+        `of_the_run`: values of `given`. Numbers that follow a schedule are checked where the steps of the run are known. Parts
+        that runs alone can make are not made.
+        """
+        if not table.keywords:
+            for keyword in part.numbers:
+                one_of(f"keyword of {table.what} {part.name!r}", keyword, self.order(table, part.name))
+            table.find(part.name)
+            return
+        known = table.parameters(part.name)
+        numbers = {key: value for key, value in of_the_run.items() if key in known} | part.numbers
+        for key, value in part.numbers.items():
+            if follows(value) and key in known:
+                numbers[key] = 1.0 if known[key].default is inspect.Parameter.empty else known[key].default
+        table.make(part.name, **numbers)
 
 
+control.names()  # fills the tables of filters and controllers
+RUN = frozenset(("max_len", "feature_size"))  # the longest completion in tokens, the width of `rollouts.features`
 SLOTS = {
-    "estimator": Slot("estimator", advantages.base.ESTIMATORS, given=frozenset(("max_len", "feature_size"))),
-    "objective": Slot("objective", objectives.base.OBJECTIVES, sign="+", given=frozenset(("max_len", "feature_size"))),
-    "replay_estimator": Slot("estimator", advantages.base.ESTIMATORS, given=frozenset(("max_len", "feature_size"))),
-    "replay_objective": Slot("objective", objectives.base.OBJECTIVES, sign="+", given=frozenset(("max_len", "feature_size"))),
-    "filters": Slot("filter", control.FILTERS, sign=","),
-    "controllers": Slot("controller", control.CONTROLLERS, sign=","),
-    "replay": Slot("replay rule", replay.base.RULES),
-    "allocation": Slot("allocation rule", topologies.RULES),
-    "guidance": Slot("guide", topologies.GUIDES),
-    "topology": Slot("topology", topologies.TOPOLOGIES, given=frozenset(topologies.base.KNOWN)),
+    "estimator": Slot(advantages.base.ESTIMATORS, given=RUN),
+    "objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, given=RUN),
+    "filters": Slot(control.FILTERS, ","),
+    "controllers": Slot(control.CONTROLLERS, ","),
+    "replay": Slot(replay.base.RULES),
+    "replay_estimator": Slot(advantages.base.ESTIMATORS, given=RUN),
+    "replay_objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, given=RUN),
+    "allocation": Slot(topologies.RULES),
+    "guidance": Slot(topologies.GUIDES),
+    "topology": Slot(topologies.TOPOLOGIES, given=frozenset(topologies.base.KNOWN)),
+    "recorders": Slot(recorders.RECORDERS, ",", given=frozenset(("context",))),
 }
+
+
+def follows(value: Any) -> bool:
+    """Whether a number is written as a schedule, `linear(start=0.1, end=0)`."""
+    return isinstance(value, str) and value.endswith(")")
 
 
 @functools.cache
 def parts(key: str, text: str) -> tuple[Named, ...]:
     """The parts that the text of an entry of `SLOTS` names, in its order.
 
-    Raises ValueError for a text that cannot be read, and for several parts where the slot has one.
+    Raises ValueError for a text that cannot be read, several parts where the key has one, and a name that comes twice.
     """
+    named = tuple(SLOTS[key].read(piece, table) for piece, table in pieces(key, text))
+    names = [part.name for part in named]
+    if SLOTS[key].sign == "," and (twice := sorted({name for name in names if names.count(name) > 1})):
+        raise ValueError(f"{text!r} names {', '.join(twice)} more than once")
+    return named
+
+
+def pieces(key: str, text: str) -> list[tuple[str, PartTable]]:
+    """The text of each part, with the table of its name; ValueError for several parts where the key has one."""
     slot = SLOTS[key]
-    named = [Named(*call) for call in written.calls(text, slot.order, slot.sign or ",")]
-    if len(named) > 1 and not slot.sign:
-        raise ValueError(f"{key}={text!r} names {len(named)} parts; give one {slot.what}")
-    return tuple(named)
+    split = written.parts(text, slot.sign or ",")
+    if len(split) > 1 and not slot.sign:
+        raise ValueError(f"{text!r} names {len(split)} parts; give one {slot.table.what}")
+    return list(zip(split, slot.tables(len(split)), strict=True))
+
+
+def joined(key: str, named: Sequence[Named]) -> str:
+    """The text that names these parts."""
+    return {"": "", ",": ", ", "+": " + "}[SLOTS[key].sign].join(map(str, named))
+
+
+def faults(key: str, text: str, of_the_run: Mapping[str, Any] = {}) -> list[str]:
+    """What is wrong with the names and numbers of a text, a line for each part of it."""
+    found = []
+    try:
+        split = pieces(key, text)
+        for piece, table in split:
+            try:
+                SLOTS[key].check(SLOTS[key].read(piece, table), table, of_the_run)
+            except ValueError as error:
+                found.append(f"in {piece}: {error}" if len(split) > 1 else str(error))
+        if not found:
+            parts(key, text)
+    except ValueError as error:
+        found.append(str(error))
+    return found

@@ -2,7 +2,7 @@
 
 A run makes those that provide what its method needs (`asked`, `make`); `recorders/base.py` shows how to add one.
 """
-from jaxrl_llm.recorders.base import RECORDERS, Context, Recorder, asked, make, recordable, recorder
+from jaxrl_llm.recorders.base import RECORDERS, Context, Recorder, asked, make, named, recordable, recorder
 from jaxrl_llm.recorders.features import features
 from jaxrl_llm.recorders.gradients import gradients
 from jaxrl_llm.recorders.greedy import greedy
@@ -15,5 +15,5 @@ from jaxrl_llm.tools import registry
 
 registry.discover(__name__, __path__)
 
-__all__ = ["RECORDERS", "Context", "Recorder", "asked", "base_model", "features", "gradients", "greedy", "make", "old",
+__all__ = ["RECORDERS", "Context", "Recorder", "asked", "base_model", "features", "gradients", "greedy", "make", "named", "old",
            "recordable", "recorder", "reference", "teacher", "turn_values", "values"]

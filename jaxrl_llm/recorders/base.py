@@ -107,18 +107,27 @@ def recordable(there: Iterable[str]) -> set[str]:
     return {field for kind in _able(there).values() for field in kind.provides}
 
 
-def asked(needs: Iterable[str], there: Iterable[str]) -> dict[str, set[str]]:
+def named(name: str) -> registry.Kind:
+    """The recorder of that name, or your own "module:function"; ValueError for a function that is not entered."""
+    kind = RECORDERS.find(name)
+    if not kind.provides:
+        raise ValueError(f"{name} is no recorder whose fields are known; put @recorder(NAME, provides=(FIELD,)) above it")
+    return kind
+
+
+def asked(needs: Iterable[str], there: Iterable[str], first: Iterable[str] = ()) -> dict[str, set[str]]:
     """Names of the recorders that a run makes for these needs, with the fields that each is asked for.
 
-    Of several recorders of a field the one with the most needs is asked, which was configured for it; then one that is asked
-    for other fields anyway; then the one that provides the fewest.
+    Of several recorders of a field one of those is asked that are named `first`; then the one with the most needs, which was
+    configured for it; then one that is asked for other fields anyway; then the one that provides the fewest.
     """
-    able = _able(there)
+    able, ahead = _able(there), [named(name) for name in first]
     of = {field: [name for name, kind in able.items() if field in kind.provides] for field in needs}
     chosen: dict[str, set[str]] = {}
     for field in sorted(of, key=lambda field: (len(of[field]), field)):  # first the fields that only one provides
         if of[field]:
-            best = min(of[field], key=lambda name: (-len(able[name].needs), name not in chosen, len(able[name].provides), name))
+            best = min(of[field], key=lambda name: (
+                able[name] not in ahead, -len(able[name].needs), name not in chosen, len(able[name].provides), name))
             chosen.setdefault(best, set()).add(field)
     return chosen
 

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import parallel
 from jaxrl_llm.learning import offload, optimizers
 from jaxrl_llm.learning.schedules import Step
+from jaxrl_llm.methods.composition import formula
 from jaxrl_llm.runs import beginning, phases
 from jaxrl_llm.runs.beginning import Reached
 from jaxrl_llm.runs.lost import LostWriter
@@ -140,7 +141,7 @@ def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tupl
     if "prior" in run.source.controllers:
         source = run.config.prior.source
         rows.append(("expected rewards", f"prior.source={source}" + (", not the value model V0" if source != "v0" else "")))
-    return [("method", run.method.slug), *replaced, *rows]
+    return [("method", run.config.method), ("composition", formula(run.method)), *replaced, *rows]
 
 
 def _of_schedule(run: setup.Run) -> list[tuple[str, str]]:

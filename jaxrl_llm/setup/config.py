@@ -21,14 +21,17 @@ def _run(c: ConfigDict) -> None:
 
     c.method = "grpo"                  # name of a method; python -m jaxrl_llm.methods lists them
     c.setting = ""                     # "paper": the group size, temperature, ... of the method's paper replace those below
-    c.estimator = ""                   # overrides of the advantage estimator, e.g. "eps=1e-4"
-    c.objective = ""                   # overrides of the objective, e.g. "kl_coef=linear(start=0.1, end=0), clip_high=0.28"
-    c.control = ""                     # overrides of the controllers, e.g. "every=50"
-    c.allocation = ""                  # overrides of the rule that allocates rollouts, e.g. "weighting=hardness"
-    c.guidance = ""                    # overrides of the guide, for methods that show solutions, e.g. "high=0.5"
-    c.replay_estimator = ""            # overrides of the estimator of replayed rollouts, for methods that replay apart
-    c.replay_objective = ""            # overrides of the objective of replayed rollouts, e.g. "warmup=40"
-    c.replay = ""                      # overrides of the replay buffer, for methods that have one, e.g. "capacity=512"
+    c.estimator = ""                   # parts of the method, docs/guides/method.md describes these keys: "rloo", "eps=1e-4"
+    c.objective = ""                   # "cispo(max_ratio=4) + kl(0.01)", "clip_high=0.3", "+ kl(linear(start=0.1, end=0))"
+    c.filters = ""                     # "dynamic_sampling"; "none": the method's filters are left out
+    c.controllers = ""                 # "pass_rate(at_least=32), siri", "every=50"
+    c.replay = ""                      # "self_imitation(capacity=512)", "capacity=512"
+    c.replay_estimator = ""            # of rollouts that are replayed in updates of their own
+    c.replay_objective = ""            # the same, e.g. "warmup=40"
+    c.allocation = ""                  # which prompts get further rollouts: "dars(weighting=hardness)", "weighting=hardness"
+    c.guidance = ""                    # which completions begin with solutions: "adhint(high=0.5)", "high=0.5"
+    c.topology = ""                    # who is sampled; empty: as the other parts imply
+    c.recorders = ""                   # what is measured beyond what the parts read
 
     c.schedule = "sync"                # "sync", "pipelined(lag=1)": sampled with weights this many batches old; module:function
 

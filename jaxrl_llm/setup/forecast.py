@@ -67,7 +67,7 @@ def taught(run: Run) -> tuple[float, list[tuple[str, str]]]:
 
 def replayed(run: Run) -> list[tuple[str, str]]:
     """The maximum size of a run's replay buffer, if it has one."""
-    source, replay = run.source, parts.make_replay(run.config, run.method)
+    source, replay = run.source, parts.only(run.method, "replay")
     if replay is None:
         return []
     most = replay.most(len(source.task.train), source.prompts * source.stream.group)

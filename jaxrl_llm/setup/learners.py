@@ -99,7 +99,8 @@ def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str
     if made.replay is not None and made.replay.updates:
         again = parts.recorded_needs(context.config, made.rehearsed_needs)
         wanted |= again - ({"old_logprobs"} if as_sampled or made.replay.as_sampled else set())
-    asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED)
+    first = [name for name, _ in made.method.parts("recorders")]
+    asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED, first)
     several = [recorders.make(name, context._replace(asked=frozenset(fields))) for name, fields in sorted(asked.items())]
     return tuple(one._replace(given=offload.away(offloaded, one.name, one.given)) for one in several)
 

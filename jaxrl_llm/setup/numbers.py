@@ -1,5 +1,4 @@
 """Estimator and objective of a configuration; numbers of the objective are constants or schedules."""
-import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -8,7 +7,8 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
 from jaxrl_llm.advantages import Estimator
-from jaxrl_llm.objectives import Objective, composed, terms
+from jaxrl_llm.methods import composition, texts
+from jaxrl_llm.objectives import Objective
 from jaxrl_llm.objectives.scheduled import Schedule, scheduled
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import one_of
@@ -40,26 +40,25 @@ def schedule(text: str, steps: int) -> Schedule:
     return SCHEDULES[one_of("schedule", name, SCHEDULES)](**given)
 
 
-def method_parts(config: ConfigDict, feature_size: int) -> tuple[Estimator, Objective]:
-    """Estimator and objective of the configured method, `feature_size` being the width of `rollouts.features`.
+def method_parts(config: ConfigDict, method: methods.Method, feature_size: int) -> tuple[Estimator, Objective]:
+    """Estimator and objective of a method, `feature_size` being the width of `rollouts.features`.
 
-    Numbers of `config.objective` may be schedules: `kl_coef=linear(start=0.1, end=0)`. Their steps are those that train the
-    policy, without the first ones, which only train a critic. Raises ValueError for invalid overrides.
+    Numbers of the objective and its terms may be schedules: `kl(linear(start=0.1, end=0))`. Their steps are those that train
+    the policy, without the first ones, which only train a critic.
     """
-    given = written.keywords(config.objective)
-    plain = {name: value for name, value in given.items() if not (isinstance(value, str) and value.endswith(")"))}
-    per_step = max(config.learner.epochs * config.learner.minibatches, 1)
-    build = functools.partial(methods.build, config.method, max_len=config.sampling.max_tokens, feature_size=feature_size,
-                              estimator=written.keywords(config.estimator))
-
-    balance = (terms.make("balance", coef=config.learner.balance),) if config.learner.balance else ()
+    of_the_run = {"max_len": config.sampling.max_tokens, "feature_size": feature_size}
+    estimator = composition.estimator_of(method, **of_the_run)
+    base, *added = method.parts("objective")
+    alone = max(config.critic.pretrain_steps, 0) if estimator.has_critic else 0
+    per_step, steps = max(config.learner.epochs * config.learner.minibatches, 1), max(config.steps - alone, 1)
+    balance = [texts.Named("balance", {"coef": config.learner.balance})] if config.learner.balance else []
+    sums = {"": base} | {f"{term.name}_": term for term in added}
+    numbers = {f"{prefix}{name}": schedule(value, steps) for prefix, part in sums.items()
+               for name, value in part.numbers.items() if texts.follows(value)}
 
     def objective(**now: Any) -> Objective:
-        return composed(build(objective={**plain, **now})[1], balance)
+        parts = [part._replace(numbers={name: now.get(f"{prefix}{name}", value) for name, value in part.numbers.items()})
+                 for prefix, part in sums.items()]
+        return composition.objective_of([*parts, *balance], **of_the_run)
 
-    if plain == given:
-        return build()[0], objective()
-    alone = max(config.critic.pretrain_steps, 0) if build()[0].has_critic else 0
-    numbers = {name: schedule(value, max(config.steps - alone, 1)) for name, value in given.items() if name not in plain}
-    made = scheduled(objective, numbers, per_step)
-    return build(objective={**plain, **dict.fromkeys(numbers, 1.0)})[0], made
+    return estimator, scheduled(objective, numbers, per_step) if numbers else objective()

@@ -4,13 +4,13 @@ import itertools
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm import methods
 from jaxrl_llm.methods.provision import needs_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.planning import plan
 from jaxrl_llm.planning.presets import MODELS, Device, parse_devices
 from jaxrl_llm.setup import forecast
 from jaxrl_llm.setup.check import check
+from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.numbers import method_parts
 from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.setup.variants import MACHINES, PUBLISHED, TEACHERS, parse
@@ -33,12 +33,12 @@ def work_of(config: ConfigDict, architecture: ModelConfig) -> plan.Work:
     The weights of a published teacher are counted as they are kept: in float32, sharded like the policy's. Raises ValueError if
     the length of prompts would be read from the task.
     """
-    method = methods.get(config.method)
+    method = method_of(config)
     config = resolve(config, method.defaults)
     check(config)
     if not config.prompts.max_tokens:
         raise ValueError("config.prompts.max_tokens=0 would be read from the task; give the longest prompt to plan for")
-    estimator, objective = method_parts(config, features.feature_size(architecture.hidden_size))
+    estimator, objective = method_parts(config, method, features.feature_size(architecture.hidden_size))
     work = forecast.work_of(config, config.prompts.max_tokens, needs_of(method, estimator, objective),
                             critic=estimator.value_targets is not None)
     rows = {path: row for row, path in TEACHERS.values()}

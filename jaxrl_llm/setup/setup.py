@@ -8,7 +8,6 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm import methods
 from jaxrl_llm.control import knobs
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.policy import Policy
@@ -23,6 +22,7 @@ from jaxrl_llm.setup.judge import Judge, make_judge
 from jaxrl_llm.setup.keys import set_key
 from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.setup.meshes import make_mesh, sampling_mesh
+from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.problems import make_sets
 from jaxrl_llm.setup.resolve import resolve
@@ -76,7 +76,7 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
 
 def composed(config: ConfigDict) -> Composed:
     """What a run is composed of, before anything is read or compiled; ValueError for values that cannot work."""
-    config = resolve(config, methods.get(config.method).defaults)
+    config = resolve(config, method_of(config).defaults)
     check(config)
     check_there(config.model.path)
     judge, opened_model = make_judge(config), open_model(config.model)

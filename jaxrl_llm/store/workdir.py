@@ -22,7 +22,7 @@ from jaxrl_llm.store.bucket import steps_in as checkpoint_steps
 from jaxrl_llm.store.lock import Held, at_home, writing
 from jaxrl_llm.tools import files
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
 
 
@@ -206,17 +206,26 @@ def read_config(path: Path) -> dict[str, Any] | None:
         version, config = content["schema_version"], content["config"]
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run configuration ({error}); restore it or choose another --workdir") from error
-    if version not in (1, SCHEMA_VERSION):
+    if version not in range(1, SCHEMA_VERSION + 1):
         raise ValueError(
-            f"{path} has schema version {version}, this release reads 1 and {SCHEMA_VERSION}; use the release that "
+            f"{path} has schema version {version}, this release reads 1 to {SCHEMA_VERSION}; use the release that "
             "wrote it (environment.json beside it) or choose another --workdir")
     return current(version, config)
 
 
 def current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
-    """A stored configuration as it is now. Runs of version 1 have alpha / rank in A: their adapters have alpha = rank."""
+    """A stored configuration as it is now.
+
+    Runs of version 1 have alpha / rank in A: their adapters have alpha = rank. Up to version 2 `controllers` was `control`,
+    and filters, topologies and recorders were those of the method.
+    """
     lora = config.get("lora", {})
-    return config | {"lora": lora | {"alpha": float(lora["rank"])}} if version == 1 and lora.get("rank") else config
+    if version == 1 and lora.get("rank"):
+        config = config | {"lora": lora | {"alpha": float(lora["rank"])}}
+    if version in (1, 2) and "control" in config:
+        renamed = {"controllers" if key == "control" else key: value for key, value in config.items()}
+        config = {"filters": "", "topology": "", "recorders": ""} | renamed
+    return config
 
 
 def _check_scale(path: AnyPath, stored: dict[str, Any], new: dict[str, Any]) -> None:

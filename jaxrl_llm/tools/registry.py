@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxrl_llm.tools import memo, ranges
@@ -205,16 +206,21 @@ def split_target(kind: str, target: str) -> tuple[str, str]:
 
 def function_of(kind: str, target: str) -> Callable[..., Any]:
     """Your own function, imported from "module:function"; ValueError if there is no such module or function."""
+    module, name = imported(kind, target)
+    if not callable(getattr(module, name, None)):
+        functions = [given for given, value in vars(module).items()
+                     if (inspect.isfunction(value) or inspect.isclass(value)) and not given.startswith("_")]
+        raise unknown(f"function of {module.__name__}", name, functions)
+    return getattr(module, name)
+
+
+def imported(kind: str, target: str) -> tuple[ModuleType, str]:
+    """The module of "module:name", and the name; ValueError if there is no such module."""
     module, name = split_target(kind, target)
     try:
-        found = importlib.import_module(module)
+        return importlib.import_module(module), name
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):  # the module is there, and lacks something itself
             raise
         raise ValueError(f"{kind} {target!r}: there is no module {error.name!r} on the path; correct its name, or give "
                          "the folder of its file before the command, PYTHONPATH=FOLDER") from error
-    if not callable(getattr(found, name, None)):
-        functions = [given for given, value in vars(found).items()
-                     if (inspect.isfunction(value) or inspect.isclass(value)) and not given.startswith("_")]
-        raise unknown(f"function of {module}", name, functions)
-    return getattr(found, name)

@@ -41,20 +41,20 @@ def _positional(text: str, values: Sequence[Any], names: Sequence[str], named: M
     return dict(zip(names, values, strict=False))
 
 
-def calls(text: str, order: Callable[[str], Sequence[str]] | None = None, sign: str = ",") -> list[tuple[str, dict[str, Any]]]:
-    """`"exact, format(pattern='a*', weight=0.1)"` as names with their `keywords`; ValueError when it reads otherwise.
+def calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """`"exact, format(pattern='a*', weight=0.1)"` as names with their `keywords`; ValueError when it reads otherwise."""
+    return [call(part) for part in parts(text)]
 
-    `order(name)`: names of the numbers of a part, for values without a name; None: every value has its name. `sign`: what
-    separates the parts, "," or "+".
+
+def call(text: str, order: Callable[[str], Sequence[str]] | None = None) -> tuple[str, dict[str, Any]]:
+    """`"format(pattern='a*', weight=0.1)"` as a name with its `keywords`; ValueError when it reads otherwise.
+
+    `order(name)`: names of the numbers of a part, for values without a name; None: every value has its name.
     """
-    named = []
-    for part in parts(text, sign):
-        call = re.fullmatch(r"([\w.:]+)\s*(?:\((.*)\))?", part, re.DOTALL)
-        if call is None or not closed(call[2] or ""):
-            raise ValueError(f"cannot read {part!r} in {text!r}; write name, or name(option=value, option=value)")
-        name = call[1]
-        named.append((name, keywords(call[2] or "", tuple if order is None else functools.partial(order, name))))
-    return named
+    match = re.fullmatch(r"([\w.:]+)\s*(?:\((.*)\))?", text, re.DOTALL)
+    if match is None or not closed(match[2] or ""):
+        raise ValueError(f"cannot read {text!r}; write name, or name(option=value, option=value)")
+    return match[1], keywords(match[2] or "", tuple if order is None else functools.partial(order, match[1]))
 
 
 def written(name: str, numbers: Mapping[str, Any]) -> str:
@@ -75,10 +75,10 @@ def _value(value: Any) -> str:
 
 
 def parts(text: str, sign: str = ",") -> list[str]:
-    """The parts between commas, or another `sign`, outside quotes and brackets, without empty ones."""
+    """The parts between commas, or another `sign`, outside quotes, brackets and numbers such as 1e+2, without empty ones."""
     stretches = [""]
-    for character, outside in _marked(text):
-        if character == sign and outside == 0:
+    for character, depth in _marked(text):
+        if character == sign and not depth and not re.search(r"\d[eE]$", stretches[-1]):
             stretches.append("")
         else:
             stretches[-1] += character

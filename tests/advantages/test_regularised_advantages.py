@@ -34,7 +34,7 @@ def test_qwenlong_example():
 
 
 def test_qwenlong_from_reward_to_loss():
-    estimator, objective = methods.build("qwenlong_aepo", estimator={"entropy_low": 0.5, "entropy_high": 0.9})
+    estimator, objective = methods.build("qwenlong_aepo", estimator="entropy_low=0.5, entropy_high=0.9")
     old, new = (np.log(pad_lists([rows], fill=1.0)) for rows in (
         [[0.5, 0.2, 0.8], [0.4, 0.1]], [[0.75, 0.22, 0.4], [0.2, 0.15]]))
     rollouts = from_lists([[1, 0]], lengths=[[3, 2]], entropies=ENTROPIES, old_logprobs=old)

@@ -11,7 +11,7 @@ from jaxrl_llm.control.passes import Shares
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.engines.prompts import encode_problems
 from jaxrl_llm.evaluation.power import smallest_difference
-from jaxrl_llm.setup import parts, why
+from jaxrl_llm.setup import names, parts, why
 from jaxrl_llm.setup.judge import make_judge
 from jaxrl_llm.setup.meshes import make_mesh
 from jaxrl_llm.setup.resolve import resolve
@@ -171,10 +171,10 @@ def proposals(entry, known):
 
     Every second evaluation is worse than the one before it.
     """
-    method = plan.methods.get(entry.label)
+    method = names.method_of(entry.config)
     c = resolve(entry.config, method.defaults)
     P, G, rng, mesh = c.prompts.per_step, c.sampling.group, np.random.default_rng(0), make_mesh(c)
-    controls = parts.controls_of(c, method)
+    controls = parts.controls_of(method)
     values = {"params": {}, "temperature": 1.0, "batch": P, "group": G, "max_group": c.sampling.max_group,
               "max_tokens": c.sampling.max_tokens, **known}
     state = controls.init([Known(name, "", lambda value=value: value) for name, value in values.items()])
@@ -200,7 +200,7 @@ def proposals(entry, known):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["kimi_sampling", "scalerl"] + [
-    name for name, own in suite.SETTINGS.items() if "control" in own and name != "brorl"])
+    name for name, own in suite.SETTINGS.items() if "controllers" in own and name != "brorl"])
 def test_controllers_act_several_times_in_a_run_of_the_suite(method, known):
     given = list(proposals(entry_of(method), known))
     walked = {"prompt_ids", "reference_ids"}  # they differ in every step anyway
@@ -224,14 +224,14 @@ def test_other_schedules_end_within_a_run_of_the_suite():
 
 
 def test_settings_of_the_suite_are_printed_and_give_way_to_brackets(part):
-    siri, other = plan.read_entries("siri, siri(control='period=8')", suite.config_of(MIXED), suite.SETTINGS)
-    assert siri.settings == {"control": "period=40"} and siri.config.control == "period=40"
-    assert other.settings == {} and other.config.control == "period=8"
-    text = suite.markdown([part | {"settings": {**part["settings"], "rloo": {"control": "period=40"}}}])
-    assert "| rloo (`control=period=40`) |" in text and "| dapo |" in text
+    siri, other = plan.read_entries("siri, siri(controllers='period=8')", suite.config_of(MIXED), suite.SETTINGS)
+    assert siri.settings == {"controllers": "period=40"} and siri.config.controllers == "period=40"
+    assert other.settings == {} and other.config.controllers == "period=8"
+    text = suite.markdown([part | {"settings": {**part["settings"], "rloo": {"controllers": "period=40"}}}])
+    assert "| rloo (`controllers=period=40`) |" in text and "| dapo |" in text
     assert plan.tuned(siri, {"sampling.group": 4}).settings == siri.settings
     alone, = plan.read_entries("siri(sampling.group=4)", suite.config_of(MIXED), suite.SETTINGS)  # whose label says nothing
-    assert (alone.label, alone.settings) == ("siri", {"control": "period=40", "sampling.group": 4})
+    assert (alone.label, alone.settings) == ("siri", {"controllers": "period=40", "sampling.group": 4})
 
 
 def test_some_tasks_of_a_suite():

@@ -28,7 +28,7 @@ def fragile(one_in: int = 4) -> Environment:
 
 def build(method, **changes):
     return setup.build(chatter.get_config(**{
-        "method": method, "control": CONTROL.get(method, ""), "model.num_layers": 1, "sampling.group": G,
+        "method": method, "controllers": CONTROL.get(method, ""), "model.num_layers": 1, "sampling.group": G,
         "sampling.max_group": MOST, "sampling.max_draws": 2, **changes}))
 
 

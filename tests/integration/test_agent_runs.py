@@ -19,7 +19,7 @@ CORRECTED = {"environment": "purified(environment='chatter:letters', mark='')", 
 WINDOWS = {"environment": "recent(environment='chatter:letters', turns=1, contexts=3)"}
 ROWS = {
     "simpletir_filter": {}, "simpletir": {"sampling.max_draws": 2}, "verltool": {"sampling.observation_tokens": 3},
-    "agentgym_rl": {}, "tti": {"control": "least=1, most=3"}, "turn_control": {}, "table_gpt_r1": {},
+    "agentgym_rl": {}, "tti": {"controllers": "least=1, most=3"}, "turn_control": {}, "table_gpt_r1": {},
     "cleaner_saar": CORRECTED, "rapo_steps": {"environment": "chatter:seeking"},
     "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,
     "rank_grpo": {"environment": "ranked_list(brief=True)", "sampling.turn_tokens": 24, "prompts.max_tokens": 40},

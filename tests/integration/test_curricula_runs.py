@@ -12,17 +12,18 @@ from test_replay_runs import with_factor
 from jaxrl_llm import methods
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.controls import Controls
-from jaxrl_llm.setup import parts, setup
+from jaxrl_llm.setup import names, parts, setup
 
 CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
             "qwenlong_l1", "siri", "sws", "historical_variance", "oneshot_entropy"]
 ALLOTTING = ["dars", "dars_hardness", "speed_rl", "xrpo_allocation", "drive", "dart_curation", "gdro_rollout", "brorl"]
 P, G, MOST = 4, 2, 6
 # Schedules whose numbers are so small that they switch between the first and the third step:
-CONTROL = {"acereason_curriculum": {"control": "every=1"}, "siri": {"control": "period=4"}, "sws": {"control": "explore=1"},
-           "kimi_sampling": {"control": "every=1"}, "drive": {"control": "steps=(1, 1, 1), keep=(0.5, 0.25)"},
-           "historical_variance": {"control": "explore=2"}, "oneshot_entropy": {"control": "explore=2"},
-           "qwenlong_l1": {"control": "limits=(9, 10), every=1", "task": "arithmetic(level=sum3, size=80)"}}
+CONTROL = {"acereason_curriculum": {"controllers": "every=1"}, "siri": {"controllers": "period=4"},
+           "sws": {"controllers": "explore=1"},
+           "kimi_sampling": {"controllers": "every=1"}, "drive": {"controllers": "steps=(1, 1, 1), keep=(0.5, 0.25)"},
+           "historical_variance": {"controllers": "explore=2"}, "oneshot_entropy": {"controllers": "explore=2"},
+           "qwenlong_l1": {"controllers": "limits=(9, 10), every=1", "task": "arithmetic(level=sum3, size=80)"}}
 
 
 def tiny(method, **changes):
@@ -119,7 +120,7 @@ def test_numbers_of_rollouts_over_a_resume(tmp_path):
 
 @pytest.mark.slow
 def test_numbers_are_set_from_outside():
-    run, _ = setup.build(tiny("drive", control="steps=(1, 2), keep=(0.5,)"))
+    run, _ = setup.build(tiny("drive", controllers="steps=(1, 2), keep=(0.5,)"))
     state = setup.initial_state(run, jax.tree.map(jnp.array, run.learner.policy.model.init(jax.random.key(0))))
     sizes = []
     for step in range(2):
@@ -128,10 +129,10 @@ def test_numbers_are_set_from_outside():
         nothing = np.zeros(len(run.source.task.train), np.int32)
         state = run.learner.learn(state, None, facts={"tried": nothing, "right": nothing}).state
     assert sizes == [[G] * P, [MOST] * P] and np.asarray(knobs["prompt_weights"]).sum() == 41  # half of 82
-    row = parts.controls_of(tiny("t1_oversampling"), methods.get("t1_oversampling"))
-    given = parts.controls_of(tiny("t1_oversampling", control="decay=0.5"), methods.get("t1_oversampling"))
+    row = parts.controls_of(names.method_of(tiny("t1_oversampling")))
+    given = parts.controls_of(names.method_of(tiny("t1_oversampling", controllers="decay=0.5")))
     with pytest.raises(ValueError, match="keyword of controller 'moving_reference' 'decy'. Did you mean 'decay'?"):
-        parts.controls_of(tiny("t1"), dataclasses.replace(methods.get("t1"), controllers="moving_reference(decy=0.9)"))
+        parts.controls_of(dataclasses.replace(methods.get("t1"), controllers="moving_reference(decy=0.9)"))
     for controls, moved in ((row, 0.1), (given, 0.5)):
         state = controls.by_name["moving_reference"].observe({"w": jnp.zeros(1)}, {"params": {"w": jnp.ones(1)}})
         np.testing.assert_allclose(state["w"], moved, rtol=1e-6)
@@ -151,8 +152,8 @@ def test_by_default_groups_grow_to_four_times_their_size(method):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"method": "grpo", "control": "every=5"}, "sets every, a number of 0 controllers of method 'grpo'"),
-    ({"method": "siri", "control": "perod=5"}, "siri has low, period, shape"),
+    ({"method": "grpo", "controllers": "every=5"}, "these are numbers, and method 'grpo' has no controller"),
+    ({"method": "siri", "controllers": "perod=5"}, "keyword of controller 'siri' 'perod'. Did you mean 'period'"),
     ({"method": "grpo", "allocation": "weighting=hardness"},
      "method 'grpo' has none; leave it empty, or take one of [a-z_0-9, ]*dars"),
     ({"method": "dars", "budget.utility": "knapsack"}, "both say how many rollouts a prompt gets"),

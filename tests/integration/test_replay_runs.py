@@ -117,7 +117,7 @@ def check_old(method, run, rollouts):
         return
     tokens = np.asarray(rollouts.token_mask & rollouts.extras["replayed"][..., None])
     gap = np.abs(np.asarray(rollouts.old_logprobs) - np.asarray(rollouts.behavior_logprobs))[tokens]
-    assert (gap.max() == 0) == parts.make_replay(run.config, run.method).as_sampled
+    assert (gap.max() == 0) == parts.only(run.method, "replay").as_sampled
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_replayed_batches_are_updates_of_their_own(method):
 
 
 def test_numbers_of_an_update_on_stored_rollouts_need_that_update():
-    with pytest.raises(ValueError, match="config.replay_objective='warmup=3': method 'remix' has no update on replayed"):
+    with pytest.raises(ValueError, match="config.replay_objective='warmup=3': these are numbers, and method 'remix' has no"):
         setup.build(tiny("remix", replay_objective="warmup=3"))
     run, _ = setup.build(tiny("spear", replay_objective="warmup=3, coef=0.5"))
     assert run.config.replay_objective == "warmup=3, coef=0.5" and run.learner.rehearsal is not None
@@ -158,7 +158,7 @@ def test_numbers_of_an_update_on_stored_rollouts_need_that_update():
 @pytest.mark.slow
 def test_remix_switches_to_on_policy_training():
     """After two steps of four: no replay, one epoch, and the base of the KL term is the policy of that moment."""
-    run, params = setup.build(tiny("remix", control="switch=2", replay="reuse=1.0, until=2", objective="kl_coef=0.1"))
+    run, params = setup.build(tiny("remix", controllers="switch=2", replay="reuse=1.0, until=2", objective="kl_coef=0.1"))
     state, done, updates = setup.initial_state(run, params), [], [0]
     for step in schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params)):
         done.append(step)
@@ -239,7 +239,7 @@ def test_a_rule_and_a_method_of_ones_own(monkeypatch):
 @pytest.mark.slow
 def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
     """Reference problems are measured in every second step and not trained; replayed ratios use stored log-probs."""
-    run, params = setup.build(tiny("dots_rr", control="reference=6, every=2, width=16"))
+    run, params = setup.build(tiny("dots_rr", controllers="reference=6, every=2, width=16"))
     state, batches = setup.initial_state(run, params), []
     for step in schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params)):
         batches.append((step.finished, step.learned, run.source.next_uid))
@@ -264,7 +264,7 @@ def test_dots_rr_measures_some_problems_and_replays_half_of_a_batch():
 def test_a_resumed_run_is_the_straight_one(tmp_path, capsys, method):
     """Bit for bit, after the loss of all steps behind step 2: weights, metrics of each step, the last checkpoint's buffer."""
     options = {"checkpoint.every": 2, "eval.every": 4, "samples_every": 0, "eval.problems": 1}
-    options |= {"control": {"dots_rr": "reference=6, width=16", "remix": "switch=1"}.get(method, "")}
+    options |= {"controllers": {"dots_rr": "reference=6, width=16", "remix": "switch=1"}.get(method, "")}
     loop.train(tiny(method, **options, steps=4), tmp_path / "straight")
     shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
     shutil.rmtree(tmp_path / "resumed/checkpoints/4")

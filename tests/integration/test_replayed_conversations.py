@@ -96,7 +96,7 @@ def test_a_position_includes_the_stored_conversations():
 @pytest.mark.slow
 @pytest.mark.parametrize("method", NAMES)
 def test_methods_with_a_replay_run_in_environments(method):
-    run, steps = begun(method, replay=REUSE.get(method, ""), control="reference=6, width=16" if method == "dots_rr" else "")
+    run, steps = begun(method, replay=REUSE.get(method, ""), controllers="reference=6, width=16" if method == "dots_rr" else "")
     start, share = run.source.data.get_state(), []
     for _ in range(3):
         run.source.set_position(run.source.position() | {"data": start})  # the same problems, for rules that go by problem

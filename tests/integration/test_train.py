@@ -252,7 +252,7 @@ def shared():
     return dataclasses.replace(run, source=dataclasses.replace(run.source, stream=stream)), params
 
 
-OWN_SETTING = {"qwenlong_l1": {"control": "limits=(1.0,)"}}  # the paper's phases end at 20,000 and 60,000 tokens
+OWN_SETTING = {"qwenlong_l1": {"controllers": "limits=(1.0,)"}}  # the paper's phases end at 20,000 and 60,000 tokens
 
 
 @pytest.mark.slow

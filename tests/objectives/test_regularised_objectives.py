@@ -204,7 +204,7 @@ def test_guirlvg_example():
 def test_prorl_example():
     rollouts = example()
     advantage, _ = advantages.grpo().update(rollouts, ())
-    loss, gradient, _ = run(methods.build("prorl", objective={"kl_coef": 0.1})[1], rollouts, advantage)
+    loss, gradient, _ = run(methods.build("prorl", objective="kl_coef=0.1")[1], rollouts, advantage)
     np.testing.assert_allclose(loss, -0.088365724, rtol=1e-6)
     np.testing.assert_allclose(gradient, [0.006667, -0.162836, -0.090711, -0.005, 0.218798], atol=1e-6)
 

@@ -6,7 +6,7 @@ import run_files
 
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.runs import loop
-from jaxrl_llm.setup import numbers, setup
+from jaxrl_llm.setup import names, numbers, setup
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.tools.written import keywords
 
@@ -65,8 +65,8 @@ def test_a_schedule_begins_when_the_policy_learns():
     rollouts = Rollouts(mask=full == 0, valid=jnp.ones((1, 2), bool), rewards=jnp.array([[1.0, 0]]), old_logprobs=full,
                         ref_logprobs=full)
     for method, expected in (("vc_ppo", [0.4, 0.3, 0.2, 0.1, 0]), ("grpo", [2.4 / 6, 2 / 6, 1.6 / 6, 1.2 / 6, 0.8 / 6])):
-        _, objective = numbers.method_parts(tiny(method=method, steps=6, **{
-            "learner.epochs": 1, "learner.minibatches": 1, "critic.pretrain_steps": 2}), 16)
+        config = tiny(method=method, steps=6, **{"learner.epochs": 1, "learner.minibatches": 1, "critic.pretrain_steps": 2})
+        _, objective = numbers.method_parts(config, names.method_of(config), 16)
         result = [objective.update(full, rollouts, full, objective.init()._replace(updates=jnp.int32(step)))[1][0]
                   for step in range(5)]
         np.testing.assert_allclose([metrics["objective/kl_coef"] for metrics in result], expected, atol=1e-6)

@@ -11,6 +11,7 @@ import textwrap
 import ml_collections
 import pytest
 
+from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.stored import stored_config
 from jaxrl_llm.store.workdir import config_changes, open_workdir, resolve_config
 
@@ -38,7 +39,7 @@ def test_fresh_run_records_configuration_and_software(tmp_path):
     assert opened.checkpoints == tmp_path / "a" / "run" / "checkpoints"
     text = (opened.path / "config.json").read_text()
     assert json.loads(text) == {
-        "schema_version": 2,
+        "schema_version": 3,
         "config": {"half": 32, "lr": 0.001, "model": {"name": None, "sizes": [1, 2], "width": 64}, "seed": 0},
     }
     assert text.index('"half"') < text.index('"lr"') < text.index('"model"') < text.index('"seed"')
@@ -123,7 +124,7 @@ def test_values_that_json_cannot_hold_are_named():
     [
         ('{"schema_version": 1, "con', "is no run configuration"),
         ("[]", "is no run configuration"),
-        ('{"schema_version": 3, "config": {}}', "schema version 3, this release reads 1 and 2"),
+        ('{"schema_version": 4, "config": {}}', "schema version 4, this release reads 1 to 3"),
     ],
 )
 def test_damaged_or_foreign_config_file(tmp_path, content, message):
@@ -144,6 +145,18 @@ def test_adapters_keep_the_scale_of_their_training(tmp_path, version, alpha):
         assert open_workdir(tmp_path, right, resume=resume).changes == []
         with pytest.raises(ValueError, match=f"lora.alpha={alpha}, and lora.alpha=8.0 .*--config.lora.alpha={alpha}"):
             open_workdir(tmp_path, make_config(lora={"rank": 4, "alpha": 8.0}), resume=resume)
+
+
+def test_controllers_were_control_in_earlier_runs(tmp_path):
+    """A run of version 2 continues with the same numbers of its controllers, and with its method's other parts."""
+    config = default_config().to_dict() | {"method": "siri", "controllers": "period=40"}
+    earlier = {"control" if key == "controllers" else key: value for key, value in config.items()
+               if key not in ("filters", "topology", "recorders")}
+    (tmp_path / "config.json").write_text(json.dumps({"schema_version": 2, "config": earlier}))
+    add_checkpoint(tmp_path)
+    stored = stored_config(tmp_path)
+    assert (stored.method, stored.controllers, stored.filters) == ("siri", "period=40", "") and "control" not in stored
+    assert open_workdir(tmp_path, ml_collections.ConfigDict(config), resume="auto").changes == []
 
 
 def test_damaged_environment_does_not_stop_a_run(tmp_path):

@@ -1,0 +1,43 @@
+"""The method of a configuration with the parts that its texts name; what they name wrongly is reported at once."""
+from ml_collections import ConfigDict
+
+from jaxrl_llm import environments, methods, rewards, tasks
+from jaxrl_llm.learning.schedules import SCHEDULES
+from jaxrl_llm.methods import composition, texts
+from jaxrl_llm.tools import registry, written
+from jaxrl_llm.values.features import feature_size
+
+
+def method_of(config: ConfigDict) -> methods.Method:
+    """The row of `config.method`, whose texts those of the configuration change, see `methods.composition`.
+
+    Raises ValueError that lists all unknown names of methods, parts, tasks, environments, rewards and schedules, and all
+    numbers of parts that do not exist or are out of their range.
+    """
+    found = unknown_names(config)
+    of_the_run = {"max_len": config.sampling.max_tokens, "feature_size": feature_size(config.model.hidden_size)}
+    given = {key: config[key] for key in texts.SLOTS}
+    try:
+        row = methods.get(config.method)
+    except ValueError as error:
+        found.append(f"config.method={config.method!r}: {error}")
+        for key, text in given.items():
+            if not (composition.are_numbers(text) or text.startswith("+") or text == composition.NONE):
+                found += [f"config.{key}={text!r}: {line}" for line in texts.faults(key, text, of_the_run)]
+        raise composition.refusal(found) from None
+    return composition.composed(row, given, of_the_run, "config.", found)
+
+
+def unknown_names(config: ConfigDict) -> list[str]:
+    """A line for each name of a task, an environment, a reward or a schedule that does not exist, and for unreadable texts."""
+    found = []
+    for key, table in (("task", tasks.TASKS), ("environment", environments.factories()), ("rewards", rewards.REWARDS),
+                       ("schedule", SCHEDULES)):
+        for piece in written.parts(config[key]):
+            try:
+                name, _ = written.call(piece)
+                if ":" not in name:
+                    registry.one_of(table.what, name, table)
+            except ValueError as error:
+                found.append(f"config.{key}={config[key]!r}: {error}")
+    return found
