@@ -5,8 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from ml_collections import ConfigDict
 
-from jaxrl_llm.tools import registry
+from jaxrl_llm.tools import key_values, registry
+from jaxrl_llm.tools.registry import one_of
 
 
 def signal_gain(p: Array, n: Array) -> Array:
@@ -70,3 +72,16 @@ def allocate(success_P: Array, *, total: int, low: int = LEAST, high: int = 128,
     gain = UTILITIES[registry.one_of("utility", utility, UTILITIES)]
     success_P = jnp.asarray(success_P, jnp.float32)
     return greedy(lambda counts: gain(success_P, counts), success_P.size, total=total, low=low, high=high)
+
+
+def keys(c: ConfigDict) -> None:
+    """Budgets of rollouts."""
+    c.budget = ConfigDict()            # allocates the per_step x group completions by the predicted rewards of prompts
+    c.budget.utility = ""              # "paper" (of V0), "per_rollout" or "knapsack"; empty: the method's own, or equal shares
+    c.budget.prompts = 0               # prompts per step that share the completions; 0: half of per_step
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError for values that cannot work."""
+    key_values.at_least(config, 0, "budget.prompts")
+    one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))

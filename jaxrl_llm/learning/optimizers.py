@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from optax import contrib
 
 from jaxrl_llm import parallel
-from jaxrl_llm.tools import registry
+from jaxrl_llm.tools import key_values, registry
 from jaxrl_llm.tools.memo import remembered
 from jaxrl_llm.tools.registry import Conflict
 
@@ -197,3 +197,34 @@ CONFLICTS = (
     Conflict(("knobs.reset", "config.optimizer.schedule"), "method {method!r} resets the optimiser, with which "
              "optimizer.schedule={1!r} would begin again and not end at 0",
              "set optimizer.schedule=constant, or take another method", lambda reset, schedule: schedule != "constant"),)
+
+
+def keys(c: ConfigDict) -> None:
+    """The optimiser."""
+    c.optimizer = ConfigDict()
+    c.optimizer.name = "adamw"         # "adam", "lion", "muon", "adafactor", "rmsprop", "sgd", module:function ("optax:nadam")
+    c.optimizer.learning_rate = 1e-4   # peak learning rate, reached after warmup_updates
+    c.optimizer.warmup_updates = 5     # planned updates, also without a gradient, of the linear warm-up of the learning rate
+    c.optimizer.schedule = "constant"  # rate after the warm-up; "linear" and "cosine" decay to 0 at the last planned update
+    c.optimizer.weight_decay = 0.0     # decoupled weight decay: each update subtracts learning rate x this x weight
+    c.optimizer.decayed = "all"        # weights that decay: "all", or "matrices": without norms and biases
+    c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's default, 0.9 for Adam
+    c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's default, 0.999 for Adam
+    c.optimizer.momentum = 0.0         # of SGD and RMSProp: decay of the sum of updates; 0: none
+    c.optimizer.clip_norm = 1.0        # gradients are scaled down to this global norm; 0: off
+    c.optimizer.ema = 0.0              # decay of a moving average of the weights (adapters: of A, of B) for `--average`; 0: off
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError for values that cannot work."""
+    o = config.optimizer
+    key_values.at_least(config, 0, "optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
+                        "optimizer.clip_norm")
+    key_values.finite(config, "optimizer.learning_rate optimizer.weight_decay")
+    for name in ("b1", "b2"):
+        if o[name] != UNSET[name] and not 0 <= o[name] < 1:
+            raise ValueError(f"config.optimizer.{name} is {o[name]}; give 0 or more and less than 1, or -1: the "
+                             "optimiser's own")
+    for name in ("momentum", "ema"):
+        if not 0 <= o[name] < 1:
+            raise ValueError(f"config.optimizer.{name} is {o[name]}; give a decay below 1, for example 0.99, or 0: none")

@@ -8,7 +8,9 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
+from jaxrl_llm.tools import key_values
 from jaxrl_llm.tools.registry import Conflict
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
@@ -96,3 +98,17 @@ def merge(params: Any, lora: Adapters) -> Any:
 _OF_WEIGHTS = "method {method!r} updates the reference from full weights; LoRA does not change them", (
     "set lora.rank=0, or take another method")
 CONFLICTS = tuple(Conflict(("config.lora.rank", knob), *_OF_WEIGHTS) for knob in ("knobs.reference", "knobs.reset"))
+
+
+def keys(c: ConfigDict) -> None:
+    """Low-rank adapters on frozen weights."""
+    c.lora = ConfigDict()              # low-rank adapters on frozen weights
+    c.lora.rank = 0                    # rank of the adapters; 0: all weights are trained
+    c.lora.alpha = 16.0                # W + alpha / rank A B; the first A is normal, with standard deviation 1 / sqrt(in)
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError for values that cannot work."""
+    key_values.at_least(config, 0, "lora.rank")
+    if not 0 < config.lora.alpha < float("inf"):
+        raise ValueError(f"config.lora.alpha is {config.lora.alpha}; give a finite number above 0")

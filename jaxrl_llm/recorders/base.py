@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Set
 from typing import Any, NamedTuple
 
 from jax import Array
+from ml_collections import ConfigDict
 
 from jaxrl_llm.data.rollouts import OWN_ROUTES, ROUTES, Rollouts
 from jaxrl_llm.tools import registry
@@ -153,3 +154,10 @@ def recorded(rollouts: Rollouts, arrays: dict[str, Array]) -> Rollouts:
     fields = {name: value for name, value in arrays.items() if name in Rollouts.__dataclass_fields__}
     others = {name: value for name, value in arrays.items() if name not in fields}
     return rollouts.replace(**fields, extras={**rollouts.extras, **others})
+
+
+def keys(c: ConfigDict) -> None:
+    """Teachers of distillation."""
+    c.teacher = ConfigDict()           # frozen teachers of distillation: log-probs of the policy's own tokens
+    c.teacher.path = ""                # as model.path; for several tasks one teacher each, separated by commas
+    c.teacher.base = ""                # model that teachers are compared with; empty: the initial policy

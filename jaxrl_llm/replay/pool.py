@@ -21,7 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ml_collections import ConfigDict
+
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools import key_values
 from jaxrl_llm.tools.registry import Conflict
 
 FORMAT = "jaxrl_llm pool 1"
@@ -155,3 +158,21 @@ _ALONE = {
 CONFLICTS = tuple(
     Conflict(("config.pool.path", name), f"config.pool.path={{0}} shares groups as texts, and method {{method!r}} {what}",
              "leave it empty, or take another method, for example swarm_sapo") for name, what in _ALONE.items())
+
+
+def keys(c: ConfigDict) -> None:
+    """Groups of other runs."""
+    c.pool = ConfigDict()              # groups of completions that independent runs share, as text
+    c.pool.path = ""                   # folder of the pool, the same for all nodes; empty: nothing is shared
+    c.pool.node = ""                   # unique name of this node; empty: the host's name and the seed
+    c.pool.groups = 0                  # J, largest number of prompts per step with groups of other nodes; 0: half of per_step
+    c.pool.max_age = 3600.0            # seconds after which a shared file is ignored
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError for values that cannot work."""
+    key_values.at_least(config, 0, "pool.groups")
+    key_values.seconds(config, "pool.max_age")
+    if config.pool.path and not 0 < config.pool.groups < config.prompts.per_step:
+        raise ValueError(f"config.pool.groups={config.pool.groups} of the prompts.per_step={config.prompts.per_step} come from "
+                         "the pool; give 1 or more, and leave one to this run")

@@ -17,6 +17,7 @@ from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.maths import masked
 from jaxrl_llm.tasks import text_of
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools.registry import one_of
 from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
 # Two are control conditions. "shuffled": every prompt gets the probe's prediction for its neighbour in the (shuffled) batch.
@@ -164,3 +165,16 @@ def of_v0(weights: str, encoder_path: str) -> Prior:
 def predict(prior: Prior, state, facts: Facts) -> Array:
     """f32[P], see `Prior`."""
     return prior.predict(state, facts)
+
+
+def keys(c: ConfigDict) -> None:
+    """Expected rewards of prompts."""
+    c.prior = ConfigDict()             # methods that predict the reward of a prompt before they sample it
+    c.prior.source = "moving_average"  # "moving_average" of rewards, "probe" on the policy's states, "v0", "shuffled", "oracle"
+    c.prior.weights = ""               # weights of V0, from experiments/pretrain_value.py
+    c.prior.encoder = ""               # the encoder that V0 was trained with
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError for values that cannot work."""
+    one_of("config.prior.source", config.prior.source, SOURCES)

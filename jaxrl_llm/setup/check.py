@@ -1,48 +1,34 @@
 """What values of a configuration may be, before anything is loaded or compiled."""
-import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm.control.budget import UTILITIES
 from jaxrl_llm.engines.kinds import ENGINES
 from jaxrl_llm.engines.prompts import OVERLONG
-from jaxrl_llm.engines.server.server import RELOADS
 from jaxrl_llm.kernels.choice import SETS
-from jaxrl_llm.learning.optimizers import UNSET
 from jaxrl_llm.planning.presets import MODELS
-from jaxrl_llm.sampling.prior import SOURCES
-from jaxrl_llm.setup.resolve import value_of
+from jaxrl_llm.setup.config import ROOMS
+from jaxrl_llm.tools import key_values
 from jaxrl_llm.tools.registry import one_of
 from jaxrl_llm.tools.written import parts
-from jaxrl_llm.values.critic import KINDS
 
 OFFLOADABLE = ("optimizer", "reference", "teacher")
 WAITS = ("auto", "yes", "no")
 _AT_LEAST = {
-    1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches "
-       "sampling.max_turns sampling.turn_tokens "
-       "sampling.max_draws probe.pool learner.epochs learner.minibatches learner.micro_batches learner.max_skipped "
-       "eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers model.num_heads model.mlp_size "
-       "model.experts_per_token",
-    0: "seed sampling.temperature sampling.top_k sampling.tensor sampling.observation_tokens pool.groups "
-       "model.experts model.expert_size learner.balance learner.packed_rows "
-       "lora.rank prompts.max_tokens sampling.max_group budget.prompts "
-       "optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
-       "optimizer.clip_norm critic.learning_rate critic.clip critic.pretrain_steps warmup.steps warmup.loss "
-       "warmup.learning_rate server.max_mismatch warmup.strays eval.every checkpoint.every samples_every",
+    1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches sampling.max_turns "
+       "sampling.turn_tokens sampling.max_draws learner.epochs learner.minibatches learner.micro_batches "
+       "learner.max_skipped eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers "
+       "model.num_heads model.mlp_size model.experts_per_token",
+    0: "seed sampling.temperature sampling.top_k sampling.tensor sampling.observation_tokens sampling.max_group model.experts "
+       "model.expert_size learner.balance learner.packed_rows prompts.max_tokens warmup.steps warmup.loss warmup.learning_rate "
+       "warmup.strays eval.every checkpoint.every samples_every",
 }
-_FINITE = ("sampling.temperature optimizer.learning_rate optimizer.weight_decay critic.learning_rate warmup.learning_rate "
-           "learner.balance")  # deadlines, ages and bounds such as clip_norm may be infinite: none
 
 
 def check(config: ConfigDict) -> None:
     """Raises ValueError for values that cannot work, before anything is loaded or compiled."""
     _check_numbers(config)
-    if config.server.url and not config.server.weights:
-        raise ValueError(f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
-                         "config.server.weights to a folder that both see")
-    if config.pool.path and not 0 < config.pool.groups < config.prompts.per_step:
-        raise ValueError(f"config.pool.groups={config.pool.groups} of the prompts.per_step={config.prompts.per_step} come from "
-                         "the pool; give 1 or more, and leave one to this run")
+    for room in ROOMS:
+        if hasattr(room, "check_keys"):
+            room.check_keys(config)
     _check_sampling(config.sampling)
     _check_new_model(config.model)
     one_of("config.prompts.overlong", config.prompts.overlong, OVERLONG)
@@ -51,15 +37,11 @@ def check(config: ConfigDict) -> None:
     one_of("config.environment_waits", config.environment_waits, WAITS)
     if ":" not in config.sampling.engine:
         one_of("config.sampling.engine", config.sampling.engine, ("auto", *ENGINES))
-    one_of("config.server.reload", config.server.reload, RELOADS)
     one_of("config.model.kernels", config.model.kernels, SETS)
     one_of("config.model.sizes", config.model.sizes, ("", *MODELS))
     if config.model.path and config.model.sizes:
         raise ValueError(f"config.model.path={config.model.path!r} has its own sizes; set config.model.sizes only for a new "
                          "model, without a path")
-    one_of("config.critic.kind", config.critic.kind, KINDS)
-    one_of("config.prior.source", config.prior.source, SOURCES)
-    one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))
     if config.learner.packed_rows and config.learner.micro_batches > 1:
         raise ValueError(f"learner.packed_rows={config.learner.packed_rows} and learner.micro_batches="
                          f"{config.learner.micro_batches} both set the micro-batch size; set learner.micro_batches=1")
@@ -76,32 +58,13 @@ def check(config: ConfigDict) -> None:
 
 def _check_numbers(config: ConfigDict) -> None:
     """Raises ValueError for numbers outside their range, of which infinite ones are bounds that are never reached."""
-    for least, names in _AT_LEAST.items():
-        for name in names.split():
-            value = value_of(config, name)
-            if not value >= least:  # refuses NaN too
-                raise ValueError(f"config.{name} is {value}; it must be at least {least}")
-    for name in _FINITE.split():
-        if not np.isfinite(value_of(config, name)):
-            raise ValueError(f"config.{name} is {value_of(config, name)}; give a finite number")
-    if not 0 < config.lora.alpha < np.inf:
-        raise ValueError(f"config.lora.alpha is {config.lora.alpha}; give a finite number above 0")
-    for name in ("b1", "b2"):
-        value = config.optimizer[name]
-        if value != UNSET[name] and not 0 <= value < 1:
-            raise ValueError(f"config.optimizer.{name} is {value}; give 0 or more and less than 1, or -1: the optimiser's own")
-    for name in ("momentum", "ema"):
-        if not 0 <= config.optimizer[name] < 1:
-            raise ValueError(f"config.optimizer.{name} is {config.optimizer[name]}; give a decay below 1, for example 0.99, or "
-                             "0: none")
-    for name, seconds in (("reward_deadline", config.reward_deadline), ("server.deadline", config.server.deadline),
-                          ("pool.max_age", config.pool.max_age),
-                          ("environment_deadline", config.environment_deadline)):
-        if not seconds > 0:
-            raise ValueError(f"config.{name} is {seconds}; give a number of seconds above 0")
+    for least, keys in _AT_LEAST.items():
+        key_values.at_least(config, least, keys)
+    key_values.finite(config, "sampling.temperature warmup.learning_rate learner.balance")
+    key_values.seconds(config, "reward_deadline environment_deadline")
     for name in ("environment_invalid", "warmup.strays"):
-        if not 0 <= value_of(config, name) <= 1:
-            raise ValueError(f"config.{name} is {value_of(config, name)}; give a share from 0 to 1")
+        if not 0 <= (value := key_values.value_of(config, name)) <= 1:
+            raise ValueError(f"config.{name} is {value}; give a share from 0 to 1")
 
 
 def _check_sampling(s: ConfigDict) -> None:

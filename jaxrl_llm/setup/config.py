@@ -1,6 +1,17 @@
 """The keys of a run's configuration with safe defaults; config files start from here and change what they need."""
 from ml_collections import ConfigDict
 
+from jaxrl_llm.control import budget
+from jaxrl_llm.engines.server import server
+from jaxrl_llm.learning import optimizers
+from jaxrl_llm.models import lora
+from jaxrl_llm.recorders import base as recorders
+from jaxrl_llm.replay import pool
+from jaxrl_llm.sampling import prior
+from jaxrl_llm.setup import probe
+from jaxrl_llm.values import critic
+
+ROOMS = (lora, server, optimizers, critic, probe, prior, recorders, pool, budget)  # each declares the keys that it reads
 
 def default_config() -> ConfigDict:
     """All keys of a run. Config files override values; unknown keys are errors.
@@ -8,8 +19,8 @@ def default_config() -> ConfigDict:
     The comment behind a key is its documentation: `setup.config_page` reads it for docs/configuration.md and `--help`.
     """
     c = ConfigDict()
-    for room in (_run, _model, _sampling, _learning, _values, _around):
-        room(c)
+    for declare in (_run, _model, _sampling, _learning, _around, *(room.keys for room in ROOMS)):
+        declare(c)
     return c.lock()
 
 
@@ -67,10 +78,6 @@ def _model(c: ConfigDict) -> None:
     c.model.kernels = "auto"           # attention and experts: "plain" is XLA alone, "cuda", "tpu"; "auto": by the device
     c.model.int8_cache = False         # sampling keeps keys and values in 8 bits, which halves the bytes of a cache in bfloat16
 
-    c.lora = ConfigDict()              # low-rank adapters on frozen weights
-    c.lora.rank = 0                    # rank of the adapters; 0: all weights are trained
-    c.lora.alpha = 16.0                # W + alpha / rank A B; the first A is normal, with standard deviation 1 / sqrt(in)
-
     c.prompts = ConfigDict()
     c.prompts.per_step = 8             # P, prompts of a step
     c.prompts.max_tokens = 0           # S, longest prompt in tokens; 0: of the task's longest prompt; of environments a bound
@@ -97,30 +104,9 @@ def _sampling(c: ConfigDict) -> None:
     c.sampling.paged_cache = False     # the engine's keys and values lie in pages of one pool, see docs/guides/engine.md
     c.sampling.max_draws = 4           # largest number of draws of problems by which a filter fills a batch
 
-    c.server = ConfigDict()            # a server that samples instead of this process, see docs/guides/serving.md
-    c.server.url = ""                  # its address, e.g. "http://127.0.0.1:8000"; empty: this process samples
-    c.server.model = ""                # name of the model on the server; empty: its only one
-    c.server.weights = ""              # folder through which it receives weights; both see it under the same path
-    c.server.reload = "sglang"         # how it learns of them: by a request of "sglang" or "vllm", or from the "folder" alone
-    c.server.deadline = 600.0          # seconds for a request with all its retries; beyond it the run ends
-    c.server.max_mismatch = 0.05       # largest mismatch/kl of a batch, nats per token; beyond it the run ends
-
 
 def _learning(c: ConfigDict) -> None:
     """The optimiser and the updates of a batch."""
-    c.optimizer = ConfigDict()
-    c.optimizer.name = "adamw"         # "adam", "lion", "muon", "adafactor", "rmsprop", "sgd", module:function ("optax:nadam")
-    c.optimizer.learning_rate = 1e-4   # peak learning rate, reached after warmup_updates
-    c.optimizer.warmup_updates = 5     # planned updates, also without a gradient, of the linear warm-up of the learning rate
-    c.optimizer.schedule = "constant"  # rate after the warm-up; "linear" and "cosine" decay to 0 at the last planned update
-    c.optimizer.weight_decay = 0.0     # decoupled weight decay: each update subtracts learning rate x this x weight
-    c.optimizer.decayed = "all"        # weights that decay: "all", or "matrices": without norms and biases
-    c.optimizer.b1 = -1.0              # decay of the first moment; -1: the optimiser's default, 0.9 for Adam
-    c.optimizer.b2 = -1.0              # decay of the second moment; -1: the optimiser's default, 0.999 for Adam
-    c.optimizer.momentum = 0.0         # of SGD and RMSProp: decay of the sum of updates; 0: none
-    c.optimizer.clip_norm = 1.0        # gradients are scaled down to this global norm; 0: off
-    c.optimizer.ema = 0.0              # decay of a moving average of the weights (adapters: of A, of B) for `--average`; 0: off
-
     c.learner = ConfigDict()
     c.learner.epochs = 0                # passes over each rollout batch; 0: the method's own
     c.learner.minibatches = 0           # optimiser steps per pass; 0: the method's own
@@ -129,39 +115,6 @@ def _learning(c: ConfigDict) -> None:
     c.learner.max_skipped = 5           # the run ends after this number of consecutive non-finite updates
     c.learner.balance = 0.0             # weight of the load-balancing loss of a mixture of experts; 0.001 to 0.01 are usual
     c.learner.offload = ""              # kept in host memory between uses: "optimizer", "reference", "teacher"
-
-
-def _values(c: ConfigDict) -> None:
-    """Values of states and expectations of prompts, for methods that have them."""
-    c.probe = ConfigDict()             # POISE: the baseline is a probe on the policy's hidden states
-    c.probe.layer = "0.55"             # output of this block: an index (-1: the last), or a fraction of the depth
-    c.probe.pool = 10                  # last prompt tokens and last reasoning tokens whose states are averaged
-    c.probe.think_end = "</think>"     # text that ends the reasoning (not in a <tool_call>); without it all is reasoning
-
-    c.prior = ConfigDict()             # methods that predict the reward of a prompt before they sample it
-    c.prior.source = "moving_average"  # "moving_average" of rewards, "probe" on the policy's states, "v0", "shuffled", "oracle"
-    c.prior.weights = ""               # weights of V0, from experiments/pretrain_value.py
-    c.prior.encoder = ""               # the encoder that V0 was trained with
-
-    c.teacher = ConfigDict()           # frozen teachers of distillation: log-probs of the policy's own tokens
-    c.teacher.path = ""                # as model.path; for several tasks one teacher each, separated by commas
-    c.teacher.base = ""                # model that teachers are compared with; empty: the initial policy
-
-    c.pool = ConfigDict()              # groups of completions that independent runs share, as text
-    c.pool.path = ""                   # folder of the pool, the same for all nodes; empty: nothing is shared
-    c.pool.node = ""                   # unique name of this node; empty: the host's name and the seed
-    c.pool.groups = 0                  # J, largest number of prompts per step with groups of other nodes; 0: half of per_step
-    c.pool.max_age = 3600.0            # seconds after which a shared file is ignored
-
-    c.budget = ConfigDict()            # allocates the per_step x group completions by the predicted rewards of prompts
-    c.budget.utility = ""              # "paper" (of V0), "per_rollout" or "knapsack"; empty: the method's own, or equal shares
-    c.budget.prompts = 0               # prompts per step that share the completions; 0: half of per_step
-
-    c.critic = ConfigDict()            # methods with a value of each state
-    c.critic.kind = "separate"         # "separate": a model initialised from the policy; "head": a layer on the policy's states
-    c.critic.learning_rate = 0.0       # learning rate of the critic; 0: the policy's
-    c.critic.clip = 0.5                # value clipping: largest change of a value in a batch that lowers its loss; 0: off
-    c.critic.pretrain_steps = -1       # first steps that train only the critic; -1: the method's own
 
 
 def _around(c: ConfigDict) -> None:

@@ -1,4 +1,4 @@
-"""Every key of a run's configuration with its default and meaning, read from the lines and comments of `config.py`.
+"""Every key of a run's configuration with its default and meaning, read from the lines and comments that declare it.
 
 `python -m jaxrl_llm.setup.config_page --write docs/configuration.md` renews the page; `--help` of scripts with --config
 prints the same.
@@ -16,7 +16,7 @@ from typing import NamedTuple
 HEAD = """# Configuration
 
 Written by `python -m jaxrl_llm.setup.config_page --write docs/configuration.md` from the comments of
-`jaxrl_llm/setup/config.py`; do not edit by hand.
+`jaxrl_llm/setup/config.py` and of the rooms that it joins; do not edit by hand.
 
 A config file (`configs/arithmetic.py`) starts from `default_config()` and sets what it needs; the command line goes last:
 `--config.sampling.group=16`. A value has the type of its default; a tuple is written
@@ -34,7 +34,7 @@ class ConfigKey(NamedTuple):
 
 
 def rooms(source: str) -> Iterator[tuple[str, list[ConfigKey]]]:
-    """`(docstring, keys)` of each function of `config.py` that sets keys: `c.KEY = DEFAULT  # MEANING`, one per line.
+    """`(docstring, keys)` of each function of a file that sets keys: `c.KEY = DEFAULT  # MEANING`, one per line.
 
     It only parses the text and imports nothing, so that `--help` is quick.
     """
@@ -53,19 +53,28 @@ def rooms(source: str) -> Iterator[tuple[str, list[ConfigKey]]]:
             yield ast.get_docstring(function), keys
 
 
-def _source() -> str:
-    return Path(__file__).with_name("config.py").read_text(encoding="utf-8")
+def sections() -> Iterator[tuple[str, list[ConfigKey]]]:
+    """`rooms` of `config.py`, then those of the modules in its `ROOMS`, in their order."""
+    source = Path(__file__).with_name("config.py").read_text(encoding="utf-8")
+    yield from rooms(source)
+    tree = ast.parse(source)
+    places = {one.asname or one.name: f"{line.module}.{one.name}" for line in tree.body if isinstance(line, ast.ImportFrom)
+              for one in line.names}
+    joined = next(line.value for line in tree.body if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "ROOMS")
+    for name in joined.elts:
+        file = Path(__file__).parents[2] / f"{places[name.id].replace('.', '/')}.py"
+        yield from rooms(file.read_text(encoding="utf-8"))
 
 
 def all_keys() -> list[ConfigKey]:
-    """Every key, in the order of `config.py`."""
-    return [key for _, keys in rooms(_source()) for key in keys]
+    """Every key, in the order of `sections`."""
+    return [key for _, keys in sections() for key in keys]
 
 
 def help_text() -> str:
     """All keys for the terminal, one per line."""
     lines = ["keys of --config, each set by --config.KEY=VALUE:"]
-    for title, keys in rooms(_source()):
+    for title, keys in sections():
         lines += ["", f"  {title}"]
         for name, default, meaning in keys:
             shown = f"{name} ({default})" if default is not None else f"{name}.*"
@@ -76,7 +85,7 @@ def help_text() -> str:
 def markdown() -> str:
     """All keys as a page with a table for each room."""
     lines = [HEAD]
-    for title, keys in rooms(_source()):
+    for title, keys in sections():
         lines += [f"## {title.rstrip('.')}", "", "| key | default | meaning |", "|---|---|---|"]
         for name, default, meaning in keys:
             text = meaning.replace("|", "\\|").replace("<", "&lt;")

@@ -3,6 +3,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.environments.parsers import CLOSE, OPEN
 from jaxrl_llm.learning.policy import Capture
+from jaxrl_llm.tools import key_values
 from jaxrl_llm.values import features
 
 
@@ -16,3 +17,16 @@ def capture_of(config: ConfigDict, tokenizer, num_layers: int) -> Capture:
                          "such as 0.55") from None
     marker, *call = (tuple(tokenizer.encode(text)) for text in (p.think_end, OPEN, CLOSE))
     return Capture(features.layer_index(layer, num_layers), p.pool, marker, (call[0], call[1]))
+
+
+def keys(c: ConfigDict) -> None:
+    """POISE's probe."""
+    c.probe = ConfigDict()             # POISE: the baseline is a probe on the policy's hidden states
+    c.probe.layer = "0.55"             # output of this block: an index (-1: the last), or a fraction of the depth
+    c.probe.pool = 10                  # last prompt tokens and last reasoning tokens whose states are averaged
+    c.probe.think_end = "</think>"     # text that ends the reasoning (not in a <tool_call>); without it all is reasoning
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError for values that cannot work."""
+    key_values.at_least(config, 1, "probe.pool")

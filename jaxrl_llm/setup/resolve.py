@@ -1,5 +1,4 @@
 """Automatic values of a configuration, and those of a method's paper."""
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -83,7 +82,3 @@ def of_one_turn(config: ConfigDict) -> ConfigDict:
         numbers = ", ".join(f"{name}={value!r}" for name, value in told.items())
         config.task, config.environment = f"{options.get('task', 'arithmetic')}({numbers})", ""
     return config
-
-
-def value_of(config: ConfigDict, key: str) -> Any:
-    return functools.reduce(getattr, key.split("."), config)

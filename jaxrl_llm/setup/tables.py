@@ -4,7 +4,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.setup.resolve import PAPER, in_paper, resolve, value_of
+from jaxrl_llm.setup.resolve import PAPER, in_paper, resolve
+from jaxrl_llm.tools.key_values import value_of
 
 
 def arithmetic_table(config: ConfigDict, prompt_tokens: int, rollouts: int = 0) -> list[tuple[str, str]]:

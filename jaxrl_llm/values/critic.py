@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from jaxrl_llm.data.packing import PackedRows
 from jaxrl_llm.data.rollouts import Rollouts, clean
@@ -29,8 +30,9 @@ from jaxrl_llm.maths.descent import descend, split
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.parallel import batch_sharding, indexed, over_rows, tree_shardings
+from jaxrl_llm.tools import key_values
 from jaxrl_llm.tools.memo import remembered
-from jaxrl_llm.tools.registry import Conflict
+from jaxrl_llm.tools.registry import Conflict, one_of
 
 KINDS = ("separate", "head")
 
@@ -247,3 +249,19 @@ CONFLICTS = (
     Conflict(("estimator.has_critic", "config.critic.pretrain_steps", "config.steps"),
              "config.critic.pretrain_steps={1} leave none of the {2} steps to the policy", "set fewer (0: none), or more steps",
              lambda critic, alone, steps: critic and alone >= steps),)
+
+
+def keys(c: ConfigDict) -> None:
+    """Critics."""
+    c.critic = ConfigDict()            # methods with a value of each state
+    c.critic.kind = "separate"         # "separate": a model initialised from the policy; "head": a layer on the policy's states
+    c.critic.learning_rate = 0.0       # learning rate of the critic; 0: the policy's
+    c.critic.clip = 0.5                # value clipping: largest change of a value in a batch that lowers its loss; 0: off
+    c.critic.pretrain_steps = -1       # first steps that train only the critic; -1: the method's own
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError for values that cannot work."""
+    key_values.at_least(config, 0, "critic.learning_rate critic.clip critic.pretrain_steps")
+    key_values.finite(config, "critic.learning_rate")
+    one_of("config.critic.kind", config.critic.kind, KINDS)

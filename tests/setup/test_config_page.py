@@ -8,7 +8,7 @@ from jaxrl_llm.setup import config_page
 from jaxrl_llm.setup.config import default_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
-KEYS = [key for _, keys in config_page.rooms(config_page._source()) for key in keys if key.default is not None]
+KEYS = [key for _, keys in config_page.sections() for key in keys if key.default is not None]
 
 
 def leaves(config, prefix=""):

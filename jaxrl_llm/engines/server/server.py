@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxrl_llm.engines.requests import Request, as_ints
 from jaxrl_llm.engines.server import answers
@@ -17,6 +18,8 @@ from jaxrl_llm.engines.server.client import Client, Fault, Refusal, ServerError
 from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import merge
+from jaxrl_llm.tools import key_values
+from jaxrl_llm.tools.registry import one_of
 
 _FIRST_CONTACT = 30.0  # seconds for a server that has not answered yet
 _KEPT = 2  # publications whose files stay: the one in use, and the one before, which may still be read
@@ -203,3 +206,24 @@ def digest(params: Any) -> str:
         made.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode())
         made.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return made.hexdigest()
+
+
+def keys(c: ConfigDict) -> None:
+    """A server that samples."""
+    c.server = ConfigDict()            # a server that samples instead of this process, see docs/guides/serving.md
+    c.server.url = ""                  # its address, e.g. "http://127.0.0.1:8000"; empty: this process samples
+    c.server.model = ""                # name of the model on the server; empty: its only one
+    c.server.weights = ""              # folder through which it receives weights; both see it under the same path
+    c.server.reload = "sglang"         # how it learns of them: by a request of "sglang" or "vllm", or from the "folder" alone
+    c.server.deadline = 600.0          # seconds for a request with all its retries; beyond it the run ends
+    c.server.max_mismatch = 0.05       # largest mismatch/kl of a batch, nats per token; beyond it the run ends
+
+
+def check_keys(config: ConfigDict) -> None:
+    """Raises ValueError for values that cannot work."""
+    key_values.at_least(config, 0, "server.max_mismatch")
+    key_values.seconds(config, "server.deadline")
+    one_of("config.server.reload", config.server.reload, RELOADS)
+    if config.server.url and not config.server.weights:
+        raise ValueError(f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
+                         "config.server.weights to a folder that both see")
