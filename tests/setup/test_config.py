@@ -198,7 +198,7 @@ def test_the_setting_of_the_paper_and_what_differs_from_it():
     assert paper_table(theirs, defaults) == [("buffer of the paper", "7, which no key sets")]
     assert resolve(theirs, defaults) == theirs and resolve(theirs, {}) == theirs  # as a run folder is read
     c.sampling.max_group = 12
-    assert resolve(c, defaults).sampling.max_group == 12  # groups of 5 make it
+    assert resolve(c, defaults).sampling.max_group == 12  # no multiple of the group
     assert resolve(c, defaults | {"max_group": 40}).sampling.max_group == 40
     c.setting = ""
     assert resolve(c, defaults).sampling.max_group == 12
