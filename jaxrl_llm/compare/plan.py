@@ -15,7 +15,7 @@ from jaxrl_llm.methods import texts
 from jaxrl_llm.runs.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
 from jaxrl_llm.setup.keys import set_key
 from jaxrl_llm.setup.names import method_of
-from jaxrl_llm.setup.phases import recorded, text_of
+from jaxrl_llm.setup.phases import follows_steps, recorded, text_of
 from jaxrl_llm.store import own_code
 from jaxrl_llm.store.workdir import config_changes, read_config, resolve_config
 from jaxrl_llm.tools import written
@@ -209,7 +209,7 @@ def _following_steps(config: ConfigDict) -> list[str]:
     numbers = {name: value for part in method_of(config).parts("objective") for name, value in part.numbers.items()
                if texts.follows(value) and "steps" not in written.calls(value)[0][1]}
     stages = text_of(config)
-    return [*[f"phases={stages!r}"] * bool(stages), *[f"optimizer.schedule={rate!r}"] * (rate != "constant"),
+    return [*[f"phases={stages!r}"] * follows_steps(stages), *[f"optimizer.schedule={rate!r}"] * (rate != "constant"),
             *(f"objective's {k}={v}" for k, v in numbers.items())]
 
 

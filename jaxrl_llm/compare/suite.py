@@ -51,7 +51,8 @@ METHODS = "grpo, rloo, dr_grpo, dapo, gspo, cispo, reinforce_pp, ppo, poise, v0,
 # Schedules in proportion to runs of 60 to 160 steps with completions of at most 6 tokens: with the papers' numbers they would
 # not act before such a run ends. Methods without an entry run as the catalogue has them.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "acereason_curriculum": {"controllers": "lengths=(0.5, 0.66, 0.83, 1.0), every=25"},  # 3 tokens: sum, end token
+    "acereason_curriculum": {"phases": "short(steps=25, sampling.max_tokens=50%), half(steps=25, sampling.max_tokens=66%), "
+                                       "long(steps=25, sampling.max_tokens=83%), all"},  # 3 tokens: a sum with its end
     "brorl": {"prompts.per_step": 12, "sampling.group": 32, "controllers": "usual=16, patience=1"},  # twice the rollouts
     "chord": {"objective": "warmup=20, decay=40"},
     "chord_mu": {"objective": "decay=60"},
@@ -59,14 +60,15 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "demystify_cot": {"estimator": "margin=0"},  # with its 16 every completion is too long
     "dots_rr": {"controllers": "reference=24, every=4, width=64"},  # a quarter more rollouts, as in the paper
     "drive": {"controllers": "steps=(16, 6, 6, 6)"},
-    "historical_variance": {"controllers": "explore=30"},
-    "oneshot_entropy": {"controllers": "explore=30"},
-    "prorl": {"controllers": "patience=1"},
-    "qwenlong_l1": {"controllers": "limits=(0.4, 1.0), every=40"},  # of mixed: prompts of two-digit numbers, then of three
+    "historical_variance": {"phases": "all(steps=30), one(weights=first)"},
+    "oneshot_entropy": {"phases": "all(steps=30), one(weights=first)"},
+    "prorl": {"controllers": "patience=1", "phases": "all"},
+    # of mixed: prompts of two-digit numbers, then of three digits
+    "qwenlong_l1": {"controllers": "limits=(0.4, 1.0)", "phases": "short(steps=40), long"},
     "siri": {"controllers": "period=40"},
     "spear": {"replay_objective": "warmup=40"},
     "spear_clip": {"replay_objective": "warmup=40"},
-    "sws": {"controllers": "explore=20"},
+    "sws": {"phases": "first(steps=20), second(weights=first)"},
     "vapo": {"critic.pretrain_steps": 10},
     "vc_ppo": {"critic.pretrain_steps": 10},
 }

@@ -11,13 +11,13 @@ from jaxrl_llm.maths import masked
 class Visits(NamedTuple):
     """For each of N problems, f32[N]: its number of visits, mean and sum of squared deviations of its accuracies.
 
-    `steps` i32[]: number of observed steps.
+    `chosen` i32[]: the problem of largest variance from the second phase of a run on, -1 in the first one.
     """
 
     times: Array
     mean: Array
     squares: Array
-    steps: Array
+    chosen: Array
 
 
 def visited(visits: Visits, prompt_ids_P: Array, accuracy_P: Array, real_P: Array) -> Visits:
@@ -33,7 +33,7 @@ def visited(visits: Visits, prompt_ids_P: Array, accuracy_P: Array, real_P: Arra
     accuracy, times = add(accuracy_P) / jnp.where(seen, rows, 1), visits.times + seen
     off = jnp.where(seen, accuracy - visits.mean, 0)
     mean = visits.mean + off / jnp.maximum(times, 1)
-    return Visits(times, mean, visits.squares + off * jnp.where(seen, accuracy - mean, 0), visits.steps + 1)
+    return visits._replace(times=times, mean=mean, squares=visits.squares + off * jnp.where(seen, accuracy - mean, 0))
 
 
 def historical_variances(visits: Visits) -> Array:
@@ -42,24 +42,28 @@ def historical_variances(visits: Visits) -> Array:
 
 
 @controller
-def historical_variance(*, explore: int = 100) -> Controller:
-    """`prompt_weights` f32[N]: equal for `explore` steps, then 1 for the problem of largest variance and 0 for all others.
+def historical_variance() -> Controller:
+    """`prompt_weights` f32[N]: equal in the first phase of a run, then 1 for the problem of largest variance in it, else 0.
 
-    Ties go to the first problem. The paper ranks by an earlier run, of 500 steps; here the run continues with its trained
-    weights. `init(N)`. Facts: `rollouts`; right answers count, not rewards.
+    Ties go to the first problem. The paper ranks by a run of 500 steps, and begins anew with the chosen problem. `init(N)`.
+    Facts: `rollouts`; right answers count, not rewards.
     """
 
     def propose(visits):
-        best = jnp.argmax(historical_variances(visits)) == jnp.arange(visits.times.size)
-        return {"prompt_weights": jnp.where(visits.steps < explore, 1.0, best.astype(jnp.float32))}
+        one = visits.chosen == jnp.arange(visits.times.size)
+        return {"prompt_weights": jnp.where(visits.chosen < 0, 1.0, one.astype(jnp.float32))}
 
     def observe(visits, facts):
         rollouts = facts["rollouts"]
         accuracy = masked.mean(rollouts.correct.astype(jnp.float32), rollouts.fresh, axis=1)
-        exploring = visits.steps < explore  # afterwards the choice is fixed, however its accuracy changes
+        exploring = visits.chosen < 0  # afterwards the choice is fixed, however its accuracy changes
         return visited(visits, rollouts.prompt_ids, accuracy, jnp.any(rollouts.fresh, axis=1) & exploring)
 
-    def init(prompts):
-        return Visits(jnp.zeros(prompts), jnp.zeros(prompts), jnp.zeros(prompts), jnp.int32(0))
+    def begin(visits):
+        best = jnp.argmax(historical_variances(visits)).astype(jnp.int32)
+        return visits._replace(chosen=jnp.where(visits.chosen < 0, best, visits.chosen))
 
-    return Controller(init, propose, observe, facts=("rollouts",), knobs=("prompt_weights",))
+    def init(prompts):
+        return Visits(jnp.zeros(prompts), jnp.zeros(prompts), jnp.zeros(prompts), jnp.int32(-1))
+
+    return Controller(init, propose, observe, facts=("rollouts",), knobs=("prompt_weights",), begin=begin)

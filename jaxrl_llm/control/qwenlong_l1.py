@@ -14,12 +14,15 @@ MODES = ("zero_only", "weighted")
 
 
 class Phases(NamedTuple):
-    """For each of N problems, i32[N]: its phase from 1 (0: too long), rollouts when first sampled, right ones; `step` i32[]."""
+    """For each of N problems, i32[N]: its phase from 1 (0: too long), rollouts when first sampled, right ones.
+
+    `now` i32[]: the phase of the run.
+    """
 
     phase: Array
     tried: Array
     right: Array
-    step: Array
+    now: Array
 
 
 def limits_of(lengths_N: np.ndarray, limits: Sequence[float]) -> tuple[int, ...]:
@@ -51,37 +54,38 @@ def difficulty(mean_N: Array, group: Array) -> Array:
 
 
 @controller
-def qwenlong_l1(*, limits: Sequence[float] = (20_000, 60_000), every: int = 100, mode: str = "zero_only") -> Controller:
-    """`prompt_weights` f32[N]: in phase k 1 for its own problems; for earlier ones by their difficulty when first sampled.
+def qwenlong_l1(*, limits: Sequence[float] = (20_000, 60_000), mode: str = "zero_only") -> Controller:
+    """`prompt_weights` f32[N]: in phase k of a run 1 for its own problems; for earlier ones by their first difficulty.
 
     `zero_only`, as the paper ran it: 1 for earlier problems without a right rollout. `weighted`: their `difficulty` divided by
     the rollouts of a group, which is at most 1 (the share is ours). Problems that were never sampled count as not hard, and
     prompts longer than the last of the `limits` are excluded. Limits are tokens; up to 1 they are shares of the prompts from
-    the shortest on, so that (0.5, 1.0) are two phases of any task (ours). A phase lasts `every` steps (ours), the last phase
-    never ends. Facts: `tried`, `right`. Raises ValueError: limits that do not grow, phases without a step or without a problem,
-    or another mode.
+    the shortest on, so that (0.5, 1.0) are two phases of any task (ours). Further phases of the run are as the last of these.
+    Facts: `tried`, `right`. Raises ValueError: limits that do not grow, phases without a problem, or another mode.
     """
     registry.one_of("mode", mode, MODES)
-    if not limits or list(limits) != sorted(set(limits)) or every < 1:
-        raise ValueError(f"limits={tuple(limits)}, every={every}; give limits that grow, and one step or more")
+    if not limits or list(limits) != sorted(set(limits)):
+        raise ValueError(f"limits={tuple(limits)}; give limits that grow")
 
     def propose(state):
-        now = 1 + jnp.minimum(state.step // every, len(limits) - 1)
         mean = state.right / jnp.maximum(state.tried, 1)
         if mode == "zero_only":
             hard = (mean == 0).astype(jnp.float32)
         else:
             hard = difficulty(mean, state.tried) / jnp.maximum(state.tried, 1)
-        earlier = (state.phase > 0) & (state.phase < now) & (state.tried > 0)
-        return {"prompt_weights": jnp.where(state.phase == now, 1.0, jnp.where(earlier, hard, 0.0))}
+        earlier = (state.phase > 0) & (state.phase < state.now) & (state.tried > 0)
+        return {"prompt_weights": jnp.where(state.phase == state.now, 1.0, jnp.where(earlier, hard, 0.0))}
 
     def observe(state, facts):
         first = state.tried == 0
         return state._replace(tried=state.tried + jnp.where(first, facts["tried"], 0),
-                              right=state.right + jnp.where(first, facts["right"], 0), step=state.step + 1)
+                              right=state.right + jnp.where(first, facts["right"], 0))
+
+    def begin(state):
+        return state._replace(now=jnp.minimum(state.now + 1, len(limits)))
 
     def init(prompt_lengths):
         none, tokens = jnp.zeros(len(prompt_lengths), jnp.int32), limits_of(prompt_lengths, limits)
-        return Phases(phase_of(jnp.asarray(prompt_lengths), tokens), none, none, jnp.int32(0))
+        return Phases(phase_of(jnp.asarray(prompt_lengths), tokens), none, none, jnp.int32(1))
 
-    return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_weights",))
+    return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_weights",), begin=begin)

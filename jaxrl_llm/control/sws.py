@@ -12,7 +12,7 @@ from jaxrl_llm.maths import masked
 class Trends(NamedTuple):
     """For each of N problems: visits, mean accuracy, sum of `(t - mean t) accuracy` over visits, best accuracy; its domain.
 
-    All are f32[N] except `visits` and `domain` i32[N]; `step` i32[].
+    All are f32[N] except `visits` and `domain` i32[N]; `phase` of the run from 0, i32[].
     """
 
     visits: Array
@@ -20,7 +20,7 @@ class Trends(NamedTuple):
     product: Array
     best: Array
     domain: Array
-    step: Array
+    phase: Array
 
 
 def slope(trends: Trends) -> Array:

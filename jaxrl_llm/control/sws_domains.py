@@ -6,26 +6,26 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 @controller
-def sws_domains(*, explore: int = 100, threshold: float = 0.5) -> Controller:
-    """`prompt_weights` f32[N]: equal for `explore` steps, then each domain in proportion to its share of `weak` problems.
+def sws_domains(*, threshold: float = 0.5) -> Controller:
+    """`prompt_weights` f32[N]: equal in the first phase of a run, then each domain in proportion to its `weak` share.
 
-    Domains are the levels of the task. The paper adds synthetic problems to the weak domains and restarts; here the existing
-    problems of weak domains are drawn more often, with equal weights inside a domain, and the run continues. `explore` is ours.
-    Without a weak problem all are drawn. Facts: `tried`, `right`, also of groups that a filter drops.
+    Domains are the levels of the task. The paper adds synthetic problems to the weak domains; here the existing problems of
+    weak domains are drawn more often, with equal weights inside a domain. Without a weak problem all are drawn. Facts: `tried`,
+    `right`, also of groups that a filter drops.
     """
     def propose(trends):
-        return {"prompt_weights": jnp.where(trends.step < explore, 1.0, domain_weights(trends, threshold))}
+        return {"prompt_weights": jnp.where(trends.phase == 0, 1.0, domain_weights(trends, threshold))}
 
     def observe(trends, facts):
-        exploring = trends.step < explore  # afterwards the choice is fixed
-        tried, right = (jnp.where(exploring, facts[name], 0) for name in ("tried", "right"))
-        return sws.visited(trends, tried, right)._replace(step=trends.step + 1)
+        tried, right = (jnp.where(trends.phase == 0, facts[name], 0) for name in ("tried", "right"))  # then the choice is fixed
+        return sws.visited(trends, tried, right)
 
     def init(levels):
         none = jnp.zeros(len(levels))
         return sws.Trends(jnp.zeros(len(levels), jnp.int32), none, none, none, jnp.asarray(levels), jnp.int32(0))
 
-    return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_weights",))
+    return Controller(init, propose, observe, facts=("tried", "right"), knobs=("prompt_weights",),
+                      begin=lambda trends: trends._replace(phase=trends.phase + 1))
 
 
 def domain_weights(trends: sws.Trends, threshold: float = 0.5):

@@ -68,6 +68,14 @@ class Controls:
         """The names of the values that the state of this controller depends on."""
         return list(inspect.signature(self.by_name[name].init).parameters)
 
+    def begun(self, name: str, state: Any, mesh: Mesh) -> Any:
+        """The state of this controller at the beginning of a phase, after one that it ended with `state`."""
+        begin = self.by_name[name].begin
+        if begin is None:
+            return state
+        new = jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), begin(state))  # no array at two places, see `init`
+        return parallel.put(new, parallel.tree_shardings(new, mesh))
+
     def proposed(self, states: Mapping[str, Any]) -> dict[str, Any]:
         """The values of all knobs that they set, by name."""
         return {knob: value for name, one in self.by_name.items() for knob, value in one.propose(states[name]).items()}

@@ -70,8 +70,9 @@ ROWS = (
            arxiv=("2512.20312",),
            equation="A = z-score of r + 0.1 answered - 0.1 failed - 0.2 unknown calls; one ratio for each rollout, clipped",
            estimator="table_gpt_r1", objective="gspo(clip_low=0.2, clip_high=0.28)",
-           needs=("tool_calls",),
-           omits="an entropy bonus of 0.001 from step 50 on, judges of open answers, and data in stages by difficulty"),
+           needs=("tool_calls",), controllers="staged_problems(bands=((0, 1), (0.375, 0.875), (0, 0.49)))",
+           phases="all, sometimes, weak",
+           omits="an entropy bonus of 0.001 from step 50 on, judges of open answers, the first stage's shares by difficulty"),
     Method(
         slug="cleaner_saar", title="CLEANER: failed calls give way to their corrections", arxiv=("2601.15141",),
         equation="history: the corrected call with the old reasoning where it is similar, else the corrected turn; then GRPO",

@@ -22,8 +22,10 @@ ROWS = (
     Method(
         slug="acereason_curriculum", title="AceReason's stages of length and difficulty", arxiv=("2505.16400", "2506.13284"),
         equation="tokens 1/4, 1/2, 3/4, 1 of the limit by stage; in the last two only problems with <= 6/16 right; GRPO",
-        controllers="acereason_curriculum", defaults={"prompts": 128, "group_size": 16, "temperature": 0.6},
-        omits="the stages on code, whose groups grow and whose temperature rises; stages that end with their validation curve"),
+        controllers="staged_problems", defaults={"prompts": 128, "group_size": 16, "temperature": 0.6},
+        phases="8k(sampling.max_tokens=25%, sampling.group=50%, patience=3), 16k(sampling.max_tokens=50%, patience=3), "
+               "24k(sampling.max_tokens=75%, patience=3), 32k(patience=3)",
+        omits="the stages on code between the last two, a task that config.phases names"),
     Method(slug="rapo_curriculum", title="RAPO with its curriculum of passes", arxiv=("2509.24107",),
            equation="A = z-score * n_groups / n_groups with std > 0; problems with >= 0.9 right leave after a pass",
            estimator="rapo", objective="ppo_clip(aggregation=seq_mean_token_mean)",
@@ -38,7 +40,7 @@ ROWS = (
            defaults={"prompts": 32, "group_size": 5, "temperature": 1.4, "turns": 32}),
     Method(slug="qwenlong_l1", title="QwenLong-L1: input lengths that grow in phases", arxiv=("2505.17667",),
            equation="phase k: prompts with L_(k-1) < tokens <= L_k, and earlier unsolved ones; GRPO",
-           controllers="qwenlong_l1",
+           controllers="qwenlong_l1", phases="short, long",
            defaults={"prompts": 128, "group_size": 8, "temperature": 0.7, "top_p": 0.95, "minibatches": 4},
            omits="the supervised warm-up, the judge of answers beside the rule"),
     Method(
@@ -57,6 +59,6 @@ ROWS = (
     Method(
         slug="sws", title="SwS: more of the domains in which learning fails", arxiv=("2506.08989",),
         equation="weak: best accuracy < 0.5, slope < 0; domain drawn ~ its share of weak; groups with 1/8 to 7/8 right; GRPO",
-        filters="sws", controllers="sws_domains", defaults={"group_size": 8},
-        omits="synthetic problems: the domain's own are drawn more often instead; a fresh start of the second run"),
+        filters="sws", controllers="sws_domains", phases="first, second(weights=first)", defaults={"group_size": 8},
+        omits="synthetic problems: the domain's own are drawn more often instead"),
 )

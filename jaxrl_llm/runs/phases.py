@@ -195,7 +195,7 @@ def _controlled(learner: Learner, name: str, own: Any, before: Any, phase: Phase
     stays = same if of_problems else phase.weights == "last"
     if before is None or renewed or not stays or not alike(before, own):
         return own
-    return before if one is None or one.begin is None else one.begin(before)
+    return before if one is None else learner.controls.begun(name, before, learner.mesh)
 
 
 def alike(one: Any, other: Any) -> bool:

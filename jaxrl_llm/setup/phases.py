@@ -62,6 +62,12 @@ def text_of(config: ConfigDict) -> str:
     return config.phases or methods.get(config.method).phases
 
 
+def follows_steps(text: str) -> bool:
+    """Whether the phases share out `config.steps`: all but the last have no number of steps, or the last one has one."""
+    *counts, last = [phase_words.read(part, [])[1].get("steps", "") for part in written.parts(text)] or [""]
+    return last != "" or not all(count.isdecimal() for count in counts)
+
+
 def recorded(config: ConfigDict) -> ConfigDict:
     """What a run folder records of a configuration: its resolved form; with phases, which are resolved each, itself."""
     text = text_of(config)

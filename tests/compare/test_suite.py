@@ -14,6 +14,7 @@ from jaxrl_llm.evaluation.power import smallest_difference
 from jaxrl_llm.setup import names, parts, why
 from jaxrl_llm.setup.judge import make_judge
 from jaxrl_llm.setup.meshes import make_mesh
+from jaxrl_llm.setup.phases import phases_of
 from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.tasks.loader import drawn, levels_of, tasks_of
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
@@ -178,7 +179,10 @@ def proposals(entry, known):
     values = {"params": {}, "temperature": 1.0, "batch": P, "group": G, "max_group": c.sampling.max_group,
               "max_tokens": c.sampling.max_tokens, **known}
     state = controls.init([Known(name, "", lambda value=value: value) for name, value in values.items()])
+    starts = np.cumsum([0, *(one.config.steps for one in phases_of(entry.config))])
     for step in range(STEPS):
+        if step in starts[1:-1]:
+            state = {name: controls.begun(name, own, mesh) for name, own in state.items()}
         knobs = controls.proposed(state)
         yield {name: np.asarray(x) for name, x in knobs.items()}
         weights = np.ones(known["prompts"]) if "prompt_weights" not in knobs else np.asarray(knobs["prompt_weights"])
@@ -200,7 +204,7 @@ def proposals(entry, known):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["kimi_sampling", "scalerl"] + [
-    name for name, own in suite.SETTINGS.items() if "controllers" in own and name != "brorl"])
+    name for name, own in suite.SETTINGS.items() if {"controllers", "phases"} & own.keys() and name != "brorl"])
 def test_controllers_act_several_times_in_a_run_of_the_suite(method, known):
     given = list(proposals(entry_of(method), known))
     walked = {"prompt_ids", "reference_ids"}  # they differ in every step anyway

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 from one_task import alone
 
-from jaxrl_llm import control
+from jaxrl_llm import control, methods
 from jaxrl_llm.advantages.kimi_opmd import length_reward
-from jaxrl_llm.control import acereason_curriculum, drive, kimi_sampling, passes, qwenlong_l1, siri, sws, sws_domains, vade
+from jaxrl_llm.control import drive, kimi_sampling, passes, qwenlong_l1, siri, staged_problems, sws, sws_domains, vade
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.phases import phases_of
 
 close = np.testing.assert_allclose
 SEED = jax.random.key_data(jax.random.key(3))
@@ -142,17 +144,36 @@ def test_kimi_goes_from_easy_to_hard_and_then_by_failure():
 
 def test_acereason():
     right = jnp.array([0, 3, 6, 7, 16])
-    assert acereason_curriculum.hard(jnp.full(5, 16), right, 6 / 16).tolist() == [True, True, True, False, False]
-    one = control.make("acereason_curriculum", every=2)
-    state, seen = one.init(prompts=5, max_tokens=32), []
-    for step in range(9):
-        result = one.propose(state)
-        seen.append((int(result["max_tokens"]), result["prompt_weights"].tolist()))
-        state = one.observe(state, facts([16, 16, 16, 16, 0], [0, 3, 6 if step < 4 else 16, 7, 0]))
+    assert staged_problems.within(jnp.full(5, 16), right, 0, 6 / 16).tolist() == [True, True, True, False, False]
+    one = control.make("staged_problems")
+    state, seen = one.init(prompts=5), []
+    for phase in range(5):
+        state = one.begin(state) if phase else state
+        for _ in range(2):
+            seen.append(one.propose(state)["prompt_weights"].tolist())
+            state = one.observe(state, facts([16, 16, 16, 16, 0], [0, 3, 6 if phase < 2 else 16, 7, 0]))
     everyone, some, fewer = [1] * 5, [1, 1, 1, 0, 1], [1, 1, 0, 0, 1]  # the last was never tried
-    assert seen == [(8, everyone)] * 2 + [(16, everyone)] * 2 + [(24, some)] * 2 + [(32, fewer)] * 3
-    with pytest.raises(ValueError, match="shares that grow"):
-        control.make("acereason_curriculum", lengths=(0.5, 0.25))
+    assert seen == [everyone] * 4 + [some] * 2 + [fewer] * 4
+    config = default_config()
+    config.method = "acereason_curriculum"
+    stages = [(one.config.sampling.max_tokens, one.config.sampling.group, one.patience) for one in phases_of(config)]
+    assert stages == [(8, 4, 3), (16, 8, 3), (24, 8, 3), (32, 8, 3)]
+
+
+def test_table_gpt():
+    """Of 8 rollouts 1, 3, 7 and 8 are right: the second stage keeps the middle two; the third those below one half of them."""
+    (name, numbers), = methods.get("table_gpt_r1").parts("controllers")
+    one = control.make(name, **numbers)
+    state = one.begin(one.observe(one.init(prompts=4), facts([8] * 4, [1, 3, 7, 8])))
+    assert one.propose(state)["prompt_weights"].tolist() == [0, 1, 1, 0]
+    state = one.begin(one.observe(state, facts([8] * 4, [0, 3, 4, 0])))
+    assert one.propose(state)["prompt_weights"].tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("bands", ((), ((0, 1), (0.5, 0.25)), ((0, 1.5),), ((0.5,),)))
+def test_bands_are_shares_in_order(bands):
+    with pytest.raises(ValueError, match="give the lowest and the highest share of right rollouts for each phase"):
+        control.make("staged_problems", bands=bands)
 
 
 # --- RAPO
@@ -205,12 +226,14 @@ LENGTHS = np.array([3000, 20000, 20001, 59000, 61000, 8000])
 @pytest.mark.parametrize("mode, second", [("zero_only", [1, 0, 1, 1, 0, 0]), ("weighted", [1, 0.25, 1, 1, 0, 1])])
 def test_qwenlong_phases(mode, second):
     assert qwenlong_l1.phase_of(jnp.asarray(LENGTHS), (20_000, 60_000)).tolist() == [1, 1, 2, 2, 0, 1]
-    one = control.make("qwenlong_l1", every=2, mode=mode)
+    one = control.make("qwenlong_l1", mode=mode)
     state = one.init(prompt_lengths=LENGTHS)
     assert one.propose(state)["prompt_weights"].tolist() == [1, 1, 0, 0, 0, 1]
     state = one.observe(state, facts([8, 8, 0, 0, 0, 8], [0, 4, 0, 0, 0, 1]))
     state = one.observe(state, facts([8, 8, 0, 0, 0, 8], [8, 8, 0, 0, 0, 8]))  # later successes are not the base model's
+    state = one.begin(state)
     close(one.propose(state)["prompt_weights"], second)
+    jax.tree.map(np.testing.assert_array_equal, one.begin(state), state)  # there is no third phase
 
 
 def test_qwenlong_phases_by_shares_of_the_prompts():
@@ -285,9 +308,10 @@ def test_sws_draws_domains_by_their_weak_problems():
     state, _ = trends()
     weights = sws_domains.domain_weights(state._replace(domain=jnp.array([0, 1, 1, 1])))
     close(weights, [1, 1 / 9, 1 / 9, 1 / 9], rtol=1e-6)  # shares 1 and 1/3 of the domains, spread over 1 and 3 problems
-    one = control.make("sws_domains", explore=4)
-    assert one.propose(state._replace(step=jnp.int32(3)))["prompt_weights"].tolist() == [1] * 4
-    after = one.observe(state._replace(step=jnp.int32(4)), facts([8] * 4, [8] * 4))
+    one = control.make("sws_domains")
+    assert one.propose(state)["prompt_weights"].tolist() == [1] * 4
+    after = one.observe(one.begin(state), facts([8] * 4, [8] * 4))
+    close(one.propose(after)["prompt_weights"], [0.25] * 4)  # a weak problem of two in each of two domains
     assert sws.weak(after).tolist() == sws.weak(state).tolist()  # the choice stays
 
 
@@ -349,8 +373,8 @@ def test_every_task_has_its_share():
 KNOWN = {"prompts": 12, "shares": passes.Shares(np.repeat([0, 1], [8, 4]), np.array([1.0, 2.0], np.float32)), "batch": 3,
          "group": 2, "max_group": 8, "max_tokens": 32, "prompt_lengths": np.arange(12) * 5000, "levels": np.arange(12) % 3,
          "seed": SEED, "embeddings": np.random.default_rng(0).normal(size=(12, 5))}
-CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "acereason_curriculum": {"every": 2}, "rapo_curriculum": {},
-             "qwenlong_l1": {"every": 2}, "sws_domains": {"explore": 3}, "siri": {"period": 4},
+CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "staged_problems": {}, "rapo_curriculum": {},
+             "qwenlong_l1": {}, "sws_domains": {}, "siri": {"period": 4},
              "drive": {"steps": (2, 1, 1, 1)}, "task_balance": {}, "dart_curation": {}, "gdro_rollout": {},
              "dots_rr": {"reference": 4, "width": 8}}
 

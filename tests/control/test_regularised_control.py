@@ -126,8 +126,8 @@ def test_the_temperature_settles_where_the_entropy_is_in_its_band():
 
 
 def test_the_example_whose_accuracy_varies_most_is_chosen():
-    """Three examples over three steps, by the population variance of numpy; later steps change nothing."""
-    controller = control.make("historical_variance", explore=3)
+    """Three examples over three steps, by the population variance of numpy; later phases change nothing."""
+    controller = control.make("historical_variance")
     state = controller.init(4)
     accuracy = np.array([[0.0, 1.0], [0.5, 0.5], [1.0, 0.5]])
     for step, row in enumerate(accuracy):
@@ -136,6 +136,8 @@ def test_the_example_whose_accuracy_varies_most_is_chosen():
         state = jax.jit(controller.observe)(state, {"rollouts": from_lists(rewards, prompt_ids=np.array([2, 1]))})
     wanted = [0, accuracy[:, 1].var(), accuracy[:, 0].var(), 0]
     np.testing.assert_allclose(historical_variance.historical_variances(state), wanted, atol=1e-6)
+    assert controller.propose(state)["prompt_weights"].tolist() == [1] * 4
+    state = controller.begin(state)
     assert controller.propose(state)["prompt_weights"].tolist() == [0, 0, 1, 0]
     for _ in range(3):
         state = controller.observe(state, {"rollouts": from_lists([[0, 1], [1, 1]], prompt_ids=np.array([1, 1]))})

@@ -19,11 +19,10 @@ CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "ac
 ALLOTTING = ["dars", "dars_hardness", "speed_rl", "xrpo_allocation", "drive", "dart_curation", "gdro_rollout", "brorl"]
 P, G, MOST = 4, 2, 6
 # Schedules whose numbers are so small that they switch between the first and the third step:
-CONTROL = {"acereason_curriculum": {"controllers": "every=1"}, "siri": {"controllers": "period=4"},
-           "sws": {"controllers": "explore=1"},
+CONTROL = {"siri": {"controllers": "period=4"},
            "kimi_sampling": {"controllers": "every=1"}, "drive": {"controllers": "steps=(1, 1, 1), keep=(0.5, 0.25)"},
-           "historical_variance": {"controllers": "explore=2"}, "oneshot_entropy": {"controllers": "explore=2"},
-           "qwenlong_l1": {"controllers": "limits=(9, 10), every=1", "task": "arithmetic(level=sum3, size=80)"}}
+           "qwenlong_l1": {"controllers": "limits=(9, 10)", "task": "arithmetic(level=sum3, size=80)"}}
+IN_PHASES = {"acereason_curriculum", "qwenlong_l1", "sws", "historical_variance", "oneshot_entropy"}
 
 
 def tiny(method, **changes):
@@ -80,7 +79,7 @@ def test_three_steps_by_name(method):
         assert (tried[chosen] > 0).all() and tried.sum() >= sizes.sum()
     moved = jax.tree.map(lambda a, b: np.abs(a - np.asarray(b)).max(), before, jax.device_get(done.learned.state.params))
     assert max(jax.tree.leaves(moved)) > 0
-    assert method not in CONTROL or not all(map(np.array_equal, proposed[0], proposed[2]))
+    assert method not in CONTROL.keys() - IN_PHASES or not all(map(np.array_equal, proposed[0], proposed[2]))
 
 
 @pytest.mark.slow
@@ -92,7 +91,7 @@ def test_counts_include_all_samples():
     assert done.finished.counts["tried"].sum() == 2 * P * G and not done.finished.counts["right"].any()
     visits = np.asarray(done.learned.state.control["sws_domains"].visits)
     np.testing.assert_array_equal(visits, done.finished.counts["tried"] > 0)
-    assert int(done.learned.state.control["sws_domains"].step) == int(done.learned.state.step) == 1
+    assert int(done.learned.state.step) == 1
 
 
 @pytest.mark.slow

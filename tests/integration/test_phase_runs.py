@@ -185,3 +185,22 @@ def test_faults_of_all_phases_come_before_the_first_step(tmp_path):
                   "phase 'e': Unknown metric 'eval/scores'. Did you mean 'eval/score'"):
         assert fault in str(caught.value), fault
     assert not list((tmp_path / "run").glob("checkpoints*")) and not (tmp_path / "run/config.json").exists()
+
+
+@pytest.mark.slow
+def test_the_example_that_a_first_run_chooses_is_alone_in_the_second(tmp_path):
+    """One phase over all problems, then a fresh start with the one of largest variance: the row `historical_variance`."""
+    config = tiny("", method="historical_variance", objective="", steps=5, **{"eval.every": 5})
+    loop.train(config, tmp_path)
+    assert whole_config(tmp_path).phases == "all, one(weights=first)"
+    two = phases_of(whole_config(tmp_path))[1].config
+    run, params = setup.build(two)
+    with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
+        found = checkpoints.restore(setup.initial_state(run, params)).state
+    visits = found.control["historical_variance"]
+    chosen = int(np.argmax(np.asarray(visits.squares) / np.maximum(np.asarray(visits.times), 1)))
+    assert int(visits.chosen) == chosen and int(visits.times.sum()) == 2 * 4, "only the two steps of the first phase count"
+    assert int(found.step) == 3
+    page = (tmp_path / "samples/step_000004.jsonl").read_text().splitlines()
+    prompts = {json.loads(row)["prompt"] for row in page}
+    assert len(prompts) == 1 and prompts.pop().endswith(run.source.task.train[chosen].prompt)
