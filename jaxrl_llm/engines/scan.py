@@ -60,6 +60,7 @@ class ScanEngine(Collects):
         self._queue: deque[list[Request]] = deque()  # rows
         self._parts: deque[tuple[list[list[Request]], tuple]] = deque()
         self._flight: _Flight | None = None
+        self._released = set[int]()
         self._done: list[Node] = []
         self.publish(version, params, lora)
 
@@ -95,10 +96,14 @@ class ScanEngine(Collects):
         raise NotImplementedError("the scan sampler's completions have one turn; take the slot engine for more")
 
     def release(self, uid: int) -> None:
-        """Takes a queued request back; raises KeyError for one that is sampled or unknown."""
+        """Takes a request back: one that is sampled already makes no node. Raises KeyError for one that is unknown."""
+        flown = [] if self._flight is None else self._flight.rows
+        if any(one.uid == uid for row in (*flown, *(row for part, _ in self._parts for row in part)) for one in row):
+            self._released.add(uid)
+            return
         row = next((row for row in self._queue if any(one.uid == uid for one in row)), None)
         if row is None:
-            raise KeyError(f"uid {uid} is not queued: it was never submitted, or its batch is sampled")
+            raise KeyError(f"uid {uid} is not held: it was never submitted, or has ended")
         row[:] = [one for one in row if one.uid != uid]
         if not row:
             self._queue.remove(row)
@@ -116,7 +121,9 @@ class ScanEngine(Collects):
         try:
             self._flight = self._begun()
         finally:
-            self._done += _nodes(flight, made)
+            nodes = _nodes(flight, made)
+            self._done += [node for node in nodes if node.uid not in self._released]
+            self._released -= {node.uid for node in nodes}
         return True
 
     def _begun(self) -> _Flight | None:

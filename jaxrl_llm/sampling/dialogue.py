@@ -96,7 +96,7 @@ class Dialogue:
         self._answers = Answers(self.runner)
         self._going: dict[int, Trajectory] = {}
         self._waiting: dict[int, tuple[Node, base.Message]] = {}
-        self._cut, self._lost = set[int](), set[int]()
+        self._cut, self._lost, self._dropped = set[int](), set[int](), set[int]()
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -260,6 +260,25 @@ class Dialogue:
         """Whether the environment is to answer the trajectory's last message."""
         return uid in self._waiting
 
+    def cut(self, uid: int, written: Node | None, timer: PhaseTimer) -> bool:
+        """Ends a trajectory behind what is written of its turn, which the environment does not hear; False if nothing is there.
+        """
+        one = self._going[uid]
+        if written is not None and len(written.tokens):
+            own = self._turn(one, written, self._said(written)["content"])
+            one.append(**own, turn_info=self._located(own["ids"], {}))
+        elif one.pieces and one.pieces[-1]["role"] == Role.ENVIRONMENT:
+            one.pop()  # an answer without a next turn
+        if one.turns:
+            self._cut_short([uid], timer)
+        return bool(one.turns)
+
+    def forget(self, uid: int) -> None:
+        """Leaves a trajectory out, and ends that of the environment."""
+        self._dropped.add(uid)
+        if uid not in self._cut and self.runner.runs(self.offset + uid):
+            self.runner.end([self.offset + uid])
+
     def memory(self, uid: int) -> Memory:
         """Where the trajectory is, and the messages that its environment has answered."""
         lost = uid in self._lost or uid not in self._going
@@ -287,6 +306,9 @@ class Dialogue:
         """The forest with these trajectories, without those that the environment lost."""
         ended = {uid: one for uid in begun if (one := self._going.pop(uid, None)) is not None and uid not in self._lost}
         self._lost.clear()
+        for uid in self._dropped:
+            self._going.pop(uid, None)
+        self._dropped.clear()
         asked, got = (np.bincount(np.array(whose, np.int64), minlength=len(forest.problems))
                       for whose in ([*begun.values()], [one.prompt for one in ended.values()]))
         lost = forest.lost + asked - got
@@ -385,13 +407,7 @@ class Dialogue:
     def _answered(self, one: Trajectory, node: Node, message: base.Message, turn: base.Turn, role: Role = Role.POLICY
                   ) -> list[int] | None:
         """Adds a turn of the policy and the environment's answer; returns the answer's ids, None at the trajectory's end."""
-        planted = [] if one.turns else one.planted
-        wrote = np.full(len(node.tokens), role, np.int8) if role != Role.POLICY else authors(planted, len(node.tokens))
-        own = {"role": role, "ids": node.tokens.tolist(), "text": message["content"],
-               "logprobs": as_planted(planted, node.logprobs), "entropies": node.entropies, "version": node.policy_version,
-               "author": wrote, **node.columns}
-        one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
-        one.version = int(node.policy_version[-1])
+        own = self._turn(one, node, message["content"], role)
         if turn.rewritten:
             own = self._rewritten(one, own, turn.rewritten)
         one.append(**own, turn_rewards=turn.reward, turn_info=self._located(own["ids"], turn.info))
@@ -415,6 +431,15 @@ class Dialogue:
                 return self._begun(one, messages)
         ids = conversation.extend(self.tokenizer, one.ids, self._in_roles(messages), **variables_of(self.runner.environment))
         return self._heard(one, ids, "\n".join(message["content"] for message in messages))
+
+    def _turn(self, one: Trajectory, node: Node, text: str, role: Role = Role.POLICY) -> dict[str, Any]:
+        """What a trajectory appends for a turn of the policy, which it counts."""
+        planted = [] if one.turns else one.planted
+        wrote = np.full(len(node.tokens), role, np.int8) if role != Role.POLICY else authors(planted, len(node.tokens))
+        one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
+        one.version = int(node.policy_version[-1])
+        return {"role": role, "ids": node.tokens.tolist(), "text": text, "logprobs": as_planted(planted, node.logprobs),
+                "entropies": node.entropies, "version": node.policy_version, "author": wrote, **node.columns}
 
     def _heard(self, one: Trajectory, ids: list[int], text: str) -> list[int] | None:
         """Adds the next `ids` that the policy reads, and returns them; None if they leave no token for its next turn."""

@@ -41,6 +41,12 @@ class _Batch:
         self.uids, self.problems, self.scored = uids, problems, 0
         self.spent: Any = 0.0
 
+    def remove(self, uid: int) -> None:
+        """Leaves a trajectory out."""
+        place = self.uids.index(uid)
+        del self.uids[place], self.problems[place]
+        self.scored -= place < self.scored
+
 
 @dataclasses.dataclass(eq=False)
 class OneTurn:
@@ -124,10 +130,13 @@ class OneTurn:
     def hear(self, nodes: Mapping[int, Node], wait: bool, timer: PhaseTimer) -> dict[int, list[int] | None]:
         """Ends these trajectories, and scores the batches in which prompts have all of their completions."""
         self._nodes |= nodes
-        while self._batches and (ended := self._ended(self._batches[0])):
-            batch = self._batches[0]
-            with timer("reward"):
-                self._score(batch, ended)
+        while self._batches:
+            batch, ended = self._batches[0], self._ended(self._batches[0])
+            if ended:
+                with timer("reward"):
+                    self._score(batch, ended)
+            if not ended and batch.scored < len(batch.uids):
+                break
             if batch.scored == len(batch.uids):
                 self._batches.pop(0)
         return dict.fromkeys(nodes)
@@ -174,6 +183,22 @@ class OneTurn:
     def answers(self, uid: int) -> bool:
         """Whether the trajectory has ended."""
         return uid in self._nodes or uid in self._scored
+
+    def cut(self, uid: int, written: Node | None, timer: PhaseTimer) -> bool:
+        """Ends a trajectory behind what is written of it; False if nothing is."""
+        if written is not None and len(written.tokens):
+            self.hear({uid: written}, False, timer)
+        return uid in self._nodes or uid in self._scored
+
+    def forget(self, uid: int) -> None:
+        """Leaves a trajectory out of its batch."""
+        for known in (self._going, self._nodes, self._scored):
+            known.pop(uid, None)
+        for batch in self._batches:
+            if uid in batch.uids:
+                batch.remove(uid)
+        self._batches = [batch for batch in self._batches if batch.uids]
+        self.hear({}, False, PhaseTimer())
 
     def memory(self, uid: int) -> tuple[Node | None]:
         """The node of the trajectory, if it has ended."""

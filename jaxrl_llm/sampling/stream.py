@@ -26,7 +26,7 @@ from jaxrl_llm.sampling.exchange import exchange, is_mine
 from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies.acts import Act, Part, Share, numbered
+from jaxrl_llm.topologies.acts import Act, Part, Share, Stop, numbered
 
 READS = (
     Knob("temperature", least=0, doc="f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the "
@@ -48,6 +48,7 @@ class Growing(NamedTuple):
     memory: what the partner keeps of it, see `Partner.memory`; None: it has not begun.
     written: what the policy has written of the turn that is sampled; None: nothing, or no turn is sampled.
     sampled: whether a turn is sampled.
+    stops: whether it ends with what is there of it (True), or leaves no trace (False), once it is answered; None: it goes on.
     """
 
     uid: int
@@ -55,6 +56,7 @@ class Growing(NamedTuple):
     memory: Any = None
     written: Node | None = None
     sampled: bool = False
+    stops: bool | None = None
 
 
 class Partner(Protocol):
@@ -127,6 +129,12 @@ class Partner(Protocol):
 
     def hear(self, nodes: Mapping[int, Node], wait: bool, timer: PhaseTimer) -> dict[int, list[int] | None]:
         """What the policy reads next, by uid; None for a trajectory that has ended. `wait`: for one at least."""
+
+    def cut(self, uid: int, written: Node | None, timer: PhaseTimer) -> bool:
+        """Ends a trajectory that grows, behind what is `written` of its turn; False if nothing of it is there."""
+
+    def forget(self, uid: int) -> None:
+        """Leaves a trajectory out, whether it grows or has ended."""
 
     def memory(self, uid: int) -> Any:
         """What `resume` needs of a trajectory, as plain data."""
@@ -211,6 +219,7 @@ class Stream:
         self._held: dict[int, set[int]] = {}  # numbers of the requests that the engine holds
         self._owner: dict[int, int] = {}  # the trajectory of each uid that the engine has heard of
         self._begun: dict[int, int] = {}  # prompts of the trajectories that `take` is to return
+        self._stopping: dict[int, bool] = {}  # trajectories that end once they are answered, and whether they are kept
         self._nodes: _Beside | None = None
         self._ready: list[Node] = []  # nodes that nobody has heard yet
         self._computed, self._decoded = 0, tuple[int, ...]()
@@ -278,10 +287,15 @@ class Stream:
     def apply(self, forest: Forest, acts: Sequence[Act], first_uid: int) -> None:
         """Queues trajectories at prompts of the forest, those of this process (`exchange.is_mine`), with uids as in `numbered`.
 
-        Raises ValueError before the first `publish`, and for uids that grow.
+        Others are stopped: at once, or as soon as the partner has answered. An engine that tells nothing of a turn before its
+        end leaves nothing of it. Raises ValueError before the first `publish`, for uids that grow already, and for uids to stop
+        that do not grow.
         """
         if self._under is None or self._engine is None:
             raise ValueError("there are no weights to sample with; publish weights first")
+        for act in acts:
+            if isinstance(act, Stop) and (not self.alone or is_mine(act.uid, self.group)):
+                self._end(act)
         begun = [(act, uid) for act, uids in numbered(acts, first_uid, self.group)[0] for uid in uids]
         if twice := {uid for _, uid in begun} & self._begun.keys():
             raise ValueError(f"trajectory {min(twice)} grows already; give each its own uid")
@@ -297,6 +311,45 @@ class Stream:
                 list(ids), act.at, ids, most=act.limit, limits=self._under.limits, planted=planted, sampling=act.sampling,
                 version=self._engine.version)))
             self._begun[uid] = act.at
+
+    def _end(self, act: Stop) -> None:
+        """Ends a trajectory, or marks it to be ended once it is answered."""
+        if act.uid not in self._begun:
+            raise ValueError(f"trajectory {act.uid} does not grow; stop trajectories that were begun and not taken yet")
+        self._settle()
+        queued = [one for one in self._queue if one[0] == act.uid]
+        if queued:
+            self._queue.remove(queued[0])
+            del self._begun[act.uid]
+        elif act.uid in self._held and self.partner.answers(act.uid):
+            self._stopping[act.uid] = act.keep
+        elif act.uid in self._held or not act.keep:
+            self._cut(act.uid, act.keep)
+
+    def _cut(self, uid: int, keep: bool) -> None:
+        """Ends a trajectory that does not wait for an answer."""
+        assert self._engine is not None
+        one, held = self._going.get(uid), self._held.pop(uid, set())
+        written = None if one is None or one.request not in held else self._engine.written(uid + REQUEST * one.request)
+        try:
+            for number in held:
+                self._engine.release(uid + REQUEST * number)
+        except KeyError:  # it ends in what the engine was computing
+            self._held[uid] = held
+            self._settle()
+            if keep:
+                return
+        if not (keep and self.partner.cut(uid, written, PhaseTimer())):
+            self.partner.forget(uid)
+            del self._begun[uid]
+
+    def _settle(self) -> None:
+        """Lets the partner hear all nodes that have ended."""
+        assert self._engine is not None
+        nodes, self._ready = [*self._ready, *self._stop(), *self._engine.finished()], []
+        while nodes:  # an answer may let the engine look at what has ended
+            self._heard(nodes, False, PhaseTimer())
+            nodes = self._engine.finished()
 
     def _filled(self, what: Sequence[int] | str | Share, problem: Problem, uid: int) -> list[int]:
         """The token ids of a part."""
@@ -327,7 +380,8 @@ class Stream:
 
     def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> bool:
         """Lets the partner hear these turns, and the policy read what it answers; returns whether it answers."""
-        replies = self.partner.hear({self._owner[node.uid]: node for node in nodes}, wait, timer)
+        said = {self._owner[node.uid]: node for node in nodes if self._owner[node.uid] in self._held}  # others are stopped
+        replies = self.partner.hear(said, wait, timer)
         with timer("rollout"):
             for uid, ids in replies.items():
                 self._go_on(uid, ids)
@@ -340,10 +394,7 @@ class Stream:
         """
         if self._engine is None:
             return ()
-        nodes, self._ready = [*self._ready, *self._stop(), *self._engine.finished()], []
-        while nodes:  # an answer may let the engine look at what has ended
-            self._heard(nodes, False, PhaseTimer())
-            nodes = self._engine.finished()
+        self._settle()
         waiting, found = dict(self._queue), list[Growing]()
         for uid in self._begun:
             if uid in waiting:
@@ -352,7 +403,7 @@ class Stream:
             one, number = self._going.get(uid), self._held.get(uid, set())
             sampled = one is not None and one.request in number and not self.partner.answers(uid)
             written = self._engine.written(uid + REQUEST * one.request) if sampled and one is not None else None
-            found.append(Growing(uid, copy.deepcopy(one), self.partner.memory(uid), written, sampled))
+            found.append(Growing(uid, copy.deepcopy(one), self.partner.memory(uid), written, sampled, self._stopping.get(uid)))
         return tuple(found)
 
     def restore(self, forest: Forest, pending: Sequence[Growing]) -> None:
@@ -374,6 +425,7 @@ class Stream:
         self._begun = {one.uid: one.trajectory.prompt for one in pending}
         self._queue.extend((one.uid, one.trajectory) for one in pending if one.memory is None)
         begun = [one for one in pending if one.memory is not None]
+        self._stopping = {one.uid: one.stops for one in begun if one.stops is not None}
         self._going = {one.uid: one.trajectory for one in begun}
         lost = self.partner.resume(self._going, {one.uid: one.memory for one in begun}, forest.problems)
         again = [one for one in begun if one.sampled and one.uid not in lost]
@@ -498,6 +550,10 @@ class Stream:
 
     def _go_on(self, uid: int, ids: list[int] | None) -> None:
         """Lets a trajectory go on with `ids` that the policy reads next; None: it has ended."""
+        keep = self._stopping.pop(uid, None)
+        if keep is not None and ids is not None:
+            self._cut(uid, keep)
+            return
         one, held = self._going[uid], self._held.pop(uid, set())
         if not self.partner.goes_on:
             return
@@ -505,6 +561,9 @@ class Stream:
         kept = set[int]() if ids is None else one.open_requests
         for number in held - kept:
             self._engine.release(uid + REQUEST * number)
+        if keep is False:
+            self.partner.forget(uid)
+            del self._begun[uid]
         if ids is None:
             return
         self._held[uid] = kept - {one.request} | (held & {one.request})

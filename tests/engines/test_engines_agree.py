@@ -126,7 +126,7 @@ def test_what_no_compiled_batch_can_hold_is_refused():
             engine.submit(*wrong)
     with pytest.raises(NotImplementedError, match="one turn"):
         engine.extend(0, [1])
-    with pytest.raises(KeyError, match="not queued"):
+    with pytest.raises(KeyError, match="uid 0 is not held"):
         engine.release(0)
     assert engine.collect() == [] and not engine.step()
 

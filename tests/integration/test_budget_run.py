@@ -148,10 +148,10 @@ def test_the_oracle_asks_the_policy(built):
                                  stages=stages.replaced(run.source.stages, stages.expect(unknown)),
                                  stream=run.source.stream.apart(partner=run.source.stream.partner.scoring(reward)))
     state = setup.initial_state(run, jax.tree.map(lambda x: x + 0, params))
-    sampled, forest, facts, _ = source.next(run.learner.publish(state))
+    sampled, forest, facts, *_ = source.next(run.learner.publish(state))
     np.testing.assert_allclose(forest.facts["expected"], [0, 1, 1, 0])
-    assert sampled.valid.sum() == ROWS * G and asked == [ROWS * G] * (3 + 1)
-    assert source.next_uid == sum(asked)
+    assert sampled.valid.sum(1)[:4].tolist() == [3] * 4  # nothing gains: the rest beyond two each is spread evenly
+    assert asked == [ROWS * G] * 3 + [9, 3] and source.next_uid == 3 * ROWS * G + 4 * 2 * G  # blocks of two of each prompt
     assert facts["completion/tokens"] == tokens > 2 * sampled.mask[sampled.valid].sum()  # also those of the oracle
 
 

@@ -106,7 +106,7 @@ def test_groups_dropped_by_spear_are_not_replaced():
 def test_a_rule_that_measures_and_a_filter_that_draws_again(monkeypatch):
     row = dataclasses.replace(methods.get("gvm_raft"), slug="both", filters="dynamic_sampling")
     monkeypatch.setitem(methods.METHODS, "both", row)
-    with pytest.raises(ValueError, match="gradient_norms, which are measured of a whole batch, and the filter"):
+    with pytest.raises(ValueError, match="gradient_norms, which is measured of a whole batch, and the filter"):
         setup.build(tiny("both"))
 
 

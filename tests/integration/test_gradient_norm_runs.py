@@ -106,7 +106,7 @@ def test_single_rollouts_after_a_pilot_of_several():
     assert half.more(rewards, np.broadcast_to(np.arange(60) < 20, (5, 60)), 20, 60, norms).tolist() == [0, 26, 9, 4, 1]
     topology = topologies.by_rule(2, group=1, most=9, rule=topologies.make_rule("gvm_raft", pilot=3))
     assert topology.most == 9
-    with pytest.raises(ValueError, match="sampling.max_group=6 is no more than 2 x pilot=3; raise it"):
+    with pytest.raises(ValueError, match="sampling.max_group=6 is no more than 2 x pilot=3; raise one"):
         setup.build(tiny(method="gvm_raft", allocation="pilot=3", **{"sampling.group": 1, "sampling.max_group": 6}))
 
 

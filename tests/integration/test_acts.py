@@ -1,0 +1,240 @@
+"""Acts through real streams: exact numbers of rollouts, beginnings in any role, trajectories that are stopped, memory."""
+import dataclasses
+import json
+
+import chatter
+import jax
+import numpy as np
+import pytest
+import tiny_config
+
+from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.learning.snapshot import Snapshot
+from jaxrl_llm.sampling import stages
+from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.setup import setup, sources
+from jaxrl_llm.setup.judge import make_judge
+from jaxrl_llm.tools.timer import PhaseTimer
+from jaxrl_llm.topologies import Begin, Part, Plan, Stop, Topology, groups
+from jaxrl_llm.topologies.base import everyone
+
+G, KEY = 4, jax.random.key(0)
+
+
+def tiny(**changes):
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict({"model.num_layers": 1, **changes})
+    return config
+
+
+def begun(config, acts, problems=2):
+    """`(stream, forest of prompts)` of a run in which these acts are applied, with uids from 100 on."""
+    run, params = setup.build(config)
+    stream, some = run.source.stream, [run.source.task.train[i] for i in range(problems)]
+    stream.publish(Snapshot(3, params, None, KEY))
+    forest = run.source.planted(list(zip(some, stream.partner.encode(some, stream.tokenizer))), 0)
+    stream.apply(forest, acts, 100)
+    return stream, forest
+
+
+def grown(stream, forest):
+    while stream.advance():
+        pass
+    return stream.take(forest)
+
+
+def nodes_of(forest, uid):
+    """`(role, tokens, text)` of the nodes of a trajectory."""
+    return [(Role(int(forest.role[i])), forest.tokens[forest.offset[i]:][:forest.length[i]].tolist(), forest.texts[i])
+            for i in np.flatnonzero(forest.uid == uid) if forest.role[i] != Role.PROMPT]
+
+
+def counted(counts):
+    """As many rollouts of each prompt as its count."""
+    def plan(forest):
+        if not forest.problems:
+            return Plan(draw=len(counts))
+        return Plan() if len(forest.ends) else Plan(acts=groups(range(len(counts)), np.array(counts)))
+
+    return Topology(plan, everyone, most=max(counts))
+
+
+def test_numbers_of_rollouts_are_exact_in_both_engines():
+    """5, 1, 3 and 4 rollouts with groups of four: the same ones in both engines, in rows of an update, whatever is padded."""
+    sampled = []
+    for engine in ("scan", "slots"):
+        run, params = setup.build(tiny(**{"sampling.engine": engine}))
+        source = dataclasses.replace(run.source, topology=counted([5, 1, 3, 4]))
+        sampled.append(source.next(Snapshot(0, params, None, KEY)))
+    one, other = (batch.forest for batch in sampled)
+    assert one.uid[one.ends].tolist() == [*range(5), 8, *range(12, 15), *range(16, 20)] and source.next_uid == 20
+    for name in ("uid", "tokens", "length", "stopped", "rewards"):
+        np.testing.assert_array_equal(one.columns[name], other.columns[name], err_msg=name)
+    rollouts = sampled[0].rollouts
+    assert rollouts.valid.shape == (4, 5) and rollouts.valid.sum(1).tolist() == [5, 1, 3, 4]
+    assert not rollouts.mask[~rollouts.valid].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ("scan", "slots"))
+@pytest.mark.parametrize(("method", "changes", "wanted"), [
+    ("mc_grpo", {}, [5] * 4), ("mc_grpo_std", {"sampling.group": 3}, [4] * 4),
+    ("dars", {"sampling.max_group": 9}, None), ("speed_rl", {"sampling.max_group": 7}, None),
+    ("gvm_raft", {"sampling.max_group": 9, "allocation": "pilot=3"}, None), ("v0", {"sampling.max_group": 9}, None),
+    ("knapsack_rl", {"sampling.max_group": 11, "budget.prompts": 3}, None)])
+def test_rows_sample_and_learn_exact_numbers(method, changes, wanted, engine):
+    """Two steps: totals of budgets are kept, updates have rows of a group, and medians are not trained on."""
+    run, params = setup.build(tiny(**{"method": method, "sampling.engine": engine, **changes}))
+    state, group, most = setup.initial_state(run, params), run.config.sampling.group, run.config.sampling.max_group
+    for _ in range(2):
+        finished = run.source.next(run.learner.publish(state))
+        tried = finished.counts["tried"]
+        counts = np.sort(tried[tried > 0])
+        assert wanted is None or counts.tolist() == wanted
+        if method in ("v0", "knapsack_rl"):
+            assert counts.sum() == 4 * group and counts.min() >= 2 and counts.max() <= most
+        if method == "gvm_raft":
+            assert counts.sum() == 2 * 4 * 3 and counts.min() >= 3
+        learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
+        state = learned.state
+        if finished.rollouts is not None:
+            assert learned.rollouts.valid.shape[1] == group and np.isfinite([*learned.metrics.values()]).all()
+            trained = int(finished.rollouts.valid.sum()) - 4 * method.startswith("mc_grpo")
+            assert learned.metrics["trained/rollouts"] == trained == int(np.asarray(learned.rollouts.valid).sum())
+
+
+PARTS = (Part(Role.POLICY, [50, 51], [-1.5, -2.5]), Part(Role.HINT, "7"))
+
+
+@pytest.mark.parametrize("engine", ("scan", "slots"))
+def test_a_rollout_goes_on_behind_parts_of_any_role(engine):
+    """Two tokens that were drawn before, with their log-probs, then a hint, which is read and not trained on."""
+    config, policy, source, params = setup.build_policy(tiny(**{"sampling.engine": engine}))
+    source = sources.make_plain_source(config, policy, policy.mesh, source.stream.tokenizer, make_judge(config),
+                                       wanted={"forced": "parts", "limits": "a limit"})
+    stream, problem = source.stream, source.task.train[0]
+    forest = source.planted([(problem, stream.partner.encode([problem], stream.tokenizer)[0])], 0)
+    stream.publish(Snapshot(3, params, None, KEY))
+    whole = stream.run(forest, [Begin(0, 1, PARTS), Begin(0, 2, limit=3)], 0)
+    found = nodes_of(whole, 0)
+    assert [role for role, *_ in found] == [Role.POLICY, Role.HINT, Role.POLICY]
+    assert [ids for _, ids, _ in found[:2]] == [[50, 51], [55]] and found[2][2].startswith("237")
+    rollouts = source.view(whole, 3)
+    assert rollouts.mask[0, 0, :4].tolist() == [True, True, False, True] and rollouts.valid[0].tolist() == [True] * 3 + [False]
+    np.testing.assert_allclose(rollouts.behavior_logprobs[0, 0, :2], [-1.5, -2.5])
+    assert rollouts.mask[0, 1:].sum(-1).max() <= 3
+
+
+def test_an_environment_hears_parts_as_the_beginning_of_a_message():
+    stream, forest = begun(chatter.get_config(method="luffy"), [Begin(0, 1, (Part(Role.HINT, "a"), Part(Role.EXPERT, "bc")))])
+    whole = grown(stream, forest)
+    (first, ids, _), (second, said, _), (role, _, text), *_ = nodes_of(whole, 100)
+    assert (first, ids, second, said) == (Role.HINT, [97], Role.EXPERT, [98, 99])
+    assert role == Role.POLICY and text.startswith("abc") and whole.turn_rewards.any()
+
+
+def test_a_distribution_of_its_own():
+    """At temperature 0 all rollouts of a prompt are equal, in the engine and beside others that are drawn."""
+    stream, forest = begun(tiny(), [Begin(0, 3, sampling={"temperature": 0}), Begin(1, 4)])
+    whole = grown(stream, forest)
+    texts = [whole.texts[whole.ends][whole.prompt[whole.ends] == row].tolist() for row in range(2)]
+    assert len(texts[0]) == 3 and len({*texts[0]}) == 1 and len({*texts[1]}) > 1
+
+
+# --- Stop ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", (40, 120))
+def test_trajectories_stop_with_what_is_there_or_without_a_trace(most):
+    """One that waits, one that is sampled, kept and dropped; the others are as if nothing had been stopped.
+
+    The shorter ones end in the chunk that the engine computes as they are stopped.
+    """
+    config = tiny(**{"sampling.engine": "slots", "sampling.max_tokens": most, "rewards": "exact"})
+    stream, forest = begun(config, groups(range(2), G))
+    whole = grown(stream, forest)
+    stream, forest = begun(config, groups(range(2), G))
+    with pytest.raises(ValueError, match="trajectory 99 does not grow"):
+        stream.apply(forest, [Stop(99)], 0)
+    stream.apply(forest, [Stop(107)], 0)
+    stream._start(PhaseTimer())
+    for _ in range(2):
+        stream._engine.step()
+    stream.apply(forest, [Stop(100), Stop(101, keep=False)], 0)
+    cut = grown(stream, forest)
+    assert cut.uid[cut.ends].tolist() == [100, *range(102, 107)]
+    one, other = (tokens_of(batch, 100) for batch in (cut, whole))
+    assert other[:len(one)] == one and 0 < len(one) and (len(one) < len(other)) == (most == 120)
+    for uid in range(102, 107):
+        assert tokens_of(cut, uid) == tokens_of(whole, uid)
+    assert not stream._held and not stream._begun and not stream.partner._going
+
+
+def test_a_completion_of_a_compiled_batch_leaves_nothing():
+    stream, forest = begun(tiny(**{"sampling.engine": "scan", "sampling.micro_batches": 2}), groups(range(4), G), 4)
+    stream._start(PhaseTimer())
+    stream._engine.step()  # the first half has ended, and the second is sampled
+    stream.apply(forest, [Stop(100), Stop(101, keep=False), Stop(112), Stop(113, keep=False)], 0)
+    whole = grown(stream, forest)
+    assert whole.uid[whole.ends].tolist() == [100, *range(102, 112), 114, 115]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waits", (False, True))
+def test_trajectories_of_an_environment_stop(waits):
+    """After their first turns: kept ones end with it, with their rewards so far, dropped ones are not counted as lost."""
+    stream, forest = begun(chatter.get_config(environment=f"chatter:letters(waits={waits}, broken=0)"), groups(range(2), G))
+    while all(one.turns < 1 for one in stream._going.values()) or not stream._going:
+        stream.advance()
+    stream.apply(forest, [Stop(100), Stop(101, keep=False)], 0)
+    whole = grown(stream, forest)
+    assert 101 not in whole.uid and not whole.lost.any() and not stream.partner.runner._running
+    own = [role for role, *_ in nodes_of(whole, 100)]
+    assert Role.POLICY in own and own[-1] == Role.POLICY and not stream.partner._going
+
+
+def tokens_of(forest, uid):
+    return [token for _, ids, _ in nodes_of(forest, uid) for token in ids]
+
+
+# --- finish and memory ----------------------------------------------------------------------------------------------------
+
+
+def remembering(prompts):
+    """Single groups, of whose rewards the number of the batch is known at its end alone."""
+    memory = {"batches": 0}
+
+    def plan(forest):
+        if not forest.problems:
+            return Plan(draw=prompts)
+        return Plan() if len(forest.ends) else Plan(acts=groups(range(prompts), G))
+
+    def finish(forest):
+        memory["batches"] += 1
+        rewards = forest.rewards.copy()
+        rewards[forest.ends] = memory["batches"]
+        return forest.with_columns(rewards=rewards)
+
+    return Topology(plan, lambda forest: forest.rewards[forest.ends].reshape(prompts, G).mean(1) > 0, finish=finish,
+                    memory=memory)
+
+
+def test_a_topology_finishes_a_batch_once_and_remembers_it():
+    """Its memory lies in a checkpoint with the position; replays make a topology of fewer prompts, which goes on with it."""
+    run, params = setup.build(tiny(method="dots_rr"))
+    mix = next(stage for stage in run.source.stages if stage.name == "mix")
+    plain = tuple(stage for stage in run.source.stages if stage is not mix)
+    source = dataclasses.replace(run.source, topology=remembering(4), stages=plain)
+    for number in (1, 2):
+        batch = source.next(Snapshot(number, params, None, KEY))
+        assert set(batch.forest.rewards[batch.forest.ends]) == {number} and batch.rollouts.rewards.max() == number
+    kept = json.loads(json.dumps(jsonable(source.position())))
+    assert kept["topology"] == {"batches": 2}
+    other = dataclasses.replace(run.source, topology=remembering(4), stages=plain)
+    other.set_position(kept)
+    first = other.next(Snapshot(3, params, None, KEY)).forest
+    assert set(first.rewards[first.ends]) == {3} and source.position()["topology"] == {"batches": 2}
+    fewer = dataclasses.replace(other, stages=(*plain, stages.Stage("fewer", begin=lambda batch, source: batch._replace(
+        topology=remembering(2)))))
+    second = fewer.next(Snapshot(4, params, None, KEY)).forest
+    assert len(second.problems) == 2 and set(second.rewards[second.ends]) == {4} and other.topology.memory == {"batches": 4}
