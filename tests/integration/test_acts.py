@@ -183,12 +183,15 @@ def test_a_completion_of_a_compiled_batch_leaves_nothing():
 @pytest.mark.parametrize("waits", (False, True))
 def test_trajectories_of_an_environment_stop(waits):
     """After their first turns: kept ones end with it, with their rewards so far, dropped ones are not counted as lost."""
-    stream, forest = begun(chatter.get_config(environment=f"chatter:letters(waits={waits}, broken=0)"), groups(range(2), G))
+    config = chatter.get_config(environment=f"chatter:letters(waits={waits})")
+    every = grown(*begun(config, groups(range(2), G)))
+    stream, forest = begun(config, groups(range(2), G))
     while all(one.turns < 1 for one in stream._going.values()) or not stream._going:
         stream.advance()
     stream.apply(forest, [Stop(100), Stop(101, keep=False)], 0)
     whole = grown(stream, forest)
-    assert 101 not in whole.uid and not whole.lost.any() and not stream.partner.runner._running
+    assert {*every.uid} - {*whole.uid} == {101} and not stream.partner.runner._running
+    np.testing.assert_array_equal(whole.lost, every.lost)
     own = [role for role, *_ in nodes_of(whole, 100)]
     assert Role.POLICY in own and own[-1] == Role.POLICY and not stream.partner._going
 
