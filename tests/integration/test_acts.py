@@ -76,13 +76,13 @@ def test_numbers_of_rollouts_are_exact_in_both_engines():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ("scan", "slots"))
-@pytest.mark.parametrize(("method", "changes", "wanted"), [
-    ("mc_grpo", {}, [5] * 4), ("mc_grpo_std", {"sampling.group": 3}, [4] * 4),
-    ("dars", {"sampling.max_group": 9}, None), ("speed_rl", {"sampling.max_group": 7}, None),
-    ("gvm_raft", {"sampling.max_group": 9, "allocation": "pilot=3"}, None), ("v0", {"sampling.max_group": 9}, None),
-    ("knapsack_rl", {"sampling.max_group": 11, "budget.prompts": 3}, None)])
-def test_rows_sample_and_learn_exact_numbers(method, changes, wanted, engine):
+@pytest.mark.parametrize(("method", "engine", "changes", "wanted"), [
+    ("mc_grpo", "scan", {}, [5] * 4), ("mc_grpo_std", "slots", {"sampling.group": 3}, [4] * 4),
+    ("dars", "slots", {"sampling.max_group": 9}, None), ("dars_hardness", "scan", {"sampling.max_group": 7}, None),
+    ("gvm_raft", "scan", {"sampling.max_group": 9, "allocation": "pilot=3"}, None),
+    ("v0", "slots", {"sampling.max_group": 9}, None),
+    ("knapsack_rl", "scan", {"sampling.max_group": 11, "budget.prompts": 3}, None)])
+def test_rows_sample_and_learn_exact_numbers(method, engine, changes, wanted):
     """Two steps: totals of budgets are kept, updates have rows of a group, and medians are not trained on."""
     run, params = setup.build(tiny(**{"method": method, "sampling.engine": engine, **changes}))
     state, group, most = setup.initial_state(run, params), run.config.sampling.group, run.config.sampling.max_group
