@@ -79,7 +79,7 @@ def test_hints_are_prefixes_that_the_policy_completes():
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(ValueError, match="config.guidance='traces=2': these are numbers or terms, and method 'grpo' has no guide"):
+    with pytest.raises(ValueError, match="config.guidance='traces=2': these are numbers or terms, and method 'grpo' has"):
         setup.build(tiny("grpo", guidance="traces=2"))
     with pytest.raises(ValueError, match="experts begin all of the 1 completions"):
         setup.build(tiny("luffy", **{"sampling.group": 1}))
