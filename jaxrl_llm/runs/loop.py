@@ -138,7 +138,7 @@ def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tupl
     if first:
         rows.append(("bootstrap", f"{run.method.slug} begins after {first} of {steps} steps"
                      + (": never in this run" if first >= steps else "")))
-    if "prior" in run.source.controllers:
+    if "prior" in run.learner.controls.by_name:
         source = run.config.prior.source
         rows.append(("expected rewards", f"prior.source={source}" + (", not the value model V0" if source != "v0" else "")))
     return [("method", run.config.method), ("composition", formula(run.method)), *replaced, *rows]

@@ -9,6 +9,7 @@ from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.learner import Learner
 from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.sampling.stages import moments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,5 +27,4 @@ class Run:
     @property
     def reads(self) -> dict[str, tuple[Knob, ...]]:
         """The knobs that each part of the run reads, by the words for the part."""
-        stages = {f"the stage {one.name!r}": one.reads for one in self.source.stages if one.reads}
-        return {"sampling": self.source.stream.reads, **stages, "the learner": self.learner.reads}
+        return {**moments.reads(self.source), "the learner": self.learner.reads}

@@ -22,6 +22,7 @@ from jaxrl_llm.sampling.stages import Stage
 from jaxrl_llm.setup import parts
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.tasks import Task
+from jaxrl_llm.tools import written
 from jaxrl_llm.topologies import Topology, narrowed, oracle, refill
 
 
@@ -45,7 +46,8 @@ def make_stages(config: ConfigDict, made: Parts, policy: Policy, task: Task, pri
     return stages.chain(
         stages.measure(gradient_norms.make(policy), prior is not None and prior.successes),
         expects=[] if prior is None else [stages.expect(prior)],
-        shapes=[] if made.guide is None else [stages.guide()],
+        shapes=[*([] if made.guide is None else [stages.guide()]),
+                *(stages.STAGES.make(name, **numbers) for name, numbers in written.calls(config.stages))],
         mixes=([stages.share(sharing, fewer)] if sharing is not None else
                [] if made.replay is None else
                [stages.rehearse(made.replay)] if made.replay.updates else [stages.mix(made.replay, fewer)]))

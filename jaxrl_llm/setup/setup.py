@@ -14,6 +14,7 @@ from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.sampling.stages import moments
 from jaxrl_llm.setup import agreement, parts, why
 from jaxrl_llm.setup.check import check
 from jaxrl_llm.setup.config import default_config
@@ -66,7 +67,8 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     policy = dataclasses.replace(policy_of(config, model, mesh), replays=made.objective.replays)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
     agreement.check_data(task, source.data, config.eval.problems)
-    learner, rate = make_learner(config, made.with_controllers(source.controllers), policy, source.ladders, tokenizer, task,
+    made = made.with_controllers(moments.controllers(source))
+    learner, rate = make_learner(config, made, policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
     run = Run(config, made.method, source, learner, rate, made.needs, schedule)
     if unread := knobs.unread(learner.controls.by_name, run.reads):

@@ -54,10 +54,12 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     readers = int(np.gcd(drawn, jax.process_count()))
     sets = tuple(one if one in shared else one._replace(stream=make(
         [one.task.heldout], Judge(one.task, one.reward), max_tokens=max(one.max_tokens or 0, s.max_tokens))) for one in sets)
-    return Source(task, batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), stream,
-                  single(config.prompts.per_step, group=s.group), stages.chain(stages.measure(gradient_norms.make(policy))),
-                  config.prompts.per_step, s.max_tokens, config.prompts.overlong, readers=readers,
-                  sizes=sizes_of(config, model.config), sets=sets, model=model)
+    return Source(
+        task=task, data=batches(task.train, drawn, config.seed, jax.process_index() % readers, readers), stream=stream,
+        topology=single(config.prompts.per_step, group=s.group),
+        stages=stages.chain(stages.measure(gradient_norms.make(policy))), prompts=config.prompts.per_step,
+        max_tokens=s.max_tokens, overlong=config.prompts.overlong, readers=readers, sizes=sizes_of(config, model.config),
+        sets=sets, model=model)
 
 
 def sizes_of(config: ConfigDict, model: ModelConfig) -> Callable[[int, int, int, int], Ladders]:

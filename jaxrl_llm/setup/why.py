@@ -17,6 +17,7 @@ from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.learning import optimizers, schedules
 from jaxrl_llm.models import lora
 from jaxrl_llm.replay import pool
+from jaxrl_llm.sampling.stages import STAGES
 from jaxrl_llm.setup.parts import Parts, recorded_needs
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import Conflict, Kind, PartTable
@@ -30,7 +31,7 @@ _TABLES: dict[str, PartTable] = {
     "replay_estimator": advantages.base.ESTIMATORS, "replay_objective": objectives.base.OBJECTIVES,
     "filters": control.base.FILTERS, "controllers": control.base.CONTROLLERS, "allocation": topologies.RULES,
     "guidance": topologies.GUIDES, "replay": replay.base.RULES, "topology": topologies.TOPOLOGIES}
-_NAMED = {"schedule": schedules.SCHEDULES, "sampling.engine": engines.ENGINES, "task": tasks.TASKS,
+_NAMED = {"stages": STAGES, "schedule": schedules.SCHEDULES, "sampling.engine": engines.ENGINES, "task": tasks.TASKS,
           "environment": environments.ENVIRONMENTS, "rewards": rewards.REWARDS}
 
 

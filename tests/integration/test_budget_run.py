@@ -53,7 +53,7 @@ def test_the_head_of_v0_says_what_predicts_rewards(monkeypatch, capsys, source, 
 def test_budgets_expect_successes_and_no_other_part_of_the_reward():
     """A bonus for the format is no success: a prompt that never solves its problem has nothing to expect."""
     run, _ = setup.build(config())
-    assert "solved" in run.source.controllers["prior"].facts
+    assert "solved" in run.learner.controls.by_name["prior"].facts
     for one, expected in ((prior.of_averages(4), 0.2), (prior.of_successes(prior.of_averages(4)), 0.0)):
         facts = {"prompt_ids": np.array([2]), "rewards": np.full((1, 4), 0.2, np.float32), "valid": np.ones((1, 4), bool),
                  "solved": np.zeros((1, 4), bool)}

@@ -27,6 +27,7 @@ from jaxrl_llm.runs.warmup import imitate
 from jaxrl_llm.sampling import prior
 from jaxrl_llm.sampling.fitting import held_out
 from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.sampling.stages import moments
 from jaxrl_llm.setup import parts, setup, why
 from jaxrl_llm.setup.first_state import known_of
 from jaxrl_llm.setup.judge import Judge
@@ -274,7 +275,8 @@ def test_every_method_takes_three_steps(shared, slug):
     source = dataclasses.replace(run.source, stream=stream, data=batches(task.train, 4, seed=0))
     expected = prior.make(config, policy, len(task.train), stream.prompt_tokens, Capture(0)) if asked else None
     source = with_topology(config, made, source, policy, expected)
-    learner, _ = make_learner(config, made.with_controllers(source.controllers), policy, source.ladders, stream.tokenizer)
+    made = made.with_controllers(moments.controllers(source))
+    learner, _ = make_learner(config, made, policy, source.ladders, stream.tokenizer)
     known = known_of(dataclasses.replace(run, config=config, source=source, learner=learner), params)
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), known)
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}

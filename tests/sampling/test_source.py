@@ -45,8 +45,8 @@ def sampled(groups, prompts=None, T=8, first_uid=0):
     stream = Stream(streams.in_parts(generate, prompts, group, max_tokens=T), partner, Sampling(), prompts, group, 4, T, BYTES,
                     (EOS,), mesh, np.float32)
     task = Task("q", problems, problems, "exact")
-    made = source.Source(task, run_files.Given([]), stream, single(prompts, group=stream.group),
-                         stages.chain(stages.measure(None)), prompts, T)
+    made = source.Source(task=task, data=run_files.Given([]), stream=stream, topology=single(prompts, group=stream.group),
+                         stages=stages.chain(stages.measure(None)), prompts=prompts, max_tokens=T)
     forest = made.planted([(problem, [10 + p, 20]) for p, problem in enumerate(problems)], draw=0)
     forest = streams.grow(stream, {}, forest, np.arange(len(groups)), first_uid, jax.random.key(0), 3)
     return made, forest, seen

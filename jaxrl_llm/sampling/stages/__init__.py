@@ -1,7 +1,7 @@
 """The stages of a batch of rollouts, in their order."""
 from collections.abc import Sequence
 
-from jaxrl_llm.sampling.stages.base import Stage, StageMemory, Unfinished
+from jaxrl_llm.sampling.stages.base import STAGES, Stage, StageMemory, Unfinished, stage
 from jaxrl_llm.sampling.stages.baseline import baseline
 from jaxrl_llm.sampling.stages.choose import choose
 from jaxrl_llm.sampling.stages.draw import draw
@@ -17,8 +17,8 @@ from jaxrl_llm.sampling.stages.score import score
 from jaxrl_llm.sampling.stages.shape import shape
 from jaxrl_llm.sampling.stages.share import share
 
-__all__ = ["Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw", "expect", "guide",
-           "measure", "mix", "reference", "rehearse", "replaced", "sample", "score", "shape", "share"]
+__all__ = ["STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw", "expect",
+           "guide", "measure", "mix", "reference", "rehearse", "replaced", "sample", "score", "shape", "share", "stage"]
 
 
 def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage] = (), mixes: Sequence[Stage] = ()

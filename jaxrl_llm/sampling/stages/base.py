@@ -2,17 +2,16 @@
 
 A source runs its stages in their order at four moments: all `begin` before anything is planned, all `grow` after each plan of
 the topology, all `end` once the plan is complete, and all `view` on the rollouts that the batch becomes. To add a stage, write
-a function that returns a `Stage` into a new file, and put it into a source,
-`dataclasses.replace(source, stages=(*source.stages, mine()))`:
+a function that returns a `Stage` into a new file, and name it, `--config.stages="my_module:shorter"`, or put it into a source,
+`dataclasses.replace(source, stages=(*source.stages, shorter()))`:
 
-    def shorter(coef: float = 0.01) -> Stage:
+    def shorter(*, most: float = 1.0) -> Stage:
         def grow(batch, source):
-            rewards = batch.forest.rewards.copy()
-            ends = batch.new_ends
-            rewards[ends] -= coef * batch.forest.length[ends]
+            rewards, ends = batch.forest.rewards.copy(), batch.new_ends
+            rewards[ends] -= np.minimum(batch.knobs["token_cost"] * batch.forest.length[ends], most)
             return batch._replace(forest=batch.forest.with_columns(rewards=rewards))
 
-        return Stage("shorter", grow=grow)
+        return Stage("shorter", grow=grow, reads=(Knob("token_cost", least=0, doc="f32[], the cost of a token"),))
 """
 import types
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import Batches
+from jaxrl_llm.tools.registry import PartTable
 from jaxrl_llm.tools.timer import PhaseTimer
 from jaxrl_llm.topologies import Plan, Topology
 
@@ -92,8 +92,9 @@ class Origin(Protocol):
     next_uid: int
     memory: dict[str, Any]
 
-    def grown(self, batch: Unfinished) -> Unfinished:
-        """The batch after all stages have acted on its plan."""
+    @property
+    def stages(self) -> "tuple[Stage, ...]":
+        """The stages of the source."""
 
     def planted(self, rows: Any, draw: int) -> Forest:
         """The forest of these problems and their token ids, without samples."""
@@ -147,6 +148,10 @@ class Stage(NamedTuple):
     provides: tuple[str, ...] = ()
     memory: StageMemory | None = None
     controllers: Mapping[str, Controller] = NOTHING
+
+
+STAGES = PartTable("stage", Stage)
+stage = STAGES.enter
 
 
 def policy_tokens(forest: Forest) -> int:

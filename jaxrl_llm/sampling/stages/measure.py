@@ -7,6 +7,7 @@ from jaxrl_llm import parallel
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, means, policy_tokens
+from jaxrl_llm.sampling.stages.moments import grown
 from jaxrl_llm.topologies import Plan
 from jaxrl_llm.topologies.base import group_sizes
 
@@ -19,7 +20,7 @@ def measure(square_norms: Callable, successes: bool = False) -> Stage:
     """
     def grow(batch: Unfinished, source: Origin) -> Unfinished:
         if batch.plan.measure == "expected":
-            apart = source.grown(batch._replace(plan=Plan(acts=batch.plan.acts)))
+            apart = grown(batch._replace(plan=Plan(acts=batch.plan.acts)), source)
             forest, tokens = with_expected(batch.forest, apart.forest, successes)
             return batch._replace(forest=forest, beside=batch.beside + tokens)
         if batch.plan.measure == "gradient_norms":

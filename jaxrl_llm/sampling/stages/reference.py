@@ -4,6 +4,7 @@ import numpy as np
 from jaxrl_llm import parallel
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, means, policy_tokens
+from jaxrl_llm.sampling.stages.moments import grown
 from jaxrl_llm.topologies import Plan, groups
 
 READS = (
@@ -28,7 +29,7 @@ def _begin(batch: Unfinished, source: Origin) -> Unfinished:
         fits = [None if one is None or len(one) > stream.prompt_tokens else one for one in encoded]
         rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
         planted = batch._replace(forest=source.planted(rows, draw=0), plan=Plan(acts=groups(range(len(rows)), stream.group)))
-        forest = source.grown(planted).forest
+        forest = grown(planted, source).forest
         owner, right = forest.prompt[forest.ends], forest.solved[forest.ends]
         rates[asked[[one is not None for one in fits]]] = means(right, owner, len(rows))
         tokens = policy_tokens(forest)
