@@ -43,8 +43,8 @@ def _run(c: ConfigDict) -> None:
     c.guidance = ""                    # which completions begin with solutions: "adhint(high=0.5)", "high=0.5"
     c.topology = ""                    # who is sampled; empty: as the other parts imply
     c.recorders = ""                   # what is measured beyond what the parts read
+    c.stages = ""                      # stages of your own, which act on a batch behind its rewards: "my_module:shorter"
 
-    c.stages = ""                      # stages of a batch of your own, behind the rewards: "my_module:shorter(coef=0.1)"
     c.schedule = "sync"                # "sync", "pipelined(lag=1)": sampled with weights this many batches old; module:function
 
     c.task = "arithmetic"              # name(option=value, ...) of jaxrl_llm.tasks or module:function; see docs/guides/data.md

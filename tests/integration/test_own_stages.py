@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tiny_config
 
-from jaxrl_llm import methods
 from jaxrl_llm.control.base import CONTROLLERS
 from jaxrl_llm.sampling.stages import STAGES, Stage
 from jaxrl_llm.setup import setup
@@ -43,15 +42,11 @@ def rising_cost(*, by: float = 0.125):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """Both files, imported, and a row of the catalogue that names the controller, until the test ends."""
+    """Both files, in a folder on the path; what they register is there until the test ends."""
     monkeypatch.syspath_prepend(tmp_path)
     for name, text in (("own_stage", STAGE), ("own_controller", CONTROLLER)):
         (tmp_path / f"{name}.py").write_text(text)
-        importlib.import_module(name)
-    row = dataclasses.replace(methods.get("grpo"), slug="costly", controllers="rising_cost(by=0.25)")
-    monkeypatch.setitem(methods.METHODS, row.slug, row)
     yield
-    methods.lacks.cache_clear()
     for table, name in ((sys.modules, "own_stage"), (sys.modules, "own_controller"), (STAGES, "shorter"),
                         (CONTROLLERS, "rising_cost")):
         table.pop(name, None)
@@ -59,12 +54,14 @@ def own(tmp_path, monkeypatch):
 
 def config(**changes):
     c = tiny_config.get_config()
-    c.update_from_flattened_dict({"method": "costly", "model.num_layers": 1, **changes})
+    c.update_from_flattened_dict({"method": "grpo", "controllers": "own_controller:rising_cost(by=0.25)",
+                                  "model.num_layers": 1, **changes})
     return c
 
 
 @pytest.mark.parametrize("name", ["shorter(most=0.5)", "own_stage:shorter(most=0.5)"])
 def test_a_knob_of_a_stage_and_a_controller_costs_two_files(own, name):
+    importlib.import_module("own_stage")
     run, params = setup.build(config(stages=name))
     state, rewards = setup.initial_state(run, params), []
     for cost in (0.0, 0.25, 0.5):
@@ -79,10 +76,11 @@ def test_a_knob_of_a_stage_and_a_controller_costs_two_files(own, name):
     assert (rewards[2] != rewards[0]).any()
 
 
-def test_a_knob_that_nothing_reads_and_a_stage_that_lacks_a_fact_are_refused_before_the_first_step(own, monkeypatch):
-    with pytest.raises(ValueError, match="controller 'rising_cost' sets 'token_cost', which no part of this run reads. Did you "
-                                         "mean 'token_limits', which the stage 'sample' reads"):
+def test_a_knob_that_nothing_reads_and_a_stage_that_lacks_a_fact_are_refused_before_the_first_step(own):
+    with pytest.raises(ValueError, match="controller 'own_controller:rising_cost' sets 'token_cost', which no part of this "
+                                         "run reads. Did you mean 'token_limits', which the stage 'sample' reads"):
         setup.build(config())
+    importlib.import_module("own_stage")
     with pytest.raises(ValueError, match="Unknown stage 'shortr'. Did you mean 'shorter'"):
         setup.build(config(stages="shortr"))
     run, _ = setup.build(config(stages="shorter"))
