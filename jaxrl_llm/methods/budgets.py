@@ -55,11 +55,11 @@ ROWS = (
     Method(
         slug="dart_curation", title="DART-GUI with fewer rollouts for what succeeds", arxiv=("2509.23866",),
         equation="n = 8 where success <= 0.6, else max(2, round(8 (1 - s) / 0.4)), no longer than the longest success of the "
-                 "problem; l = min(p_old / p_sampler, 1) PPO + 0.1 KL, mean over turns",
+                 "problem; A = z-score over all turns, of uncertain turns; l = min(p_old / p_sampler, 1) PPO + 0.1 KL",
+        estimator="dart",
         objective="tis_mis(max_ratio=1.0, clip_high=0.28, kl_coef=0.1, aggregation=step_mean_token_mean)",
         controllers="dart_curation, dart_lengths", defaults={"group_size": 2, "max_group": 8, "temperature": 1.0},
-        omits="advantages of the rewards of all steps, in which long trajectories weigh more, replayed successes, the choice "
-              "of high-entropy steps, asynchronous generation; limits by task are of tokens, not of steps"),
+        omits="replayed successes, which dart_tis has; asynchronous generation; limits by task are of tokens, not of steps"),
     Method(slug="gdro_rollout", title="Rollout-GDRO: bins of prompts play numbers of rollouts", arxiv=("2601.19280",),
            equation="n_b: likeliest arms with sum_b counts_b n_b fixed; score += loss - usual loss - price (n - mean n); GRPO",
            objective="ppo_clip(clip_high=0.28, kl_coef=0.001)",

@@ -10,7 +10,7 @@ from jaxrl_llm import advantages, methods
 from jaxrl_llm.advantages.salt import edges
 from jaxrl_llm.advantages.ui_s1 import semi_online_return, step_score
 from jaxrl_llm.control.ui_s1 import diverse_start
-from jaxrl_llm.data.rollouts import Rollouts, from_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 from jaxrl_llm.maths import segments
 
 FLOATS = ("step_rewards", "perf", "format_rewards")
@@ -417,3 +417,34 @@ def test_worked_example_of_table_gpt_r1():
     same = from_lists([[0.0, 1.5]], extras={name: jnp.asarray(x) for name, x in counts.items()})
     actual, _ = advantages.make("table_gpt_r1", progress=0.25, failed=-0.25, unknown=-0.5).update(same, ())
     np.testing.assert_array_equal(actual, 0)  # 0.75 - 0.25 against 1.5 - 0.5 - 0.5
+
+
+# DART
+
+
+def steps_of(rewards, lengths, entropies=None):
+    """A group of trajectories with these numbers of steps of one token."""
+    ids = pad_lists([[list(range(count)) for count in row] for row in lengths], fill=0).astype(np.int32)
+    fields = {} if entropies is None else {"entropies": pad_lists([entropies])}
+    return from_lists(rewards, lengths=lengths, step_ids=ids, **fields)
+
+
+@pytest.mark.parametrize("rewards, lengths, expected", [
+    ([1, 0, 0], [2, 6, 4], [2.236068, -0.447214, -0.447214]), ([0, 1, 0], [4, 6, 5], [-0.816497, 1.224745, -0.816497]),
+    ([1, 1], [2, 3], [0, 0]), ([0.3] * 5, [1, 2, 3, 4, 5], [0] * 5)])
+def test_dart_normalises_over_the_steps_of_a_group(rewards, lengths, expected):
+    values, _ = advantages.make("dart", quantile=0.0).update(steps_of([rewards], [lengths]), ())
+    np.testing.assert_allclose(values[0, :, 0], expected, atol=1e-6)
+    assert all((row[:n] == row[0]).all() and not row[n:].any() for row, n in zip(np.asarray(values[0]), lengths))
+
+
+def test_dart_leaves_out_steps_of_low_entropy():
+    """Of five steps with entropies 1 to 5 the first is below the quantile 1.8; without step_ids a rollout is one step."""
+    rollouts = steps_of([[1, 0]], [[2, 3]], [[1.0, 2.0], [3.0, 4.0, 5.0]])
+    (one,), _ = advantages.make("dart").update(rollouts, ())
+    z = np.sqrt(3 / 2)
+    np.testing.assert_allclose(one, [[0, z, 0], [-1 / z] * 3], atol=1e-6)
+    (whole,), _ = advantages.make("dart").update(rollouts.replace(step_ids=None), ())
+    np.testing.assert_allclose(whole, [[0, 0, 0], [-1] * 3], atol=1e-6)  # mean entropies 1.5 and 4
+    with pytest.raises(ValueError, match=r"quantile=1.0 of the entropies"):
+        advantages.make("dart", quantile=1.0)
