@@ -46,6 +46,8 @@ class Estimator(NamedTuple):
     `wants_more(rollouts, first, most) -> i32[P] or bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs`
     names, says how many rollouts prompts get next, or which get `first` more, when all have `first` and at most `most` are
     allowed. None: all get the same.
+    `learned(rollouts, ratios, state) -> state` follows the updates of a batch, with the `ratios` of `control.FACTS`. None: the
+    state is that of `update`.
     `keeps(rollouts) -> bool[P, G]` says which rollouts are trained on, once advantages are known. None: all.
     `turn_critic`: settings of the critic of turns (`values.turn_critic`) behind `extras["turn_q"]` and `extras["turn_v"]`.
     None: no such critic is needed.
@@ -61,6 +63,7 @@ class Estimator(NamedTuple):
     history: Callable[[State], tuple[Array, Array, Array, Array]] | None = None
     wants_more: Callable[[Rollouts, int, int], Array] | None = None
     keeps: Callable[[Rollouts], Array] | None = None
+    learned: Callable[[Rollouts, Array, State], State] | None = None
     turn_critic: OfTurns | None = None
     bootstrap: int = 0
 

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.advantages.grpo import group_z_score
 from jaxrl_llm.control import accuracy_bins
 from jaxrl_llm.control.accuracy_bins import BINS, Windows
-from jaxrl_llm.control.surrogate import check_signal, surrogate_loss
+from jaxrl_llm.control.surrogate import check_signal, losses_of
 from jaxrl_llm.maths import masked
 from jaxrl_llm.tools import registry
 
@@ -71,10 +71,10 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
 
     A prompt's bin follows the share of its last `window` visits in which one of its rollouts was right, with a `margin`; a new
     prompt starts in the hardest bin. Then the moving losses have `followed` the `signal` of the rollouts. `surrogate` is the
-    paper's, the `surrogate_loss` of advantages without weights. `one_minus_pass`, 1 - [right], is ours and the default, since
-    the surrogate loss of every group of fresh rollouts is zero, so that the adversary would see nothing. The numbers are the
-    paper's, except the bound of the moving losses and `num_prompts`, which are ours: with more prompts than that, prompts
-    that share an index keep overwriting each other.
+    paper's, the `surrogate_loss` of advantages without weights, which is known after the updates of the step. `one_minus_pass`,
+    1 - [right], is ours and the default: without drift the surrogate loss of every group is zero, so that the adversary would
+    see nothing. The numbers are the paper's, except the bound of the moving losses and `num_prompts`, which are ours: with more
+    prompts than that, prompts that share an index keep overwriting each other.
     """
     registry.one_of("mode", mode, MODES)
     by_surrogate = check_signal(signal)
@@ -94,8 +94,9 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
         previous = jnp.where(known, mine.bins, -1)
         bins = accuracy_bins.bins_of(jnp.where(known, accuracy_bins.accuracy(mine), 0), previous, margin=margin)
         weights = bin_weights(state.moving, bins, real, mode=mode, rate=rate, mix=mix, most=most)
-        losses = surrogate_loss(rollouts, z) if by_surrogate else 1 - rollouts.correct.astype(rewards.dtype)
-        moving, seen = followed(state.moving, state.seen, bins, losses, own, decay=decay, per_share=per_share)
+        losses = 1 - rollouts.correct.astype(rewards.dtype)
+        moving, seen = (state.moving, state.seen) if by_surrogate else followed(
+            state.moving, state.seen, bins, losses, own, decay=decay, per_share=per_share)
         counted = jnp.where(jnp.any(own, axis=1) & (ids >= 0), place, size)
         new = jnp.where(known, size, counted)
         visited = jnp.zeros(size, bool).at[counted].set(True, mode="drop")
@@ -105,5 +106,14 @@ def gdro_prompt(*, num_prompts: int = 65536, window: int = 100, mode: str = "cod
         windows, ids = accuracy_bins.visited(windows, visited, solved), state.ids.at[counted].set(ids, mode="drop")
         return weights[:, None] * jnp.clip(z, -clip, clip), Adversary(ids, windows, moving, seen)
 
-    needs = ("rewards", "prompt_ids", *(("old_logprobs", "behavior_logprobs") if by_surrogate else ()))
-    return stateful(init, advantages, needs=needs)
+    def learned(rollouts, ratios, state):
+        ids, size = rollouts.prompt_ids, state.ids.size
+        place = ids % size
+        counted = rollouts.fresh & ((ids >= 0) & (state.ids[place] == ids))[:, None]
+        losses = losses_of(rollouts, ratios, place, counted, size, eps=eps)
+        bins = jnp.maximum(state.windows.bins[place], 0)
+        moving, seen = followed(state.moving, state.seen, bins, losses, counted, decay=decay, per_share=per_share)
+        return state._replace(moving=moving, seen=seen)
+
+    made = stateful(init, advantages, needs=("rewards", "prompt_ids"))
+    return made._replace(learned=learned) if by_surrogate else made

@@ -35,6 +35,7 @@ FACTS = {
     "lengths": "i32[P, G], trained tokens of these",
     "entropy": "f32[], nats, mean over the sampled tokens of the distribution that they were drawn from",
     "rollouts": "`Rollouts` as they were learned from: groups may be cut into several rows",
+    "ratios": "f32[P, G, T], probability of each token of `rollouts` after the updates of the step over that before",
     "params": "parameters after the step",
     "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
     "score": "f32[], the held-out score",

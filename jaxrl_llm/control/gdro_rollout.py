@@ -8,7 +8,7 @@ from jax import Array
 
 from jaxrl_llm.control import accuracy_bins, passes
 from jaxrl_llm.control.base import Controller, controller
-from jaxrl_llm.control.surrogate import check_signal, surrogate_loss
+from jaxrl_llm.control.surrogate import by_place, check_signal, losses_of
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.maths import masked
 
@@ -78,22 +78,10 @@ def square_root_law(counts_B: Array, variance_B: Array, mean: float) -> Array:
     return mean * root * jnp.sum(counts_B) / jnp.sum(counts_B * root)
 
 
-def of_problems(rollouts: Rollouts, number: int) -> Array:
-    """f32[N]: the mean `surrogate_loss` of each problem's rollouts, with z-scores over all its rollouts; 0 without a rollout.
-
-    A problem may have several rows.
-    """
-    rewards, valid = rollouts.rewards, rollouts.fresh & (rollouts.prompt_ids >= 0)[:, None]
-    ids = jnp.broadcast_to(rollouts.prompt_ids[:, None], valid.shape)
-
-    def summed(values_PG):
-        return jnp.zeros(number).at[jnp.where(valid, ids, number)].add(jnp.where(valid, values_PG, 0), mode="drop")
-
-    count = summed(jnp.ones_like(rewards))
-    apart = rewards - (summed(rewards) / jnp.maximum(count, 1))[ids]
-    std = jnp.sqrt(summed(apart**2) / jnp.maximum(count - 1, 1))
-    losses = surrogate_loss(rollouts, apart / (std[ids] + 1e-6))
-    return summed(losses) / jnp.maximum(count, 1)
+def of_problems(rollouts: Rollouts, ratios_PGT: Array, number: int) -> Array:
+    """f32[N]: the mean `surrogate_loss` of each problem's rollouts; 0 without a rollout. A problem may have several rows."""
+    place, counted = jnp.maximum(rollouts.prompt_ids, 0), rollouts.fresh & (rollouts.prompt_ids >= 0)[:, None]
+    return by_place(losses_of(rollouts, ratios_PGT, place, counted, number), place, counted, number)[0]
 
 
 @controller
@@ -103,13 +91,13 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
 
     The bins are the `accuracy_bins` from before the step. Their arms are 1, 2, ... groups up to `sampling.max_group`, chosen by
     `joint_arms` for a total of exactly `mean` groups per prompt, if some choice has this total. The dual price of a rollout
-    rises with the surplus of rollouts, which is zero if the total is met. Facts: `tried`, `right`; `rollouts` by surrogate.
+    rises with the surplus of rollouts, which is zero if the total is met. Facts: `tried`, `right`.
 
     The loss of an arm with `signal="one_minus_pass"`, ours and the default, is the wrong share of its bin's rollouts minus the
     moving mean of that share, updated with the weight `decay` in each step: the share itself is never negative, and would raise
-    whichever arm is played first. With `surrogate` it is the paper's, the mean `surrogate_loss` of the bin's prompts, which is
-    zero for fresh rollouts. Raises ValueError: fewer than one group per prompt, another signal; from `init`: a
-    `sampling.max_group` that leaves nothing to choose.
+    whichever arm is played first. With `surrogate` it is the paper's, the mean `surrogate_loss` of the bin's prompts, from the
+    facts `rollouts` and `ratios`: it says how far the updates of the step moved the policy. Raises ValueError: fewer than one
+    group per prompt, another signal; from `init`: a `sampling.max_group` that leaves nothing to choose.
     """
     by_surrogate = check_signal(signal)
     if mean < 1:
@@ -126,7 +114,7 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         seen, groups = tried > 0, jnp.arange(1, state.gains.shape[1] + 1)
         there = jnp.maximum(state.windows.bins, 0) == jnp.arange(accuracy_bins.BINS)[:, None]  # as when arms were chosen
         failed = jnp.where(tried > 0, 1 - right / jnp.maximum(tried, 1), 0)
-        losses = of_problems(facts["rollouts"], seen.size) if by_surrogate else failed
+        losses = of_problems(facts["rollouts"], facts["ratios"], seen.size) if by_surrogate else failed
         loss = masked.mean(jnp.broadcast_to(losses, there.shape), there & seen, axis=1)
         arms = jnp.where((there & seen).any(1), state.arms, -1)
         usual = jnp.zeros_like(loss) if by_surrogate else jnp.where(jnp.isnan(state.usual), loss, state.usual)
@@ -153,5 +141,5 @@ def gdro_rollout(*, mean: int = 2, rate: float = 0.65, mix: float = 0.01, price_
         return Bandits(walk, windows, gains, jnp.float32(0), jnp.int32(group), chosen(walk, windows, gains),
                        jnp.full(accuracy_bins.BINS, jnp.nan))
 
-    facts = ("tried", "right", "rollouts") if by_surrogate else ("tried", "right")
+    facts = ("tried", "right", "rollouts", "ratios") if by_surrogate else ("tried", "right")
     return Controller(init, propose, observe, facts=facts, knobs=("prompt_ids", "group_sizes"))

@@ -14,17 +14,30 @@ def check_signal(signal: str) -> bool:
     return registry.one_of("signal", signal, SIGNALS) == "surrogate"
 
 
-def surrogate_loss(rollouts: Rollouts, advantages_PG: Array, *, clip_low: float = 0.2, clip_high: float = 0.28) -> Array:
-    """f32[P, G]: mean over trained tokens of `max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`.
+def surrogate_loss(ratios_PGT: Array, advantages_PG: Array, mask_PGT: Array, *, clip_low: float = 0.2, clip_high: float = 0.28
+                   ) -> Array:
+    """f32[P, G]: mean over the mask of `max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`.
 
-    `rho = exp(old - behaviour log-prob)`: how far the policy of the step is from the policy that sampled. It is 1 for fresh
-    rollouts, whose groups then have mean loss 0. The published code takes rho from the update of each mini-batch instead. There
-    the first of them has rho = 1 too. Raises ValueError for rollouts without `old_logprobs`.
+    `rho` is the ratio of the policy after the updates of a step to that before. Without drift, with rho = 1, a group of equal
+    lengths has the mean loss 0. The published code takes rho from the update of each mini-batch, where the first has rho = 1.
     """
-    if rollouts.old_logprobs is None or rollouts.behavior_logprobs is None:
-        raise ValueError("signal='surrogate' compares old_logprobs with behavior_logprobs, and the rollouts lack one of them; "
-                         "make several updates on a batch, for example learner.minibatches=4, or set signal='one_minus_pass'")
-    mask = rollouts.token_mask
-    change = jnp.where(mask, rollouts.old_logprobs, 0) - jnp.where(mask, rollouts.behavior_logprobs, 0)
-    ratio, A = jnp.exp(jnp.clip(change, -20, 20)), advantages_PG[..., None]
-    return masked.mean(jnp.maximum(-A * ratio, -A * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)), mask, axis=-1)
+    rho, A = jnp.where(mask_PGT, ratios_PGT, 1), advantages_PG[..., None]
+    return masked.mean(jnp.maximum(-A * rho, -A * jnp.clip(rho, 1 - clip_low, 1 + clip_high)), mask_PGT, axis=-1)
+
+
+def by_place(values_PG: Array, place_P: Array, counted_PG: Array, number: int) -> tuple[Array, Array]:
+    """`(mean, count)` f32[N] of the counted values of each place; 0 without any. Several rows may have one place."""
+    to = jnp.where(counted_PG, place_P[:, None], number)
+    count = jnp.zeros(number).at[to].add(1.0, mode="drop")
+    total = jnp.zeros(number).at[to].add(jnp.where(counted_PG, values_PG, 0), mode="drop")
+    return total / jnp.maximum(count, 1), count
+
+
+def losses_of(rollouts: Rollouts, ratios_PGT: Array, place_P: Array, counted_PG: Array, number: int, *, eps: float = 1e-6
+              ) -> Array:
+    """f32[P, G], the `surrogate_loss` with z-scores over all counted rollouts of a place (sample std), without weights."""
+    mean, count = by_place(rollouts.rewards, place_P, counted_PG, number)
+    apart = rollouts.rewards - mean[place_P][:, None]
+    squares, _ = by_place(apart**2, place_P, counted_PG, number)
+    std = jnp.sqrt(squares * count / jnp.maximum(count - 1, 1))
+    return surrogate_loss(ratios_PGT, apart / (std[place_P][:, None] + eps), rollouts.token_mask)

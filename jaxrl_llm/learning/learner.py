@@ -208,6 +208,7 @@ class Learner:
         epochs = min(self.epochs, int(known.get("epochs", self.epochs)))
         with timer("record"):
             state, batch, advantages, measured = self._credit(state, rollouts, frozen or {}, values, alone)
+        before = self._logprobs(state, batch) if self.compares else None
         with timer("update"):
             state = offload.moments_near(self.offload, state)
             state = self._cleared(state) if known.get("fresh_optimizer", False) else state
@@ -225,6 +226,11 @@ class Learner:
                 f"{int(state.skipped_in_row)} updates in a row had a loss or gradient that was not finite (step "
                 f"{int(state.step)}). The weights are those before the first of them. Lower optimizer.learning_rate, check the "
                 "rewards and mismatch/kl in the metrics, then resume from the last checkpoint")
+        if before is not None:
+            seen["ratios"] = ratios = self.ratios(state, batch, before)
+            if self.estimator.learned is not None:
+                own = after_updates(self.estimator, self.mesh, batch, ratios, state.estimator_state)
+                state = state.replace(estimator_state=own)
         if self.controls.by_name:
             seen |= facts_of(rollouts, batch, state.params, metrics)
             state = state.replace(control=self.controls.observe(state.control, seen, self.mesh))
@@ -388,9 +394,17 @@ class Learner:
                           else self.joint(state, part, rate))
         return average.moved(state, self.ema), metrics | learned
 
+    @property
+    def compares(self) -> bool:
+        """Whether the estimator or a controller reads the `ratios` of a batch."""
+        return self.estimator.learned is not None or any("ratios" in one.facts for one in self.controls.by_name.values())
+
+    def _logprobs(self, state: TrainState, batch: Rollouts) -> jax.Array:
+        return self.layout.logprobs(state.params, state.lora, texts_of(batch))[0]
+
     def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:
         """f32[P, G, T], the current probability of each token divided by that of the log-probs `before`."""
-        return jax.numpy.exp(self.layout.logprobs(state.params, state.lora, texts_of(batch))[0] - before)
+        return jax.numpy.exp(self._logprobs(state, batch) - before)
 
 
 def mean_metrics(updates: list[dict]) -> dict[str, float]:
@@ -439,6 +453,14 @@ def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
     new = keep_finite(new, state)
     metrics = {} if estimator.metrics is None else estimator.metrics(batch, advantages, state)
     return advantages, jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh)), metrics
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def after_updates(estimator: Estimator, mesh: Mesh, batch: Rollouts, ratios: jax.Array, state):
+    """The estimator's state after the updates of a batch, see `Estimator.learned`; it stays sharded, and finite."""
+    assert estimator.learned is not None
+    new = keep_finite(estimator.learned(batch, ratios, state), state)
+    return jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh))
 
 
 @functools.partial(jax.jit, static_argnums=0)

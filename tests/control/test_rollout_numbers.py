@@ -124,16 +124,17 @@ def test_failures_alone_change_no_gain():
 
 def test_arms_gain_the_surrogate_loss_of_their_bin():
     """Two rows of one problem are one group: rewards 1, 0, 0, 1 have A = +-0.866025 (sample std); ratios 1.5 where right."""
-    rollouts = from_lists([[1, 0], [0, 1]], lengths=[[1, 1], [1, 1]], old_logprobs=np.log([[[1.5], [1]], [[1], [1.5]]]))
-    rollouts = rollouts.replace(behavior_logprobs=jnp.zeros((2, 2, 1)), prompt_ids=jnp.array([1, 1]))
+    rollouts = from_lists([[1, 0], [0, 1]], prompt_ids=np.array([1, 1]))
+    ratios = jnp.array([[[1.5], [1]], [[1], [1.5]]])
     expected = (2 * 0.866025 - 2 * 0.866025 * 1.28) / 4
-    close(gdro_rollout.of_problems(rollouts, 3), [0, expected, 0], atol=1e-5)
+    close(gdro_rollout.of_problems(rollouts, ratios, 3), [0, expected, 0], atol=1e-5)
     one = control.make("gdro_rollout", signal="surrogate")
     state = one.init(shares=alone(3), batch=1, seed=SEED, group=2, max_group=12)
     state = state._replace(arms=jnp.array([1, -1, -1, -1, -1, -1, -1]))
-    new = one.observe(state, {"tried": jnp.array([0, 4, 0]), "right": jnp.array([0, 2, 0]), "rollouts": rollouts})
+    facts = {"tried": jnp.array([0, 4, 0]), "right": jnp.array([0, 2, 0]), "rollouts": rollouts, "ratios": ratios}
+    new = one.observe(state, facts)
     close(new.gains[0, :3], [0, expected, 0], atol=1e-5)
-    assert one.facts == ("tried", "right", "rollouts") and not np.asarray(new.gains[1:]).any()
+    assert one.facts == ("tried", "right", "rollouts", "ratios") and not np.asarray(new.gains[1:]).any()
 
 
 # --- DART

@@ -1,5 +1,6 @@
 """Methods of agents by name: environments' facts of turns reach them, and filters of single rollouts reach the loss."""
 import json
+import sys
 
 import chatter
 import jax
@@ -8,10 +9,12 @@ import pytest
 import run_files
 import streams
 
+from jaxrl_llm import environments, methods
 from jaxrl_llm.control.base import without
 from jaxrl_llm.learning import optimizers, schedules
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup
+from jaxrl_llm.tools.written import calls
 
 BOTH_SIDES = {"environment": "chatter:duel", "sampling.max_tokens": 64, "sampling.max_turns": 4}
 CONTEXTS = {"environment": "chatter:forgetful", "sampling.max_turns": 6, "method": "multi_context_grpo"}
@@ -91,6 +94,17 @@ def test_the_policy_reads_how_many_turns_are_left(filtered):
     shown = [text for text, role in zip(played.texts, played.role) if role == 2]
     assert shown and all(text.endswith("\nTurns left: 1.") for text in shown)
     assert stream.partner.limits(None, 3, 0).announced == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="programs run in the sandbox of Linux")
+def test_the_environments_of_papers_can_be_made():
+    named = {row.slug: calls(row.defaults["environment"]) for row in methods.METHODS.values() if "environment" in row.defaults}
+    assert named.keys() == {"simpletir", "simpletir_filter"}
+    for (name, options), in named.values():
+        made = environments.make(name, **options)
+        state, _ = made.reset(made.task.train[0], 0)
+        turn = made.step(state, {"role": "assistant", "content": "```python\nprint('a' * 600)\n```"})
+        assert turn.messages[0]["content"] == f"{'a' * 256}\n[88 characters left out]\n{'a' * 256}" and made.last
 
 
 @pytest.mark.slow

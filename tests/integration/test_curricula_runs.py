@@ -48,6 +48,21 @@ def test_they_run_by_name():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method, changes", [
+    ("gdro_prompt", {"estimator": "signal=surrogate, num_prompts=512"}), ("gdro_rollout", {"controllers": "signal=surrogate"})])
+def test_the_surrogate_loss_of_a_run_is_what_its_updates_moved(method, changes):
+    """The signal of all bins stays 0 with a learning rate of 0."""
+    seen = {}
+    for rate in (0.0, 3e-2):
+        run, params = setup.build(tiny(method, **changes, **{"optimizer.learning_rate": rate, "warmup.steps": 0}))
+        for _, done in steps_of(run, params, 2):
+            state = done.learned.state
+            own = state.estimator_state.moving if method == "gdro_prompt" else state.control["gdro_rollout"].gains
+            seen[rate] = np.abs(jax.device_get(own)).max()
+    assert seen[0.0] < 1e-5 and seen[3e-2] > 1e-4
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", CHOOSING + ALLOTTING)
 def test_three_steps_by_name(method):
     """The proposed problems are sampled and counted, group sizes stay within their limits, and all numbers are finite.
