@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from jaxrl_llm import advantages, control, environments, methods, objectives, recorders, replay, rewards, tasks, topologies
+from jaxrl_llm import environments, methods, objectives, recorders, replay, rewards, tasks, topologies
 from jaxrl_llm.advantages import alike
 from jaxrl_llm.engines import kinds as engines
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.learning import optimizers, schedules
+from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.models import lora
 from jaxrl_llm.replay import pool
 from jaxrl_llm.sampling.stages import STAGES
@@ -26,11 +27,6 @@ from jaxrl_llm.values import critic
 ROOMS = {"the sampler": sampling_lib, "the optimiser": optimizers, "adapters": lora, "critics": critic, "a pool": pool,
          "topologies": topologies.base, "replay": replay.base, "environments": environments.base, "rewards": rewards.base,
          "estimators": alike}
-_TABLES: dict[str, PartTable] = {
-    "estimator": advantages.base.ESTIMATORS, "objective": objectives.base.OBJECTIVES,
-    "replay_estimator": advantages.base.ESTIMATORS, "replay_objective": objectives.base.OBJECTIVES,
-    "filters": control.base.FILTERS, "controllers": control.base.CONTROLLERS, "allocation": topologies.RULES,
-    "guidance": topologies.GUIDES, "replay": replay.base.RULES, "topology": topologies.TOPOLOGIES}
 _NAMED = {"stages": STAGES, "schedule": schedules.SCHEDULES, "sampling.engine": engines.ENGINES, "task": tasks.TASKS,
           "environment": environments.ENVIRONMENTS, "rewards": rewards.REWARDS}
 
@@ -103,11 +99,11 @@ def kinds_of(config: ConfigDict, made: Parts) -> dict[tuple[str, str], Kind]:
     def add(table: PartTable, names: Iterable[str]) -> None:
         found.update({(table.what, name): table.find(name) for name in names if ":" in name or name in table})
 
-    for key, table in _TABLES.items():
+    for key, slot in SLOTS.items():
         named = [one.name for one in made.method.parts(key)]
-        add(table, named[:1] if key == "objective" else named)
-        if key == "objective":
-            add(objectives.terms.TERMS, named[1:] + ["balance"] * (made.objective.loads is not None))
+        add(slot.table, named[:1])
+        add(slot.table if slot.rest is None else slot.rest, named[1:])
+    add(objectives.terms.TERMS, ["balance"] * (made.objective.loads is not None))
     for key, table in _NAMED.items():
         add(table, [name for name, _ in written.calls(flatten_dict(config.to_dict(), sep=".")[key])])
     add(topologies.TOPOLOGIES, {**topologies.implied(made.there), **topologies.implied(made.there, wrapping=True)})
@@ -136,7 +132,7 @@ def values_of(config: ConfigDict, made: Parts, around: Around) -> dict[str, Any]
     return {
         **{f"config.{key}": value for key, value in flatten_dict(config.to_dict(), sep=".").items()},
         **{f"needs.{name}": True for name in made.needs}, **{f"knobs.{name}": True for name in knobs},
-        **{f"{key}.{name}": value for key in ("estimator", "objective") for name, value in _numbers(config, made, key).items()},
+        **{f"{key}.{name}": value for key in ("estimator", "objective") for name, value in _numbers(made, key).items()},
         **{f"estimator.{name}": True for name, value in estimator._asdict().items() if callable(value)},
         **{name: value for name, value in objects.items() if value is not None},
         "estimator": estimator, "objective": made.objective, "estimator.has_critic": estimator.has_critic,
@@ -147,8 +143,8 @@ def values_of(config: ConfigDict, made: Parts, around: Around) -> dict[str, Any]
         "sizes": unequal + ["its estimator"] * (estimator.wants_more is not None)}
 
 
-def _numbers(config: ConfigDict, made: Parts, key: str) -> dict[str, Any]:
+def _numbers(made: Parts, key: str) -> dict[str, Any]:
     """All numbers of the estimator or of the objective, those of its defaults included."""
     part = made.method.part(key)
-    defaults = {name: one.default for name, one in _TABLES[key].parameters(part.name).items() if one.default is not one.empty}
-    return {**defaults, **part.numbers, **written.keywords(config[key])}
+    known = SLOTS[key].table.parameters(part.name)
+    return {**{name: one.default for name, one in known.items() if one.default is not one.empty}, **part.numbers}

@@ -67,6 +67,15 @@ def test_what_is_around_a_method_is_met_too():
         "method 'ttrl' compares the answers of the rollouts, and the reward 'format' does not extract an answer"]
 
 
+def test_parts_that_the_configuration_names_are_met_too():
+    lines = composed("grpo", estimator="rloo", objective="cispo(max_ratio=4, aggregation=prompt_mean) + kl(0.01)", lora__rank=2,
+                     filters="dynamic_sampling", budget__utility="paper", controllers="moving_reference")[3]
+    assert [line.partition(" of method")[0] for line in lines] == [
+        "config.budget.utility='paper' does not go together with the filter 'dynamic_sampling'",
+        "method 'grpo' updates the reference from full weights; LoRA does not change them; set lora.rank=0, or take another method",
+        "the budget 'paper'"]
+
+
 def test_a_part_from_outside_declares_its_conflicts(monkeypatch):
     def windy():
         return Controller(lambda: (), lambda state: {}, lambda state, facts: state, facts=("step",), knobs=())
