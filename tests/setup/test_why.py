@@ -72,8 +72,8 @@ def test_parts_that_the_configuration_names_are_met_too():
                      filters="dynamic_sampling", budget__utility="paper", controllers="moving_reference")[3]
     assert [line.partition(" of method")[0] for line in lines] == [
         "config.budget.utility='paper' does not go together with the filter 'dynamic_sampling'",
-        "method 'grpo' updates the reference from full weights; LoRA does not change them; set lora.rank=0, or take another method",
-        "the budget 'paper'"]
+        "method 'grpo' updates the reference from full weights; LoRA does not change them; set lora.rank=0, or take another "
+        "method", "the budget 'paper'"]
 
 
 def test_a_part_from_outside_declares_its_conflicts(monkeypatch):
