@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAUNCHERS = ("scripts/keep_training.sh", "scripts/launch_tpu_pod.sh", "scripts/slurm.sbatch")
 VM = ("vm", "--name=a", "--type=v6e-8", "--zone=z")
-TRAIN = ("--config=configs/arithmetic.py", "--config.objective=clip_high=0.28, kl_coef=0", "--workdir=/mnt/a's")
+TRAIN = ("--config=configs/arithmetic.py", "--config.objective=clip_high=0.28, dual_clip=3", "--workdir=/mnt/a's")
 
 
 def bash(script, *options, **variables):

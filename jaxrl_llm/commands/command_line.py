@@ -174,5 +174,5 @@ def parse(arguments: list[str], words: bool = False) -> list[str]:
         raise ValueError("the configuration has no key " + " ".join(str(reason).split()) + hint) from error
     if left[1:] and not words:
         raise ValueError(f"not a flag: {', '.join(map(repr, left[1:]))}; this command takes flags alone. Write --name=value, "
-                         "and a value with spaces in quotes: --config.objective=\"clip_high=0.28, kl_coef=0.1\"")
+                         "and a value with spaces in quotes: --config.objective=\"clip_high=0.28, dual_clip=3\"")
     return left

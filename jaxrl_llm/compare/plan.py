@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
-from jaxrl_llm.methods import texts
+from jaxrl_llm.objectives.schedules import is_schedule, takes_steps
 from jaxrl_llm.runs.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
 from jaxrl_llm.setup.keys import set_key
 from jaxrl_llm.setup.names import method_of
@@ -206,11 +206,11 @@ def check_schedule(entry: Contestant, budget: Budget) -> None:
 def _following_steps(config: ConfigDict) -> list[str]:
     """The settings that follow the number of steps of a run."""
     rate = config.optimizer.schedule
-    numbers = {name: value for part in method_of(config).parts("objective") for name, value in part.numbers.items()
-               if texts.follows(value) and "steps" not in written.calls(value)[0][1]}
+    following = [f"objective's {value} of {name}" for name, numbers in method_of(config).parts("objective")
+                 for value in numbers.values() if is_schedule(value) and takes_steps(value)]
     stages = text_of(config)
     return [*[f"phases={stages!r}"] * follows_steps(stages), *[f"optimizer.schedule={rate!r}"] * (rate != "constant"),
-            *(f"objective's {k}={v}" for k, v in numbers.items())]
+            *following]
 
 
 def changed(base: ConfigDict, changes: dict[str, object]) -> ConfigDict:

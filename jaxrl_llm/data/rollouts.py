@@ -37,6 +37,7 @@ class Role(enum.IntEnum):
     PROMPT = 5
 
 
+CURRENT_ENTROPIES = "current_entropies"  # an extra, f32[P, G, T], that an update adds: of the policy that it differentiates
 ROUTES, OWN_ROUTES = "routes", "own_routes"  # extras that a mixture's pass may read, see `Objective.replays`
 
 

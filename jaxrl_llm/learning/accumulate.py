@@ -32,10 +32,10 @@ class UpdateParts(NamedTuple):
     """The jitted parts of an update, see `make_parts`. `rows` are the rows of a micro-batch, whose first slot is `start`.
 
     policy: the policy that is updated.
-    logprobs: `(view, params, lora, rows, index, start) -> view`; a view is `((logprobs, loads), entropies)`, see
+    logprobs: `(view, params, lora, rows, index, start) -> view`; a view is `(logprobs, entropies, loads)`, see
       `Policy.packed_logprobs`. It is donated.
     differentiate: `(view, rollouts, advantages, objective_state, tree) -> (cotangents, metrics, objective_state, grads)`; the
-      cotangents are those of `(logprobs, loads)`, and `grads` are zeros like the trained `tree`, to be added to.
+      cotangents are those of the view, and `grads` are zeros like the trained `tree`, to be added to.
     accumulate: `(grads, params, lora, rows, index, start, cotangents) -> grads`, the first donated.
     apply: `(state, grads, metrics, objective_state, rate) -> (state, metrics)`; the state is donated.
     whole: `(state, rows, index, rollouts, advantages, rate) -> (state, metrics)`: all of them for a single micro-batch.
@@ -54,7 +54,7 @@ def make_logprobs(policy: Policy) -> Callable:
     """The part `logprobs`, also for log-probs of a reference or of the policy before the first of several updates."""
 
     def logprobs(view, params, lora, rows, index, start):
-        return jax.tree.map(jnp.add, view, _laid(_forward(policy, params, lora, rows, index - start), policy))
+        return jax.tree.map(jnp.add, view, _laid(policy.packed_logprobs(params, lora, rows, index - start), policy))
 
     return jax.jit(logprobs, donate_argnums=0)
 
@@ -64,18 +64,19 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
                ) -> UpdateParts:
     """The `UpdateParts` equivalent to `learning.step.make_update`, with the same arguments."""
 
-    def loss(outputs, entropies, rollouts, advantages, objective_state):
+    def loss(view, rollouts, advantages, objective_state):
         rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
-        return losses(policy, objective, outputs, entropies, rollouts, advantages, objective_state)
+        return losses(policy, objective, view, rollouts, advantages, objective_state)
 
     def differentiate(view, rollouts, advantages, objective_state, tree):
-        (_, (metrics, new)), cotangents = jax.value_and_grad(loss, has_aux=True)(*view, rollouts, advantages, objective_state)
+        (_, (metrics, new)), cotangents = jax.value_and_grad(loss, has_aux=True)(view, rollouts, advantages, objective_state)
         return cotangents, metrics, new, as_ruled(jax.tree.map(jnp.zeros_like, tree))
 
     def accumulate(grads, params, lora, rows, index, start, cotangents):
-        cotangents = jnp.where(indexed.inside(index - start, rows.tokens.size), cotangents[0], 0), cotangents[1]
+        here, (*of_tokens, loads) = indexed.inside(index - start, rows.tokens.size), cotangents
+        cotangents = *(jnp.where(here, x, 0) for x in of_tokens), loads
         def pulled(tree, c):
-            return optax.tree.vdot(_forward(policy, *with_trained(params, lora, tree), rows, index - start)[0], c)
+            return optax.tree.vdot(policy.packed_logprobs(*with_trained(params, lora, tree), rows, index - start), c)
         tree = params if lora is None else lora
         return as_ruled(add_pulled_back(grads, lambda c: jax.grad(pulled)(tree, c), cotangents))
 
@@ -84,8 +85,8 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
 
     def whole(state, rows, index, rollouts, advantages, rate):
         def of_tree(tree):
-            view = _forward(policy, *with_trained(state.params, state.lora, tree), rows, index)
-            return loss(*view, rollouts, advantages, state.objective_state)
+            view = policy.packed_logprobs(*with_trained(state.params, state.lora, tree), rows, index)
+            return loss(view, rollouts, advantages, state.objective_state)
 
         (_, aux), grads = jax.value_and_grad(of_tree, has_aux=True)(state.trainable)
         return apply(state, grads, *aux, rate)
@@ -123,12 +124,12 @@ def update(parts: UpdateParts, size: int, state: TrainState, packed: Packed, rol
 
 
 def view_of(logprobs: Callable, policy: Policy, params, lora, micro_batches, index):
-    """The view `((logprobs, loads), entropies)` of all trajectories, from the micro-batches of `placed`."""
+    """The view `(logprobs, entropies, loads)` of all trajectories, from the micro-batches of `placed`."""
     config, zeros = policy.model.config, lambda *shape: jnp.zeros(shape, jnp.float32)
     def of_experts():
         return zeros(1, config.num_layers, config.experts.count)
     loads = None if config.experts is None else moe.Loads(of_experts(), of_experts())
-    view = _laid(((zeros(*index.shape), loads), zeros(*index.shape)), policy, parallel.put)
+    view = _laid((zeros(*index.shape), zeros(*index.shape), loads), policy, parallel.put)
     for rows, start in micro_batches:
         view = logprobs(view, params, lora, rows, index, start)
     return view
@@ -153,16 +154,11 @@ def placed(policy: Policy, size: int, packed: Packed):
     return list(zip(parallel.put(rows, cut), starts)), parallel.put(packed.index, spread)
 
 
-def _forward(policy, params, lora, rows, index):
-    logprobs, entropies, loads = policy.packed_logprobs(params, lora, rows, index)
-    return (logprobs, loads), entropies
-
-
 def _laid(view, policy, lay=jax.lax.with_sharding_constraint):
     """A view with trajectories sharded over the mesh and loads replicated on every device."""
     if policy.mesh is None:
         return view
-    (logprobs, loads), entropies = view
+    logprobs, entropies, loads = view
     spread, everywhere = parallel.batch_sharding(policy.mesh), parallel.replicated(policy.mesh)
     logprobs, entropies = lay((logprobs, entropies), spread)
-    return (logprobs, None if loads is None else lay(loads, everywhere)), entropies
+    return logprobs, entropies, None if loads is None else lay(loads, everywhere)

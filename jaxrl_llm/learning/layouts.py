@@ -98,7 +98,7 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
 
     def logprobs(params, lora, rollouts: Rollouts):
         micro_batches, index = placed(rollouts)
-        (values, _), entropies = accumulate.view_of(parts.logprobs, policy, params, lora, micro_batches, index)
+        values, entropies, _ = accumulate.view_of(parts.logprobs, policy, params, lora, micro_batches, index)
         return values, entropies
 
     def features(params, lora, rollouts: Rollouts):

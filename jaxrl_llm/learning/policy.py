@@ -46,6 +46,7 @@ class Policy:
       mesh: the mesh of parameters and rollouts; None: one device.
       replays: the entry of extras with the experts i[P, G, T, L, k] that completion tokens take, where they are not negative,
         instead of those that the routers choose; "": the routers choose.
+      slopes: whether entropies carry a gradient, as the loss of a bonus for them needs it.
     """
 
     model: Transformer
@@ -53,6 +54,7 @@ class Policy:
     chunk: int = 512
     mesh: Mesh | None = None
     replays: str = ""
+    slopes: bool = False
 
     def logprobs(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array]:
         """Log-prob of every completion token and entropy at its position: `(f32[P, G, T], f32[P, G, T])`, nats.
@@ -159,7 +161,8 @@ class Policy:
         """
         config, temperature = self.model.config, self.temperature if temperature is None else temperature
         return token_logprobs(states, self.model.unembedding(params), tokens, temperature=temperature,
-                              divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk, wanted=wanted)
+                              divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk, wanted=wanted,
+                              slopes=self.slopes)
 
     def packed_logprobs(self, params, lora, rows: PackedRows, index) -> tuple[jax.Array, jax.Array, Loads | None]:
         """As `logprobs` and the loads of `logprobs_and_loads`, from rows that compute each node of a tree once.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Rollouts
 from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
 from jaxrl_llm.maths import masked
@@ -72,6 +72,8 @@ def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, 
     old = jax.lax.stop_gradient(logprobs) if rollouts.old_logprobs is None else rollouts.old_logprobs
     before = rollouts.behavior_logprobs if rollouts.behavior_logprobs is not None else old
     rollouts = rollouts.replace(old_logprobs=old, behavior_logprobs=before)
+    if CURRENT_ENTROPIES in objective.needs:
+        rollouts = rollouts.replace(extras={**rollouts.extras, CURRENT_ENTROPIES: entropies})
     loss, (metrics, objective_state) = objective.update(logprobs, rollouts, advantages, objective_state)
     weights, mask = rollouts.loss_weights["token"], rollouts.token_mask
     metrics = mismatch(rollouts, old) | metrics | {"loss": loss, "entropy": masked.sum(entropies * weights, mask)}
@@ -79,20 +81,18 @@ def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, 
 
 
 def forward(policy: Policy, params, lora, rollouts):
-    """`((logprobs, loads | None), entropies)`: the inputs that a loss is differentiated by, and the entropies.
+    """`(logprobs, entropies, loads | None)`, by which a loss is differentiated.
 
     The loads are the experts', f32[P, L, E], see `models.moe`; None without experts.
     """
     if policy.model.config.experts is None:
-        logprobs, entropies = policy.logprobs(params, lora, rollouts)
-        return (logprobs, None), entropies
-    logprobs, entropies, loads = policy.logprobs_and_loads(params, lora, rollouts)
-    return (logprobs, loads), entropies
+        return *policy.logprobs(params, lora, rollouts), None
+    return policy.logprobs_and_loads(params, lora, rollouts)
 
 
-def losses(policy: Policy, objective: Objective, outputs, entropies, rollouts, advantages, objective_state):
+def losses(policy: Policy, objective: Objective, outputs, rollouts, advantages, objective_state):
     """As `loss_terms` of the outputs of `forward`; with experts, the objective's loss of their loads added."""
-    logprobs, loads = outputs
+    logprobs, entropies, loads = outputs
     value, (metrics, new) = loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state)
     if loads is not None:
         chosen = jax.lax.stop_gradient(loads.chosen.sum(0))
@@ -109,10 +109,9 @@ def whole_batch_cotangents(policy, objective, params, lora, micro_batches, rollo
     One extra forward pass, micro-batch by micro-batch, gives the exact gradient with the memory of a micro-batch.
     """
     passed = in_parts(functools.partial(forward, policy), micro_batches)(params, lora, rollouts)
-    outputs, entropies = jax.lax.stop_gradient(passed)
     differentiate = jax.value_and_grad(lambda outputs: losses(
-        policy, objective, outputs, entropies, rollouts, advantages, objective_state), has_aux=True)
-    (_, (metrics, state)), cotangents = differentiate(outputs)
+        policy, objective, outputs, rollouts, advantages, objective_state), has_aux=True)
+    (_, (metrics, state)), cotangents = differentiate(jax.lax.stop_gradient(passed))
     return cotangents, metrics, state
 
 
@@ -151,7 +150,7 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
     terms = functools.partial(losses, policy, objective)
     if micro_batches == 1:
         def loss(tree):
-            return terms(*forward(policy, *place(tree), rollouts), rollouts, advantages, state.objective_state)
+            return terms(forward(policy, *place(tree), rollouts), rollouts, advantages, state.objective_state)
 
         (_, (metrics, objective_state)), total = jax.value_and_grad(loss, has_aux=True)(state.trainable)
         return total, metrics, objective_state
@@ -164,7 +163,7 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
         def add_again(total, inputs):
             part, cotangent = inputs
             def loss(tree, c):
-                return optax.tree.vdot(forward(policy, *place(tree), part)[0], c)
+                return optax.tree.vdot(forward(policy, *place(tree), part), c)
             return add_pulled_back(total, functools.partial(jax.grad(loss), state.trainable), cotangent), None
 
         total, _ = jax.lax.scan(add_again, zeros, split(live_first(policy.mesh, rollouts, cotangents), micro_batches))
@@ -172,9 +171,9 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
 
     def add_part(carry, inputs):
         part, advantage = inputs
-        outputs, pull_back, entropies = jax.vjp(lambda tree: forward(policy, *place(tree), part), state.trainable, has_aux=True)
+        outputs, pull_back = jax.vjp(lambda tree: forward(policy, *place(tree), part), state.trainable)
         def loss(outputs):
-            return terms(outputs, entropies, part, advantage, state.objective_state)
+            return terms(outputs, part, advantage, state.objective_state)
         (_, (metrics, objective_state)), cotangents = jax.value_and_grad(loss, has_aux=True)(outputs)
         return (add_pulled_back(carry[0], lambda c: pull_back(c)[0], cotangents), objective_state), metrics
 

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from typing import Any
 
+from jaxrl_llm import objectives
 from jaxrl_llm.advantages import Estimator
 from jaxrl_llm.methods import composition, page, provision
 from jaxrl_llm.methods.base import Method
@@ -87,7 +88,7 @@ def build(method: str | Method, *, max_len: int | None = None, feature_size: int
     of_the_run: Any = {name: value for name, value in sizes.items() if value is not None}
     row = composition.composed(method if isinstance(method, Method) else get(method),
                                {"estimator": estimator, "objective": objective}, of_the_run)
-    return composition.estimator_of(row, **of_the_run), composition.objective_of(row.parts("objective"), **of_the_run)
+    return composition.estimator_of(row, **of_the_run), objectives.made(row.parts("objective"), **of_the_run)
 
 
 def markdown() -> str:

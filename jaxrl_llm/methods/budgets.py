@@ -57,17 +57,17 @@ ROWS = (
         equation="n = 8 where success <= 0.6, else max(2, round(8 (1 - s) / 0.4)), no longer than the longest success of the "
                  "problem; A = z-score over all turns, of uncertain turns; l = min(p_old / p_sampler, 1) PPO + 0.1 KL",
         estimator="dart",
-        objective="tis_mis(max_ratio=1.0, clip_high=0.28, kl_coef=0.1, aggregation=step_mean_token_mean)",
+        objective="tis_mis(max_ratio=1.0, clip_high=0.28, aggregation=step_mean_token_mean) + kl(0.1)",
         controllers="dart_curation, dart_lengths", defaults={"group_size": 2, "max_group": 8, "temperature": 1.0},
         omits="replayed successes, which dart_tis has; asynchronous generation; limits by task are of tokens, not of steps"),
     Method(slug="gdro_rollout", title="Rollout-GDRO: bins of prompts play numbers of rollouts", arxiv=("2601.19280",),
            equation="n_b: likeliest arms with sum_b counts_b n_b fixed; score += loss - usual loss - price (n - mean n); GRPO",
-           objective="ppo_clip(clip_high=0.28, kl_coef=0.001)",
+           objective="ppo_clip(clip_high=0.28) + kl(0.001)",
            controllers="gdro_rollout", defaults={"group_size": 2, "max_group": 12}),
     Method(slug="brorl", title="BroRL: hundreds of rollouts a prompt", arxiv=("2510.01180",),
            equation="A = whiten(r - mean of 512); min(p_old / p_sampler, 2) clip(rho, 0.8, 1.4) + beta KL, resets as in ProRL; "
                     "learning rate * sqrt(growth of the batch)",
-           estimator="reinforce(variant=rfpp_baseline)", objective="tis_mis(clip_high=0.4, kl_coef=1e-4)",
+           estimator="reinforce(variant=rfpp_baseline)", objective="tis_mis(clip_high=0.4) + kl(1e-4)",
            filters="dynamic_sampling", controllers="reference_reset, brorl",
            defaults={"prompts": 128, "group_size": 512, "temperature": 1.2}),
 )

@@ -8,7 +8,7 @@ from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages import Estimator
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.methods.texts import SLOTS, Named, faults, joined
-from jaxrl_llm.objectives import Objective, terms
+from jaxrl_llm.objectives import Objective
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import unknown
 
@@ -86,6 +86,8 @@ def _renumbered(row: Method, key: str, named: Sequence[Named], given: str) -> li
     known = {part.name: [*table.parameters(part.name)] for part in named}
     for keyword in numbers:
         owners = [name for name, keywords in known.items() if keyword in keywords]
+        for name in known if not owners else ():
+            table.check_former(name, keyword, numbers[keyword])
         if not owners:
             raise unknown(f"keyword of {table.what} {' or '.join(map(repr, known))}", keyword, {*sum(known.values(), [])})
         if len(owners) > 1:
@@ -100,20 +102,13 @@ def estimator_of(row: Method, *, key: str = "estimator", **of_the_run: Any) -> E
     return advantages.make(name, **{**_given(key, name, of_the_run), **numbers})
 
 
-def objective_of(named: Sequence[Named], **of_the_run: Any) -> Objective:
-    """The sum of a base and terms; `of_the_run` as in `estimator_of`."""
-    (name, numbers), *added = named
-    base = objectives.make(name, **{**_given("objective", name, of_the_run), **numbers})
-    return objectives.composed(base, tuple(terms.make(term.name, **term.numbers) for term in added))
-
-
 def replayed_of(row: Method, **of_the_run: Any) -> tuple[Estimator, Objective] | None:
     """Estimator and objective of rollouts that are replayed in updates of their own; None: as of fresh ones."""
     credit, loss = row.parts("replay_estimator"), row.parts("replay_objective")
     if not (credit or loss):
         return None
     estimator = estimator_of(row, key="replay_estimator" if credit else "estimator", **of_the_run)
-    return estimator, objective_of(loss or row.parts("objective"), **of_the_run)
+    return estimator, objectives.made(loss or row.parts("objective"), **of_the_run)
 
 
 def _given(key: str, name: str, of_the_run: Mapping[str, Any]) -> dict[str, Any]:

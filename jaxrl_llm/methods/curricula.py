@@ -54,7 +54,7 @@ ROWS = (
            needs=("hinted", "hint_mask"), guidance="adhint", defaults={"group_size": 4}),
     Method(slug="gdro_prompt", title="Prompt-GDRO: an adversary over bins of difficulty", arxiv=("2601.19280",),
            equation="A = w_b z-score, w_b ~ 0.99 softmax(0.65 S_b) + 0.01 / B, S_b <- mean of 1 - pass rate",
-           estimator="gdro_prompt", objective="ppo_clip(clip_high=0.28, kl_coef=0.001)",
+           estimator="gdro_prompt", objective="ppo_clip(clip_high=0.28) + kl(0.001)",
            defaults={"prompts": 512, "group_size": 4, "minibatches": 4}),
     Method(
         slug="sws", title="SwS: more of the domains in which learning fails", arxiv=("2506.08989",),

@@ -57,7 +57,7 @@ ROWS = (
     Method(slug="dart_tis", title="DART's loss for asynchronous agents", arxiv=("2509.23866",),
            equation="A = z-score over all turns, of uncertain turns; l = min(p_old / p_sampler, 1) PPO + 0.1 KL",
            estimator="dart",
-           objective="tis_mis(max_ratio=1.0, clip_high=0.28, kl_coef=0.1, aggregation=step_mean_token_mean)",
+           objective="tis_mis(max_ratio=1.0, clip_high=0.28, aggregation=step_mean_token_mean) + kl(0.1)",
            replay="past_success", defaults={"minibatches": 4},
            omits="rollout counts and limits by success rate, which dart_curation has; asynchronous generation"),
     Method(slug="mis_token", title="Masked importance sampling, by token",

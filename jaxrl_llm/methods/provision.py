@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm import control, recorders, replay, topologies
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control import CONTROLLERS, FILTERS
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rewards.call_kinds import COUNTS
@@ -19,6 +20,7 @@ from jaxrl_llm.tools.registry import PartTable
 SAMPLED = frozenset((  # in the rollouts of every run
     "tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version", "truncated",
     "current_version", "age",  # by the sampler, and the learner's stamps
+    CURRENT_ENTROPIES,  # by the update
     "rewards", "reward_components", "correct", "answers",  # by the reward
     "task", "prior"))
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of turns as rows, see `advantages.turns`

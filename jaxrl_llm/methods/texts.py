@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm import advantages, control, objectives, recorders, replay, topologies
 from jaxrl_llm.objectives import terms
+from jaxrl_llm.objectives.schedules import is_schedule
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import PartTable, one_of
 
@@ -58,7 +59,7 @@ class Slot(NamedTuple):
         known = table.parameters(part.name)
         numbers = {key: value for key, value in of_the_run.items() if key in known} | part.numbers
         for key, value in part.numbers.items():
-            if follows(value) and key in known:
+            if is_schedule(value) and key in known:
                 numbers[key] = 1.0 if known[key].default is inspect.Parameter.empty else known[key].default
         table.make(part.name, **numbers)
 
@@ -78,11 +79,6 @@ SLOTS = {
     "topology": Slot(topologies.TOPOLOGIES, given=frozenset(topologies.base.KNOWN)),
     "recorders": Slot(recorders.RECORDERS, ",", given=frozenset(("context",))),
 }
-
-
-def follows(value: Any) -> bool:
-    """Whether a number is written as a schedule, `linear(start=0.1, end=0)`."""
-    return isinstance(value, str) and value.endswith(")")
 
 
 @functools.cache

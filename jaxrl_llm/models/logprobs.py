@@ -11,7 +11,7 @@ from jaxrl_llm.kernels.vocabulary import exponential_sums
 
 
 def token_logprobs(normed, unembedding, tokens, *, temperature: float | jax.Array = 1.0, divisor: float = 1.0,
-                   softcap: float | None = None, chunk: int = 512, wanted=None):
+                   softcap: float | None = None, chunk: int = 512, wanted=None, slopes: bool = False):
     """Log-prob of each token and entropy of its distribution, softmax(h W^T / temperature), in float32.
 
     The backward pass computes each chunk's logits again: memory is one chunk of logits, whatever the vocabulary.
@@ -25,12 +25,14 @@ def token_logprobs(normed, unembedding, tokens, *, temperature: float | jax.Arra
       divisor, softcap: the model's, see `finished`.
       chunk: rows per chunk.
       wanted: `bool[N]`; chunks without any wanted row are not computed and give 0. None: all are.
+      slopes: whether entropies carry a gradient too, the exact one through all logits.
     Returns:
-      `(logprobs f32[N], entropies f32[N])`; entropies carry no gradient.
+      `(logprobs f32[N], entropies f32[N])`.
     """
     chex.assert_rank([normed, unembedding, tokens], [2, 2, 1])
     fixed, each = (temperature, None) if np.ndim(temperature) == 0 else (None, temperature)
-    return _token_logprobs((fixed, divisor, softcap), min(chunk, len(tokens)), normed, unembedding, tokens, wanted, each)
+    shape = fixed, divisor, softcap, slopes
+    return _token_logprobs(shape, min(chunk, len(tokens)), normed, unembedding, tokens, wanted, each)
 
 
 def most_likely(normed, unembedding, *, chunk: int = 512):
@@ -58,7 +60,7 @@ def _forward(shape, chunk, normed, unembedding, tokens, wanted, temperatures):
     matrix = unembedding.astype(normed.dtype)  # outside the loops, as compilers cast it once for each chunk otherwise
 
     def one_chunk(h, targets, temperatures):
-        logits = _logits(h, matrix, *shape[1:]) / (shape[0] if temperatures is None else temperatures[:, None])
+        logits = _logits(h, matrix, *shape[1:3]) / (shape[0] if temperatures is None else temperatures[:, None])
         top = logits.max(-1, keepdims=True)
         shifted = logits - top
         total, spread = exponential_sums(shifted, axis=1)
@@ -74,21 +76,29 @@ def _forward(shape, chunk, normed, unembedding, tokens, wanted, temperatures):
             return (jnp.zeros(chunk, jnp.float32),) * 3
         results = jax.lax.map(lambda x: jax.lax.cond(x[0].any(), one_chunk, nothing, *x[1]), (_chunks(wanted, chunk), rows))
     logprobs, entropies, normalizers = (x.reshape(-1)[:len(tokens)] for x in results)
-    return (logprobs, entropies), (normed, unembedding, tokens, normalizers, wanted, temperatures)
+    kept = entropies if shape[3] else None
+    return (logprobs, entropies), (normed, unembedding, tokens, normalizers, kept, wanted, temperatures)
 
 
 def _backward(shape, chunk, saved, cotangents):
-    """d logprob_n / d logits_nv = [v = token_n] - softmax_nv, from the saved normalisers: nothing is reduced over V again."""
-    normed, unembedding, tokens, normalizers, wanted, temperatures = saved
-    (fixed, divisor, softcap), matrix = shape, unembedding.astype(normed.dtype)
+    """d logprob_n / d logits_nv = [v = token_n] - softmax_nv, from the saved normalisers: nothing is reduced over V again.
+
+    d entropy_n / d logits_nv = -softmax_nv (log softmax_nv + entropy_n), for entropies with slopes.
+    """
+    normed, unembedding, tokens, normalizers, entropies, wanted, temperatures = saved
+    (fixed, divisor, softcap, slopes), matrix = shape, unembedding.astype(normed.dtype)
 
     def one_chunk(total, rows):
-        h, targets, normalizers, cotangents, temperatures = rows
+        h, targets, normalizers, cotangents, temperatures, *of_entropies = rows
         temperature = fixed if temperatures is None else temperatures
         logits = _logits(h, matrix, divisor, softcap)
-        chances = jnp.exp(logits / (fixed if temperatures is None else temperatures[:, None]) - normalizers[:, None])
+        shifted = logits / (fixed if temperatures is None else temperatures[:, None]) - normalizers[:, None]
+        chances = jnp.exp(shifted)
         hit = targets[:, None] == jnp.arange(unembedding.shape[0])
         slope = (hit - chances) * (cotangents / (temperature * divisor))[:, None]
+        if slopes:
+            entropies, weights = of_entropies
+            slope = slope - chances * (shifted + entropies[:, None]) * (weights / (temperature * divisor))[:, None]
         slope = (slope if softcap is None else slope * (1 - (logits / softcap) ** 2)).astype(h.dtype)
         dh = jnp.matmul(slope, matrix, preferred_element_type=jnp.float32)
         return total + summed(h, slope, jnp.float32).astype(total.dtype), dh.astype(h.dtype)
@@ -98,7 +108,8 @@ def _backward(shape, chunk, saved, cotangents):
             return (total, jnp.zeros_like(rows[0]))
         return jax.lax.cond(rows[0].any(), one_chunk, nothing, total, rows[1])
 
-    rows = [*(_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])), _filled_up(temperatures, chunk)]
+    rows = [*(_chunks(x, chunk) for x in (normed, tokens, normalizers, cotangents[0])), _filled_up(temperatures, chunk),
+            *((_chunks(x, chunk) for x in (entropies, cotangents[1])) if slopes else ())]
     each, rows = (one_chunk, rows) if wanted is None else (one_wanted, (_chunks(wanted, chunk), rows))
     # Summed as [D, V], the order in which `summed` finds each chunk's part.
     d_unembedding, d_normed = jax.lax.scan(each, jnp.zeros_like(unembedding.T), rows)

@@ -1,10 +1,11 @@
 """Policy objectives (losses to minimise), one file each: `objectives.make("ppo_clip", clip_high=0.28)`, and terms to add."""
 from jaxrl_llm.objectives.base import OBJECTIVES, Objective, objective, token_objective
 from jaxrl_llm.objectives.ppo_clip import ppo_clip
+from jaxrl_llm.objectives.sums import made, of
 from jaxrl_llm.objectives.terms import composed
 from jaxrl_llm.tools import registry
 
-__all__ = ["Objective", "composed", "make", "names", "objective", "ppo_clip", "token_objective"]
+__all__ = ["Objective", "composed", "made", "make", "names", "objective", "of", "ppo_clip", "token_objective"]
 
 registry.discover(__name__, __path__)
 

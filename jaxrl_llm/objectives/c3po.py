@@ -5,7 +5,6 @@ from jax import Array
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
-from jaxrl_llm.objectives.kl import token_kl
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 
@@ -24,13 +23,12 @@ def within_budget(mask_PGT: Array, budget: int, *, truncate: bool = True) -> Arr
 
 
 @objective
-def c3po(*, budget: int = 409_600, truncate: bool = True, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-3,
-         kl_estimator: str = "k3") -> Objective:
-    """`sum over the tokens within_budget of (max(-A rho, -A clip(rho)) + kl_coef KL) / budget`, KL to `ref_logprobs`.
+def c3po(*, budget: int = 409_600, truncate: bool = True, clip_low: float = 0.2, clip_high: float = 0.2) -> Objective:
+    """`sum over the tokens within_budget of max(-A rho, -A clip(rho)) / budget`; terms have the same tokens and divisor.
 
     The divisor is the budget even if there are fewer tokens. Advantages come from all rollouts; rollouts beyond the budget are
     dropped from the loss. The budget is the paper's, per update; it should be a little below the tokens of a batch. The order
-    of the rollouts and the cut of the last one are our reading: the paper does not say. Metrics: `clip_fraction`, `kl`,
+    of the rollouts and the cut of the last one are our reading: the paper does not say. Metrics: `clip_fraction`,
     `trained` (the share of tokens within the budget), `max/ratio`. Raises ValueError: a budget below one token.
     """
     if budget < 1:
@@ -43,9 +41,8 @@ def c3po(*, budget: int = 409_600, truncate: bool = True, clip_low: float = 0.2,
     def token_loss(logprobs, rollouts, advantages):
         ratio = token_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
-        divergence = token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
         share = chosen(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights
-        metrics = {"clip_fraction": clipped, "kl": divergence, "trained": share["budget"] > 0, "max/ratio": ratio}
-        return {"budget": loss + kl_coef * divergence}, metrics
+        metrics = {"clip_fraction": clipped, "trained": share["budget"] > 0, "max/ratio": ratio}
+        return {"budget": loss}, metrics
 
-    return token_objective(token_loss, needs=("ref_logprobs",), extra_weights=chosen, reads_old=True, shares="budget")
+    return token_objective(token_loss, extra_weights=chosen, reads_old=True, shares="budget")

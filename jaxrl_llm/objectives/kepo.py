@@ -4,8 +4,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxrl_llm.objectives.aggregation import token_weights
-from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
-from jaxrl_llm.objectives.kl import token_kl
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 
 
@@ -46,15 +45,14 @@ def sampled_jsd(logprobs: Array, teacher_logprobs: Array, mask: Array, beta: flo
 
 
 @objective
-def kepo(*, gate: float | None = 1.0, kd_coef: float = 1.0, jsd_beta: float = 0.5, kl_coef: float = 0.0,
-         kl_estimator: str = "k3") -> Objective:
-    """`mean over rollouts of mean_t [-exp(log p - sg(log p)) A + kl_coef KL_t] + kd_coef * mean of gated JSD_t`.
+def kepo(*, gate: float | None = 1.0, kd_coef: float = 1.0, jsd_beta: float = 0.5) -> Objective:
+    """`mean over rollouts of mean_t [-exp(log p - sg(log p)) A] + kd_coef * mean of gated JSD_t`.
 
     It assumes one update per batch: the ratio is 1. The distillation is on the policy's own tokens (mean over the tokens of
     all rollouts with r >= gate) and uses `extras["teacher_logprobs"]` f32[P, G, T], the teacher's log-probs of the sampled
     tokens: an estimate with unbiased gradient of the published full-vocabulary divergence (`generalised_jsd`).
-    `gate=None` disables distillation; with rewards >= 0 the authors' gate of 0 passes all rollouts. `kd_coef` and
-    `kl_coef` are their code's, `jsd_beta` is its library's default.
+    `gate=None` disables distillation; with rewards >= 0 the authors' gate of 0 passes all rollouts. `kd_coef` is
+    their code's, `jsd_beta` is its library's default.
     """
     if not 0 <= jsd_beta <= 1:
         raise ValueError(f"jsd_beta={jsd_beta} must lie in [0, 1]; 0 is KL(teacher || student), 1 the reverse")
@@ -68,15 +66,11 @@ def kepo(*, gate: float | None = 1.0, kd_coef: float = 1.0, jsd_beta: float = 0.
     def token_loss(logprobs, rollouts, advantages):
         mask, metrics = rollouts.token_mask, {}
         loss = -token_ratio(logprobs, None, mask) * advantages
-        if used(kl_coef):
-            metrics["kl"] = token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
-            loss = loss + kl_coef * metrics["kl"]
         if gate is None:
             return loss, metrics
         distillation = sampled_jsd(logprobs, rollouts.extras["teacher_logprobs"], mask, jsd_beta)
         metrics |= {"jsd": distillation, "gated_fraction": rollouts.rewards >= gate}
         return {"loss": loss, "gated": kd_coef * distillation}, metrics
 
-    needs = () if gate is None else ("rewards", "teacher_logprobs")
     return token_objective(token_loss, aggregation="seq_mean_token_mean", extra_weights=gated,
-                           needs=needs + (("ref_logprobs",) if used(kl_coef) else ()))
+                           needs=() if gate is None else ("rewards", "teacher_logprobs"))

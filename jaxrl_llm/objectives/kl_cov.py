@@ -8,13 +8,13 @@ from jaxrl_llm.objectives.ratios import log_ratio
 
 
 @objective
-def kl_cov(*, kl_coef: float = 1.0, fraction: float = 2e-3, aggregation: str = "token_mean",
+def kl_cov(*, held_coef: float = 1.0, fraction: float = 2e-3, aggregation: str = "token_mean",
            max_len: int | None = None) -> Objective:
-    """`l_t = -A rho`, plus `kl_coef * |log rho|` on the `fraction` of tokens (at least one) of largest covariance.
+    """`l_t = -A rho`, plus `held_coef * |log rho|` on the `fraction` of tokens (at least one) of largest covariance.
 
     `cov_t = (A_t - mean A) (log p_t - mean log p)` over the mini-batch; ties go to the earlier token. There is no
     clipping. The penalty has gradient 0 at `rho = 1`: with a single update per batch only REINFORCE remains.
-    The paper has `kl_coef` 1 and `fraction` 2e-3 for 7B and 2e-4, also verl's default, for 32B parameters.
+    The paper has `held_coef` 1 and `fraction` 2e-3 for 7B and 2e-4, also verl's default, for 32B parameters.
     """
 
     def token_loss(logprobs, rollouts, advantages):
@@ -23,7 +23,7 @@ def kl_cov(*, kl_coef: float = 1.0, fraction: float = 2e-3, aggregation: str = "
         cov = covariance(logprobs, advantages, mask)
         held = largest(cov, mask, mask, fraction)
         penalty = lax.stop_gradient(jnp.sign(change)) * change  # |change| with slope 0 at 0, where jnp.abs has 1
-        loss = -advantages * jnp.exp(change) + jnp.where(held, kl_coef * penalty, 0)
+        loss = -advantages * jnp.exp(change) + jnp.where(held, held_coef * penalty, 0)
         return loss, {"held": held, "covariance": cov, "approx_kl": -change}
 
     return token_objective(token_loss, aggregation=aggregation, max_len=max_len, whole_batch=True, reads_old=True)

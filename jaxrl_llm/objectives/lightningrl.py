@@ -3,7 +3,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.control import lightningrl as filters
 from jaxrl_llm.maths import masked
-from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.objectives.restrict import restrict
@@ -14,17 +13,16 @@ LOG_LIMIT = 10.0
 
 
 @objective
-def lightningrl(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 0.01, kl_estimator: str = "k3",
-                nll_coef: float = 0.1, perf: str = "perf", min_range: float = 0.01) -> Objective:
-    """`clipped + kl_coef * KL + nll_coef * NLL`, each with its own denominator.
+def lightningrl(*, clip_low: float = 0.2, clip_high: float = 0.2, right_coef: float = 0.1, perf: str = "perf",
+                min_range: float = 0.01) -> Objective:
+    """`clipped + right_coef * NLL`, each with its own denominator; terms that are added are means over all tokens.
 
-    `clipped`: token mean inside each rollout of `max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, then the mean
-    over rollouts; KL over all tokens; NLL = -log p over the tokens of right answers, 0 without any. Log-ratios are
-    clamped to +-10. Prompts that the estimator `lightningrl` drops (with its `perf` and `min_range`) are in none of the
-    three terms, nor in their denominators. The numbers are those of the authors' code.
-    Needs `rewards` (0 or 1), `ref_logprobs` and the extras of the estimator.
+    `clipped`: token mean inside each rollout of `max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, then the mean over
+    rollouts; NLL = -log p over the tokens of right answers that are not truncated, 0 without any. Log-ratios are clamped to
+    +-10. Prompts that the estimator `lightningrl` drops (with its `perf` and `min_range`) are in no term, nor in its
+    denominator. The numbers are those of the authors' code, which has a term `kl(0.01)`.
+    Needs `rewards` (0 or 1) and the extras of the estimator.
     """
-    registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
     registry.one_of("perf", perf, ("perf", "length"))
 
     def right(rollouts):
@@ -38,9 +36,8 @@ def lightningrl(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float
         drift = log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask, limit=LOG_LIMIT)
         ratio = jnp.exp(drift)
         surrogate, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
-        divergence = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator, limit=LOG_LIMIT)
-        losses = {"loss": surrogate, "token": kl_coef * divergence, "right": -nll_coef * logprobs}
-        return losses, {"clip_fraction": clipped, "max/ratio": ratio, "approx_kl": -drift, "kl": divergence}
+        losses = {"loss": surrogate, "right": -right_coef * logprobs}
+        return losses, {"clip_fraction": clipped, "max/ratio": ratio, "approx_kl": -drift}
 
     def kept(rollouts):
         speed = filters.efficiency(rollouts, perf)
@@ -49,6 +46,6 @@ def lightningrl(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float
 
     needs = ("rewards", "truncated") if perf == "length" else ("rewards", "truncated", "perf")
     whole = token_objective(
-        token_loss, aggregation="seq_mean_token_mean", needs=(*needs, "ref_logprobs"), extra_weights=right_weights,
+        token_loss, aggregation="seq_mean_token_mean", needs=needs, extra_weights=right_weights,
         reads_old=True, shares="token")
     return restrict(whole, kept, needs=needs)

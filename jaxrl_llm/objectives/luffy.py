@@ -7,8 +7,7 @@ from jax import Array
 
 from jaxrl_llm.data.experts import expert_tokens
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
-from jaxrl_llm.objectives.entropy import sampled_entropy
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.tools import registry
@@ -21,12 +20,9 @@ def probability(logprobs: Array, mask: Array) -> Array:
     return token_ratio(logprobs, jnp.zeros_like(logprobs), mask)
 
 
-def mixed_policy(expert_weight: Callable[[Array, Rollouts], Array], *, entropy_coef: float, clip_low: float, clip_high: float,
-                 aggregation: str, max_len: int | None, needs: tuple[str, ...]) -> Objective:
-    """`-A rho` (clipped) `- entropy_coef H` on own tokens, `-A * expert_weight(logprobs, rollouts)` on the expert's.
-
-    H is that of `objectives.entropy`, which estimates its gradient from tokens that the policy drew.
-    """
+def mixed_policy(expert_weight: Callable[[Array, Rollouts], Array], *, clip_low: float, clip_high: float, aggregation: str,
+                 max_len: int | None, needs: tuple[str, ...]) -> Objective:
+    """`-A rho` (clipped) on own tokens, `-A * expert_weight(logprobs, rollouts)` on the expert's."""
 
     def token_loss(logprobs, rollouts, advantages):
         expert = expert_tokens(rollouts)
@@ -34,19 +30,16 @@ def mixed_policy(expert_weight: Callable[[Array, Rollouts], Array], *, entropy_c
         own, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
         weight = expert_weight(logprobs, rollouts)
         metrics = {"clip_fraction": clipped & ~expert, "expert_fraction": expert, "max/ratio": jnp.where(expert, 0, ratio)}
-        if used(entropy_coef):
-            own = own - entropy_coef * sampled_entropy(logprobs, rollouts)
         return jnp.where(expert, -advantages * weight, own), metrics
 
-    needs = ("expert", *(("entropies",) if used(entropy_coef) else ()), *needs)
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, reads_old=True)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("expert", *needs), reads_old=True)
 
 
 @objective
 def luffy(*, shaping: str = "rational", gamma: float = 0.1, log_coef: float = 0.1, off_min: float = 0.0,
-          off_max: float = math.inf, entropy_coef: float = 0.0, clip_low: float = math.inf, clip_high: float = math.inf,
+          off_max: float = math.inf, clip_low: float = math.inf, clip_high: float = math.inf,
           aggregation: str = "fixed_length", max_len: int | None = None) -> Objective:
-    """Own tokens: `l = -A rho - entropy_coef H`; expert tokens: `l = -A f(p)`, p = exp(logprobs), `f(p) = p / (p + gamma)`.
+    """Own tokens: `l = -A rho`; expert tokens: `l = -A f(p)`, p = exp(logprobs), `f(p) = p / (p + gamma)`.
 
     The gradient of f with respect to log p, `gamma p / (p + gamma)^2`, is largest at p = gamma, so rare expert tokens
     still learn. Other `shaping`: `none` p, `sqrt` p^0.5, `log` log p, `none_plus_log` p + log_coef * log p, `target`
@@ -69,6 +62,5 @@ def luffy(*, shaping: str = "rational", gamma: float = 0.1, log_coef: float = 0.
         }[shaping]()
         return jnp.clip(weight, off_min, off_max)
 
-    return mixed_policy(expert_weight, entropy_coef=entropy_coef, clip_low=clip_low, clip_high=clip_high,
-                        aggregation=aggregation, max_len=max_len,
+    return mixed_policy(expert_weight, clip_low=clip_low, clip_high=clip_high, aggregation=aggregation, max_len=max_len,
                         needs=("expert_logprobs",) if shaping == "target" else ())

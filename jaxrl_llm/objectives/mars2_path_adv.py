@@ -1,24 +1,20 @@
 """MARS^2's loss: GSPO, corrected for the sampler token by token, with a KL term (arXiv 2604.14564)."""
 from jaxrl_llm.maths import masked
-from jaxrl_llm.objectives import kl
-from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import bounded, carried, importance
 from jaxrl_llm.objectives.gspo import LOG_LIMIT
 from jaxrl_llm.objectives.ratios import sequence_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
-from jaxrl_llm.tools import registry
 
 
 @objective
-def mars2_path_adv(*, clip_low: float = 3e-4, clip_high: float = 4e-4, max_ratio: float = 2.0, kl_coef: float = 1e-3,
-                   kl_estimator: str = "k3") -> Objective:
-    """`l_t = w_t max(-A s_i, -A clip(s_i, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, mean over tokens, then rollouts.
+def mars2_path_adv(*, clip_low: float = 3e-4, clip_high: float = 4e-4, max_ratio: float = 2.0) -> Objective:
+    """`l_t = w_t max(-A s_i, -A clip(s_i, 1 - clip_low, 1 + clip_high))`, mean over tokens, then over rollouts.
 
     `s_i = exp(mean_t (new - old log-prob))`, whose gradient on each token is s_i times that of its own log-prob, and
-    `w_t = min(exp(old - behaviour log-prob), max_ratio)`, detached. With w = 1 the first term is `gspo`'s. `max_ratio`
-    and `kl_coef` are the released code's, the clip range is that of `gspo`.
+    `w_t = min(exp(old - behaviour log-prob), max_ratio)`, detached. With w = 1 this is `gspo`'s. `max_ratio` is
+    the released code's, which has a term `kl(0.001)`; the clip range is that of `gspo`.
     """
-    registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
 
     def token_loss(logprobs, rollouts, advantages):
         mask = rollouts.token_mask
@@ -26,12 +22,7 @@ def mars2_path_adv(*, clip_low: float = 3e-4, clip_high: float = 4e-4, max_ratio
         advantage = masked.mean(advantages, mask, axis=-1)[..., None]
         loss, clipped = clipped_surrogate(carried(whole[..., None], logprobs), advantage, clip_low, clip_high)
         weight = bounded(importance(rollouts.old_logprobs, rollouts.behavior_logprobs, mask), "truncate", 0, max_ratio)
-        loss, metrics = weight * loss, {"clip_fraction": clipped, "max/ratio": whole, "weight": weight}
-        if used(kl_coef):
-            metrics["kl"] = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
-            loss = loss + kl_coef * metrics["kl"]
-        return loss, metrics
+        return weight * loss, {"clip_fraction": clipped, "max/ratio": whole, "weight": weight}
 
-    needs = ("old_logprobs", "behavior_logprobs")
-    return token_objective(token_loss, aggregation="seq_mean_token_mean",
-                           needs=(*needs, "ref_logprobs") if used(kl_coef) else needs, reads_old=True)
+    return token_objective(token_loss, aggregation="seq_mean_token_mean", needs=("old_logprobs", "behavior_logprobs"),
+                           reads_old=True)

@@ -17,17 +17,17 @@ def trajectory_weights(rollouts: Rollouts) -> Array:
 
 
 @objective
-def multi_context_grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0, kl_coef: float = 1e-3,
-                       kl_estimator: str = "k3", aggregation: str = "token_mean") -> Objective:
+def multi_context_grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0,
+                       aggregation: str = "token_mean") -> Objective:
     """`ppo_clip` for conversations as rows on the G axis.
 
     `aggregation`: `token_mean` over all tokens of all conversations, as in the published code, where trajectories with
     more turns weigh more; or `trajectory_mean`: token mean inside each trajectory, then the mean over trajectories.
-    Extras: `traj` i32[P, G] for `trajectory_mean`. `kl_coef` needs `ref_logprobs`. The numbers are those of the
-    published code.
+    Extras: `traj` i32[P, G] for `trajectory_mean`. The numbers are those of the published code, which has a term
+    `kl(0.001)`.
     """
     registry.one_of("aggregation", aggregation, ("token_mean", "trajectory_mean"))
-    clipped = ppo_clip(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, kl_coef=kl_coef, kl_estimator=kl_estimator)
+    clipped = ppo_clip(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     if aggregation == "token_mean":
         return clipped
 

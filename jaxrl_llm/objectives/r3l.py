@@ -3,8 +3,7 @@ from jax import Array
 
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.objectives.aggregation import token_weights
-from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
-from jaxrl_llm.objectives.kl import token_kl
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
 
 
 def pivotal_mask(rollouts: Rollouts) -> Array:
@@ -17,11 +16,11 @@ def pivotal_mask(rollouts: Rollouts) -> Array:
 
 
 @objective
-def r3l(*, tau: float = 1.0, kl_coef: float = 0.0) -> Objective:
+def r3l(*, tau: float = 1.0) -> Objective:
     """`-A log p / (1 + tau)`, mean over the pivotal tokens of the batch.
 
-    There is no ratio and no clipping, although retries are off-policy. `kl_coef` adds the k2 estimate of the KL to
-    `ref_logprobs` on the same tokens. `tau` is that of the authors' code.
+    There is no ratio and no clipping, although retries are off-policy. `tau` is that of the authors' code, whose KL
+    term is `kl(0, estimator=k2)`.
     """
 
     def shares(rollouts):
@@ -29,10 +28,7 @@ def r3l(*, tau: float = 1.0, kl_coef: float = 0.0) -> Objective:
 
     def token_loss(logprobs, rollouts, advantages):
         loss, metrics = -advantages * logprobs / (1 + tau), {"pivotal_fraction": pivotal_mask(rollouts)}
-        if used(kl_coef):
-            metrics["kl"] = token_kl(logprobs, rollouts.ref_logprobs, "k2")
-            loss = loss + kl_coef * metrics["kl"]
         return {"pivotal": loss}, metrics
 
     return token_objective(token_loss, extra_weights=shares, shares="pivotal",
-                           needs=("retry_step", "step_ids") + (("ref_logprobs",) if used(kl_coef) else ()))
+                           needs=("retry_step", "step_ids"))

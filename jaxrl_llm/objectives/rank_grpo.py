@@ -4,8 +4,7 @@ from jax import Array
 
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.maths import masked
-from jaxrl_llm.objectives import kl
-from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.objectives.trust_region import clipped_surrogate
 from jaxrl_llm.tools import registry
@@ -23,18 +22,16 @@ def _gather(x_PGK: Array, ranks_PGT: Array) -> Array:
 
 
 @objective
-def rank_grpo(*, clip_low: float = 0.06, clip_high: float = 0.08, kl_coef: float = 1e-3, kl_estimator: str = "k3",
-              aggregation: str = "token_mean") -> Objective:
-    """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef * KL_t`, `rho = exp(mean over the item)`.
+def rank_grpo(*, clip_low: float = 0.06, clip_high: float = 0.08, aggregation: str = "token_mean") -> Objective:
+    """`l_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, `rho = exp(mean over the item)`.
 
     The mean of the log-ratio is over the tokens of the token's own rank; surplus items form one more rank. Tokens with
     rank -1 are not in the loss, except a stop token, which counts with its own ratio: after an empty list it carries
     the penalty for stopping early. `aggregation`: `token_mean` (published code), or `rank_mean`: mean inside the item,
     over the ranks of the list, over the rollouts, without stop tokens and surplus items (our reading of the paper).
-    Extras as in the estimator `rank_grpo`: `hits` (only K), `ranks`, `eos`. `kl_coef` needs `ref_logprobs`. The numbers
-    are those of the published code.
+    Extras as in the estimator `rank_grpo`: `hits` (only K), `ranks`, `eos`. The numbers are those of the
+    published code, which has a term `kl(0.001)`.
     """
-    registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
     registry.one_of("aggregation", aggregation, ("token_mean", "rank_mean"))
 
     def weights(rollouts):
@@ -56,12 +53,6 @@ def rank_grpo(*, clip_low: float = 0.06, clip_high: float = 0.08, kl_coef: float
         alone = jnp.where(rollouts.extras["eos"], per_token, 0)
         ratio = jnp.exp(jnp.where(ranks >= 0, _gather(per_item, ranks), alone))
         loss, clipped = clipped_surrogate(ratio, advantages, clip_low, clip_high)
-        metrics = {"clip_fraction": clipped, "max/ratio": ratio, "approx_kl": -per_token}
-        if used(kl_coef):
-            metrics["kl"] = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
-            loss = loss + kl_coef * metrics["kl"]
-        return loss, metrics
+        return loss, {"clip_fraction": clipped, "max/ratio": ratio, "approx_kl": -per_token}
 
-    needs = ("hits", "ranks", "eos")
-    return token_objective(token_loss, needs=(*needs, "ref_logprobs") if used(kl_coef) else needs, extra_weights=weights,
-                           reads_old=True)
+    return token_objective(token_loss, needs=("hits", "ranks", "eos"), extra_weights=weights, reads_old=True)

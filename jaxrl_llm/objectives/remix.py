@@ -14,14 +14,15 @@ def base_share(step: int | Array) -> Array:
 
 
 @objective
-def remix(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-3, kl_estimator: str = "k3") -> Objective:
-    """`max(-A r, -A clip(r, c - clip_low, c + clip_high)) + kl_coef [share KL_base + (1 - share) KL_old]`, token mean.
+def remix(*, clip_low: float = 0.2, clip_high: float = 0.2, anchor_coef: float = 1e-3,
+          anchor_estimator: str = "k3") -> Objective:
+    """`max(-A r, -A clip(r, c - clip_low, c + clip_high)) + anchor_coef [share KL_base + (1 - share) KL_old]`, token mean.
 
     `r = exp(new - behaviour)`, `c = exp(old - behaviour)` of log-probs: behaviour is the stored policy that sampled the
     row, old the policy at the start of this step, so that c = 1 (PPO) on fresh rows. KL_base is to `ref_logprobs`: first
     the start model; after the switch to plain on-policy training (`control.remix`), which uses only fresh rows, the policy
     frozen at the switch. `share` is `base_share` of the step `extras["current_version"]` i32[P]. No code is public:
-    clip range, `kl_coef`, the k3 estimator and the token mean are our choices.
+    clip range, `anchor_coef`, the k3 estimator and the token mean are our choices.
     """
 
     def token_loss(logprobs, rollouts, advantages):
@@ -30,10 +31,10 @@ def remix(*, clip_low: float = 0.2, clip_high: float = 0.2, kl_coef: float = 1e-
         centre = token_ratio(rollouts.old_logprobs, rollouts.behavior_logprobs, mask)
         # clip(r, c - low, c + high) = clip(r, 1 - (1 - c + low), 1 + (c - 1 + high))
         loss, clipped = clipped_surrogate(ratio, advantages, 1 - centre + clip_low, centre - 1 + clip_high)
-        base = token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
-        previous = token_kl(logprobs, rollouts.old_logprobs, kl_estimator)
+        base = token_kl(logprobs, rollouts.ref_logprobs, anchor_estimator)
+        previous = token_kl(logprobs, rollouts.old_logprobs, anchor_estimator)
         share = base_share(rollouts.extras["current_version"])[:, None, None]
-        loss = loss + kl_coef * (share * base + (1 - share) * previous)
+        loss = loss + anchor_coef * (share * base + (1 - share) * previous)
         return loss, {"clip_fraction": clipped, "kl": base, "kl_previous": previous, "max/ratio": ratio}
 
     return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs", "ref_logprobs", "current_version"),

@@ -10,10 +10,9 @@ from jaxrl_llm.tools import registry
 
 
 @objective
-def rl_plus(*, gamma: float = 0.5, uniform: float = 1.0, variant: str = "mis", entropy_coef: float = 0.0,
-            clip_low: float = math.inf, clip_high: float = math.inf, aggregation: str = "fixed_length",
-            max_len: int | None = None) -> Objective:
-    """Own tokens: `l = -A rho - entropy_coef H`; expert tokens: `l = -rm * A * sg((1 - p)^gamma)`, p = exp(logprobs).
+def rl_plus(*, gamma: float = 0.5, uniform: float = 1.0, variant: str = "mis", clip_low: float = math.inf,
+            clip_high: float = math.inf, aggregation: str = "fixed_length", max_len: int | None = None) -> Objective:
+    """Own tokens: `l = -A rho`; expert tokens: `l = -rm * A * sg((1 - p)^gamma)`, p = exp(logprobs).
 
     `rm = 2 p / (p_old + w)`, `w = (p_old + uniform) / 2` stands for the unknown probability under the expert, so that rm stays
     bounded (at most 4 for p_old = 0). `gamma` and `uniform` are the released code's, whose run also has no clipping; the
@@ -32,6 +31,5 @@ def rl_plus(*, gamma: float = 0.5, uniform: float = 1.0, variant: str = "mis", e
             ratio = 2 * prob / (old + (old + uniform) / 2)
         return ratio * lax.stop_gradient(jnp.maximum(1 - prob, 0) ** gamma)
 
-    return mixed_policy(expert_weight, entropy_coef=entropy_coef, clip_low=clip_low, clip_high=clip_high,
-                        aggregation=aggregation, max_len=max_len,
+    return mixed_policy(expert_weight, clip_low=clip_low, clip_high=clip_high, aggregation=aggregation, max_len=max_len,
                         needs=("expert_logprobs",) if variant == "target" else ("old_logprobs",))

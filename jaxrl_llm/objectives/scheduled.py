@@ -8,8 +8,7 @@ from jax import Array
 
 from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective
-
-Schedule = Callable[[Array], Array]  # f32[] at a step i32[], counted from 0
+from jaxrl_llm.objectives.schedules import Schedule
 
 
 class Counted(NamedTuple):

@@ -10,9 +10,8 @@ from jax import Array
 
 from jaxrl_llm.data.rollouts import Rollouts, clean
 from jaxrl_llm.maths import masked
-from jaxrl_llm.objectives import kl
 from jaxrl_llm.objectives.aggregation import token_weights
-from jaxrl_llm.objectives.base import Objective, objective, token_objective, used
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import BOUNDS, LEVELS, bounded, effective_share, importance
 from jaxrl_llm.objectives.ratios import log_ratio, token_ratio
 from jaxrl_llm.objectives.trust_region import check_dual_clip, clipped_surrogate, inside
@@ -102,15 +101,15 @@ def _shares(part: _Corrected, aggregation: str, max_len: int | None, rollouts: R
 def tis_mis(*, level: str = "token", bound: str = "truncate", min_ratio: float | None = None, max_ratio: float = 2.0,
             normalise: bool = False, reject: str | None = None, reject_min: float | None = None,
             reject_max: float | None = None, veto: float | None = None, denominator: str = "kept", clip_low: float = 0.2,
-            clip_high: float = 0.2, dual_clip: float | None = None, kl_coef: float = 0.0, kl_estimator: str = "k3",
+            clip_high: float = 0.2, dual_clip: float | None = None,
             aggregation: str = "token_mean", max_len: int | None = None) -> Objective:
-    """`l_t = w_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) + kl_coef KL_t`, rho = exp(new - old log-prob).
+    """`l_t = w_t max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`, rho = exp(new - old log-prob).
 
     `w` is `correction(level, bound, min_ratio, max_ratio)`; a lower bound defaults to 1 / upper bound. `normalise`
     divides it by its mean over the mini-batch (token level: over tokens; else over live rollouts). `reject` drops
     tokens or rollouts by `accepted(reject, reject_min, reject_max)`, and `veto` drops rollouts that have a token with
-    `exp(old - behaviour) < veto`. Dropped ones leave the loss, and with `denominator="kept"` its denominator and the KL
-    term too, as if they had never been in the mask. Tokens of weight 0 stay in both. `dual_clip` c > 1 bounds the
+    `exp(old - behaviour) < veto`. Dropped ones leave the loss, and with `denominator="kept"` its denominator and its
+    terms too, as if they had never been in the mask. Tokens of weight 0 stay in both. `dual_clip` c > 1 bounds the
     surrogate of negative advantages by `-A c`, before the weight.
     Metric `ess_share`: effective sample size per token, of the token weights clamped to [1 / max_ratio, max_ratio],
     hence always near 1 if max_ratio is near 1.
@@ -120,7 +119,6 @@ def tis_mis(*, level: str = "token", bound: str = "truncate", min_ratio: float |
     registry.one_of("level", level, LEVELS)
     registry.one_of("bound", bound, (*BOUNDS, "seq_mask"))
     registry.one_of("denominator", denominator, ("kept", "original"))
-    registry.one_of("KL estimator", kl_estimator, kl.ESTIMATORS)
     check_dual_clip(dual_clip)
     if reject is not None:
         registry.one_of("reject", reject, REJECTIONS)
@@ -140,11 +138,7 @@ def tis_mis(*, level: str = "token", bound: str = "truncate", min_ratio: float |
                    "clip_fraction": clipped, "max/ratio": ratio}
         if dual_clip is not None:
             terms["corrected"], metrics["clip_fraction_lower"] = dual_clipped(loss, advantages, dual_clip)
-        if used(kl_coef):
-            metrics["kl"] = kl.token_kl(logprobs, rollouts.ref_logprobs, kl_estimator)
-            terms["counted"] = kl_coef * metrics["kl"]
         return terms, metrics
 
-    needs = (*NEEDS, "ref_logprobs") if used(kl_coef) else NEEDS
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, extra_weights=shares,
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=NEEDS, extra_weights=shares,
                            reads_old=True, shares="counted")

@@ -114,7 +114,7 @@ def frozen_weights(run: setup.Run, state: TrainState, work: Workdir, step: int, 
     for one in run.learner.keeping:
         folder = held.weights / one.name
         if work.resume and one.name not in new and not folder.is_dir():
-            raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl_coef or "
+            raise ValueError(f"{work.path} was started without {one.name} weights, which this configuration needs (kl, or "
                              f"a {one.name} method); start a new run, or resume without it")
         if not work.resume and not step:
             if parallel.is_primary():

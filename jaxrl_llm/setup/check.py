@@ -18,7 +18,7 @@ _AT_LEAST = {
        "learner.max_skipped eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers "
        "model.num_heads model.mlp_size model.experts_per_token",
     0: "seed sampling.temperature sampling.top_k sampling.tensor sampling.observation_tokens sampling.max_group model.experts "
-       "model.expert_size learner.balance learner.packed_rows prompts.max_tokens warmup.steps warmup.loss warmup.learning_rate "
+       "model.expert_size learner.packed_rows prompts.max_tokens warmup.steps warmup.loss warmup.learning_rate "
        "warmup.strays eval.every checkpoint.every samples_every",
 }
 
@@ -60,7 +60,7 @@ def _check_numbers(config: ConfigDict) -> None:
     """Raises ValueError for numbers outside their range, of which infinite ones are bounds that are never reached."""
     for least, keys in _AT_LEAST.items():
         key_values.at_least(config, least, keys)
-    key_values.finite(config, "sampling.temperature warmup.learning_rate learner.balance")
+    key_values.finite(config, "sampling.temperature warmup.learning_rate")
     key_values.seconds(config, "reward_deadline environment_deadline")
     for name in ("environment_invalid", "warmup.strays"):
         if not 0 <= (value := key_values.value_of(config, name)) <= 1:

@@ -114,7 +114,6 @@ def _learning(c: ConfigDict) -> None:
     c.learner.micro_batches = 1         # gradient accumulation: parts of an update; more parts need less memory
     c.learner.packed_rows = 0           # rows of a packed micro-batch, fewer than a group if need be; 0: rectangular rows
     c.learner.max_skipped = 5           # the run ends after this number of consecutive non-finite updates
-    c.learner.balance = 0.0             # weight of the load-balancing loss of a mixture of experts; 0.001 to 0.01 are usual
     c.learner.offload = ""              # kept in host memory between uses: "optimizer", "reference", "teacher"
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from jaxrl_llm import environments, methods, objectives, recorders, replay, rewards, tasks, topologies
+from jaxrl_llm import environments, methods, recorders, replay, rewards, tasks, topologies
 from jaxrl_llm.advantages import alike
 from jaxrl_llm.engines import kinds as engines
 from jaxrl_llm.engines import measures
@@ -103,7 +103,6 @@ def kinds_of(config: ConfigDict, made: Parts) -> dict[tuple[str, str], Kind]:
         named = [one.name for one in made.method.parts(key)]
         add(slot.table, named[:1])
         add(slot.table if slot.rest is None else slot.rest, named[1:])
-    add(objectives.terms.TERMS, ["balance"] * (made.objective.loads is not None))
     for key, table in _NAMED.items():
         add(table, [name for name, _ in written.calls(flatten_dict(config.to_dict(), sep=".")[key])])
     add(topologies.TOPOLOGIES, {**topologies.implied(made.there), **topologies.implied(made.there, wrapping=True)})

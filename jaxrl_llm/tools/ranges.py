@@ -26,8 +26,9 @@ class Range(NamedTuple):
 _ANY, _POSITIVE, _SHARE, _LEAST_0 = Range(-math.inf), Range(0, closed=False), Range(0, 1), Range(0)
 _BOUND = Range(0, finite=False)
 RANGES = {  # an infinite bound is one that is never reached
-    "eps": _LEAST_0, "whiten_eps": _LEAST_0, "kl_coef": _LEAST_0, ("term", "coef"): _ANY,
-    ("kl", "coef"): _LEAST_0, ("balance", "coef"): _LEAST_0, "clip_low": _BOUND, "clip_high": _BOUND, "min_ratio": _BOUND,
+    "eps": _LEAST_0, "whiten_eps": _LEAST_0, "kl_coef": _LEAST_0, "reward_kl_coef": _LEAST_0, "held_coef": _LEAST_0,
+    "anchor_coef": _LEAST_0, ("term", "coef"): _ANY, ("kl", "coef"): _LEAST_0, ("balance", "coef"): _LEAST_0,
+    "clip_low": _BOUND, "clip_high": _BOUND, "min_ratio": _BOUND,
     "max_ratio": Range(0, closed=False, finite=False), "cap": Range(0, closed=False, finite=False), "tau": _POSITIVE,
     "temperature": _POSITIVE, "fraction": _SHARE, "share": _SHARE, "label_smoothing": _SHARE, "gamma_penalty": _SHARE,
     "lambda_policy": _SHARE, "lambda_critic": _SHARE, "ema_decay": _SHARE, ("estimator", "gamma"): _SHARE,

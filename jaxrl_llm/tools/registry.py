@@ -93,7 +93,8 @@ class PartTable(dict[str, Kind]):
         factories may read what they like, and are called each time.
       keywords: all parameters of a factory are keyword-only numbers, which are checked.
       kind: the type of the entries.
-      former: for keywords that factories had, what to write instead, with the name of the part as `slug` and the `value`.
+      former: for keywords that factories had, what to write instead, with the name of the part as `slug` and the `value`; under
+        "part.keyword" for one of the parts alone.
     """
 
     def __init__(self, what: str, made: type, *, pure: bool = False, keywords: bool = True, kind: type[Kind] = Kind,
@@ -139,6 +140,12 @@ class PartTable(dict[str, Kind]):
         """The parameters of the factory of that name; ValueError if there is none."""
         return inspect.signature(self.find(name).make).parameters
 
+    def check_former(self, slug: str, keyword: str, value: Any) -> None:
+        """Raises ValueError, which says what to write instead, for a keyword that such parts had."""
+        if keyword in self.former:
+            instead = self.former.get(f"{slug}.{keyword}", self.former[keyword]).format(slug=slug, value=value)
+            raise ValueError(f"{self.what} {slug!r} has no {keyword}: {instead}")
+
     def _checked(self, slug: str, factory: Factory) -> Factory:
         made = memo.remembered(64)(factory) if self.pure and factory.__module__.startswith("jaxrl_llm.") else factory
         parameters = inspect.signature(factory).parameters
@@ -148,10 +155,8 @@ class PartTable(dict[str, Kind]):
         @functools.wraps(factory)
         def checked(**hyper):
             for key in hyper:
-                if key in self.former and key not in parameters:
-                    instead = self.former[key].format(slug=slug, value=hyper[key])
-                    raise ValueError(f"{self.what} {slug!r} has no {key}: {instead}")
                 if key not in parameters:
+                    self.check_former(slug, key, hyper[key])
                     raise unknown(f"keyword of {self.what} {slug!r}", key, parameters)
                 if self.pure:
                     ranges.check(self.what, slug, key, hyper[key], parameters[key].default)

@@ -50,10 +50,10 @@ def test_usage_and_an_unknown_command(tmp_path):
 @pytest.mark.slow
 def test_arguments_that_are_no_flags_are_refused(tmp_path):
     """A value without quotes is cut at its first space, and a switch takes no word; `show` and `diagnose` take words."""
-    cut = jaxrl_llm("plan", "--model=qwen3_0.6b", "--devices=h100", "--config.objective=clip_high=0.28,", "kl_coef=0.1",
+    cut = jaxrl_llm("plan", "--model=qwen3_0.6b", "--devices=h100", "--config.objective=clip_high=0.28,", "dual_clip=3",
                     cwd=tmp_path)
     assert cut.returncode == 1 and not cut.stdout and "Traceback" not in cut.stderr
-    assert "not a flag: 'kl_coef=0.1'; this command takes flags alone" in cut.stderr and "in quotes" in cut.stderr
+    assert "not a flag: 'dual_clip=3'; this command takes flags alone" in cut.stderr and "in quotes" in cut.stderr
     switch = jaxrl_llm("evaluate", "--workdir=x", "--best", "false", cwd=tmp_path)
     assert switch.returncode == 1 and "not a flag: 'false'" in switch.stderr
     for command in ("show", "diagnose"):

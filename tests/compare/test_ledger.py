@@ -89,7 +89,7 @@ def test_operations_of_a_step_by_hand():
     between = result.step_flops(np.array([5.0, 5.25, 6.0]), np.ones(3), np.ones(3))
     assert between[1] == pytest.approx(0.75 * between[0] + 0.25 * between[2], rel=1e-12)
     assert costs("rloo(learner.epochs=2)").step_flops(np.array([5.0]), np.ones(1), np.ones(1))[0] == 4 * (rollouts + 7 * group)
-    assert costs("grpo(objective='kl_coef=0.1')").passes == 1 + costs("grpo").passes
+    assert costs("grpo(objective='+ kl(0.1)')").passes == 1 + costs("grpo").passes
     assert (costs("poise").passes, costs("poise(learner.micro_batches=2)").passes) == (0, 1)
 
 

@@ -86,11 +86,11 @@ def test_budgets():
     plan.check_schedule(entry, plan.Budget("steps", 10))
     with pytest.raises(ValueError, match="'cosine' needs the number of steps"):
         plan.check_schedule(entry, plan.Budget("tokens", 10))
-    annealed, own = plan.read_entries("grpo(objective='kl_coef=linear(start=0.1, end=0)'), "
-                                      "grpo(objective='kl_coef=linear(start=0.1, end=0, steps=9)')", base())
+    annealed, own = plan.read_entries("grpo(objective='+ kl(linear(start=0.1, end=0))'), "
+                                      "grpo(objective='+ kl(linear(start=0.1, end=0, steps=9))')", base())
     plan.check_schedule(annealed, plan.Budget("steps", 10))
     plan.check_schedule(own, plan.Budget("tokens", 10))
-    with pytest.raises(ValueError, match="objective's kl_coef=linear.* needs the number of steps"):
+    with pytest.raises(ValueError, match="objective's linear.* of kl needs the number of steps"):
         plan.check_schedule(annealed, plan.Budget("tokens", 10))
     blind, = plan.read_entries("grpo", base(**{"eval.every": 0}))
     plan.check_schedule(blind, plan.Budget("steps", 10))

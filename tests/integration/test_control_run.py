@@ -40,7 +40,7 @@ def tiny(**changes):
 
 def test_a_reset_needs_a_constant_rate():
     with pytest.raises(ValueError, match="optimizer.schedule='linear' would begin again and not end at 0"):
-        setup.build(tiny(method="prorl", objective="kl_coef=0.1", **{"optimizer.schedule": "linear"}))
+        setup.build(tiny(method="prorl", objective="+ kl(0.1)", **{"optimizer.schedule": "linear"}))
 
 
 def test_they_are_runnable_and_adapters_are_refused():
@@ -154,7 +154,7 @@ def test_resets_over_a_resume(tmp_path, monkeypatch):
     patient = reference_reset(patience=1, drop=0.0)
     shown_errors = patient._replace(observe=lambda state, facts: patient.observe(state, {"score": 1 - facts["score"]}))
     monkeypatch.setitem(control.base.CONTROLLERS, "reference_reset", Kind(lambda **hyper: shown_errors))
-    told = resumed_is_straight(tmp_path, method="prorl", phases="all", objective="kl_coef=0.1")
+    told = resumed_is_straight(tmp_path, method="prorl", phases="all", objective="+ kl(0.1)")
     resets = [line["step"] for line in told if line.get("control/reset") == 1]
     assert resets and len(resets) < 6
     stored = sorted(int(path.name) for path in (tmp_path / "straight/reference").iterdir() if path.name.isdecimal())
@@ -175,7 +175,7 @@ def test_an_evaluation_is_observed_once_whatever_breaks_after_it(tmp_path, monke
 
     monkeypatch.setitem(control.base.CONTROLLERS, "reference_reset", Kind(lambda **hyper: falls_at(3)))
     options = {"checkpoint.every": 6, "eval.every": 1, "optimizer.learning_rate": 3e-2, "method": "prorl", "phases": "all",
-               "objective": "kl_coef=0.1", "steps": 5}
+               "objective": "+ kl(0.1)", "steps": 5}
     loop.train(tiny(**options), tmp_path / "straight")
     place, name = (loop.MetricWriter, "write") if broken == "line" else (beginning, "keep_weights")
     intact = getattr(place, name)

@@ -12,7 +12,7 @@ from jaxrl_llm.store.checkpoints import Checkpoints
 
 def tiny(steps):
     c = tiny_config.get_config()
-    c.model.experts, c.learner.balance, c.learner.micro_batches, c.steps = 4, 0.02, 2, steps
+    c.model.experts, c.objective, c.learner.micro_batches, c.steps = 4, "+ balance(0.02)", 2, steps
     c.eval.every, c.checkpoint.every, c.optimizer.learning_rate = 12, 12, 1e-2
     return c
 

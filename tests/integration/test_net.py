@@ -42,7 +42,7 @@ KINDS = {
     "controllers": chatter.get_config(method="scaling_inter_rl"),
     "packed": tiny(method="dapo", **{"learner.packed_rows": 4}),
     "lora": tiny(**{"lora.rank": 4}),
-    "mixture": tiny(**{"model.experts": 4, "learner.balance": 0.01}),
+    "mixture": tiny(**{"model.experts": 4, "objective": "+ balance(0.01)"}),
     "slots": tiny(**{"sampling.engine": "slots", "sampling.micro_batches": 2}),
 }
 

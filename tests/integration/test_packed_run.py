@@ -10,7 +10,7 @@ from jaxrl_llm.runs import loop
 def tiny(steps, packed_rows, **changes):
     c = tiny_config.get_config()
     c.steps, c.learner.packed_rows, c.eval.every, c.checkpoint.every, c.samples_every = steps, packed_rows, steps, 2, steps
-    c.learner.epochs, c.learner.minibatches, c.objective = 2, 2, "kl_coef=0.1"
+    c.learner.epochs, c.learner.minibatches, c.objective = 2, 2, "+ kl(0.1)"
     c.update_from_flattened_dict(changes)
     return c
 

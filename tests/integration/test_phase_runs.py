@@ -53,7 +53,7 @@ loop.train(config, {workdir!r}, resume="auto")
 def tiny(text, **changes):
     config = tiny_config.get_config()
     config.phases = text
-    config.update_from_flattened_dict({"steps": 12, "objective": "kl_coef=0.1", "optimizer.learning_rate": 3e-2, **changes})
+    config.update_from_flattened_dict({"steps": 12, "objective": "+ kl(0.1)", "optimizer.learning_rate": 3e-2, **changes})
     return config
 
 

@@ -158,7 +158,7 @@ def test_numbers_of_an_update_on_stored_rollouts_need_that_update():
 @pytest.mark.slow
 def test_remix_switches_to_on_policy_training():
     """After two steps of four: no replay, one epoch, and the base of the KL term is the policy of that moment."""
-    run, params = setup.build(tiny("remix", controllers="switch=2", replay="reuse=1.0, until=2", objective="kl_coef=0.1"))
+    run, params = setup.build(tiny("remix", controllers="switch=2", replay="reuse=1.0, until=2", objective="anchor_coef=0.1"))
     state, done, updates = setup.initial_state(run, params), [], [0]
     for step in schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params)):
         done.append(step)

@@ -146,7 +146,7 @@ def test_a_run_that_diverges_stops_and_continues_from_its_only_checkpoint(tmp_pa
     assert set(evaluations) == {"before", "after"}
 
 
-KEPT = {"objective": "kl_coef=0.1", "checkpoint.every": 2, "eval.every": 2, "optimizer.learning_rate": 3e-2}
+KEPT = {"objective": "+ kl(0.1)", "checkpoint.every": 2, "eval.every": 2, "optimizer.learning_rate": 3e-2}
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_a_reference_is_kept_over_a_resume(with_reference, tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_adapters_with_a_reference_and_several_updates(tmp_path):
-    options = {"lora.rank": 2, "objective": "kl_coef=0.1", "learner.epochs": 2, "optimizer.learning_rate": 3e-2}
+    options = {"lora.rank": 2, "objective": "+ kl(0.1)", "learner.epochs": 2, "optimizer.learning_rate": 3e-2}
     run(tmp_path, **options, steps=3)
     result, first = saved(tmp_path, **options), saved(tmp_path, 0, **options)
     assert all((result[name] == first[name]).all() for name in result if name.startswith(".params"))
@@ -436,7 +436,7 @@ def test_a_failed_resume_leaves_the_folder_as_it_was(tmp_path):
     run(tmp_path, steps=3)
     before = (tmp_path / "config.json").read_text()
     with pytest.raises(ValueError, match="reference"):
-        run(tmp_path, resume=True, objective="kl_coef=0.1")
+        run(tmp_path, resume=True, objective="+ kl(0.1)")
     assert (tmp_path / "config.json").read_text() == before
 
 

@@ -134,5 +134,5 @@ def distance(result, wanted) -> float:
     return max(jax.tree.leaves(apart))
 
 
-CLIPPED = objectives.make("ppo_clip", clip_high=0.28, aggregation="seq_mean_token_mean", kl_coef=0.1)
+CLIPPED = objectives.of("ppo_clip(clip_high=0.28, aggregation=seq_mean_token_mean) + kl(0.1)")
 WHOLE = objectives.make("bapo")  # must see all of a mini-batch at once

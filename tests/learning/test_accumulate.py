@@ -28,7 +28,7 @@ TEMPERATURE, LENGTH = 0.7, 14
 MODEL = Transformer(ModelConfig(vocab_size=40, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
                                 mlp_size=48, window=5, local_layers=(True, False)))
 POLICY = Policy(MODEL, temperature=TEMPERATURE, chunk=24)
-CLIPPED = objectives.make("ppo_clip", clip_high=0.28, aggregation="seq_mean_token_mean", kl_coef=0.1)
+CLIPPED = objectives.of("ppo_clip(clip_high=0.28, aggregation=seq_mean_token_mean) + kl(0.1)")
 KEEP = optax.GradientTransformation(  # an optimiser whose state is the gradient
     lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda grads, _, tree: (jax.tree.map(jnp.zeros_like, tree), grads))
 
@@ -209,7 +209,7 @@ def test_a_non_finite_update_is_refused_and_counted():
 def test_log_probs_are_those_of_plain_rows_and_nothing_else():
     case, rollouts, _ = batch(forests.conversations)
     micro_batches, index = placed(POLICY, 1, packed_of(case))
-    (logprobs, loads), entropies = view_of(make_logprobs(POLICY), POLICY, fresh_params(), None, micro_batches, index)
+    logprobs, entropies, loads = view_of(make_logprobs(POLICY), POLICY, fresh_params(), None, micro_batches, index)
     wanted = forests.plain_logprobs(MODEL, fresh_params(), forests.plain_rows(case), TEMPERATURE)
     assert loads is None and not np.asarray(logprobs)[~case.mask].any()
     close((logprobs, entropies), wanted)

@@ -112,12 +112,12 @@ def test_it_balances_and_pads_do_not_count():
 
 def test_a_dense_model_has_nothing_to_balance():
     c = default_config()
-    c.task, c.learner.balance = "arithmetic(level=digit)", 0.01
+    c.task, c.objective = "arithmetic(level=digit)", "+ balance(0.01)"
     c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 16, 1, 2, 16
     with pytest.raises(ValueError, match="'balance' is for experts, and this model has none; leave it out"):
         setup.build(c)
-    c.learner.balance = -0.1
-    with pytest.raises(ValueError, match="config.learner.balance is -0.1; it must be at least 0"):
+    c.objective = "+ balance(-0.1)"
+    with pytest.raises(ValueError, match="term 'balance': coef=-0.1; give 0 or more"):
         setup.build(c)
 
 

@@ -13,7 +13,7 @@ from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.setup.why import Around
 
 FLOATS = """sampling.temperature sampling.top_p sampling.min_p optimizer.learning_rate optimizer.weight_decay
-    optimizer.b1 optimizer.b2 optimizer.momentum optimizer.ema learner.balance lora.alpha critic.learning_rate
+    optimizer.b1 optimizer.b2 optimizer.momentum optimizer.ema lora.alpha critic.learning_rate
     warmup.learning_rate warmup.strays environment_invalid""".split()
 BOUNDS = ["optimizer.clip_norm", "critic.clip", "warmup.loss", "reward_deadline", "environment_deadline", "server.deadline",
           "server.max_mismatch", "pool.max_age"]
@@ -97,10 +97,10 @@ def test_rewards_of_weight_zero():
 
 
 @pytest.mark.parametrize("make, name, number, allowed", (
-    (objectives.make, "ppo_clip", {"kl_coef": math.nan}, "0 or more, finite"),
-    (objectives.make, "ppo_clip", {"kl_coef": math.inf}, "0 or more, finite"),
-    (objectives.make, "ppo_clip", {"kl_coef": -0.1}, "0 or more, finite"),
-    (objectives.make, "ppo_clip", {"kl_coef": "nan"}, "a number, for example 0.0"),
+    (objectives.terms.make, "kl", {"coef": math.nan}, "0 or more, finite"),
+    (objectives.terms.make, "kl", {"coef": math.inf}, "0 or more, finite"),
+    (objectives.terms.make, "kl", {"coef": -0.1}, "0 or more, finite"),
+    (objectives.terms.make, "kl", {"coef": "nan"}, "a number, for example 0.01"),
     (objectives.make, "ppo_clip", {"clip_high": -0.2}, "0 or more"),
     (objectives.make, "pacs", {"beta": 0.0}, "more than 0, finite"), (objectives.make, "kl_cov", {"fraction": 2}, "at most 1"),
     (objectives.make, "kepo", {"kd_coef": math.inf}, "a finite number"), (advantages.make, "grpo", {"eps": -1e-6}, "0 or more"),
@@ -115,7 +115,7 @@ def test_numbers_outside_their_range(make, name, number, allowed):
 
 def test_bounds_that_are_never_reached_stay_allowed():
     objectives.make("ppo_clip", clip_high=math.inf)
-    objectives.make("luffy", entropy_coef=-0.01, max_len=8)
+    objectives.of("luffy + entropy(-0.01)", max_len=8)
     objectives.make("cispo", clip_low=None, clip_high=None)
 
 

@@ -19,9 +19,9 @@ from jaxrl_llm.tools import guard
 P, G = 4, 4
 CASES = {
     "one update": ({}, 1), "at once": ({}, 64),
-    "epochs, minibatches, a reference": ({"learner.epochs": 2, "learner.minibatches": 2, "objective": "kl_coef=0.1"}, 2),
+    "epochs, minibatches, a reference": ({"learner.epochs": 2, "learner.minibatches": 2, "objective": "+ kl(0.1)"}, 2),
     "ratios of sequences": ({"method": "gspo", "learner.epochs": 2}, 1),
-    "adapters": ({"lora.rank": 2, "objective": "kl_coef=0.1", "learner.epochs": 2}, 1),
+    "adapters": ({"lora.rank": 2, "objective": "+ kl(0.1)", "learner.epochs": 2}, 1),
     "experts": ({"model.experts": 4}, 2),
     "a critic on the states of adapters": (
         {"method": "ppo", "critic.kind": "head", "lora.rank": 2, "learner.minibatches": 2}, 1),
@@ -176,7 +176,7 @@ def whole_of(layout):
 @pytest.mark.parametrize("minibatches, packings", ((1, 1), (2, 1 + 2 * 2)))
 def test_a_batch_is_packed_once_for_all_that_reads_it_whole(monkeypatch, minibatches, packings):
     """Old and reference log-probs and two epochs; mini-batches of each epoch are other rows."""
-    run, state = build(8, 6, **{"learner.packed_rows": 64, "objective": "kl_coef=0.1", "learner.epochs": 2,
+    run, state = build(8, 6, **{"learner.packed_rows": 64, "objective": "+ kl(0.1)", "learner.epochs": 2,
                                 "learner.minibatches": minibatches})
     made, read = [], []
     monkeypatch.setattr(layouts, "pack", lambda *given: (made.append(pack(*given)), made[-1])[1])
@@ -237,7 +237,7 @@ def test_a_run_compiles_no_more_programs_than_it_announces():
 
 
 def test_log_probs_without_adapters_are_those_of_the_weights_alone():
-    run, state = build(8, 6, **{"lora.rank": 2, "objective": "kl_coef=0.1"})
+    run, state = build(8, 6, **{"lora.rank": 2, "objective": "+ kl(0.1)"})
     rollouts = batch(np.random.default_rng(3), 8, 6)
     lora = jax.tree.map(lambda x: x + 0.1, state.lora)
     [reference] = [one for one in run.learner.recorders if one.name == "reference"]

@@ -34,7 +34,7 @@ def learner_of(steps_alone=0, **further):
     """A learner with three minibatches in each of two epochs, and a state with a critic beside the policy."""
     beside = recorders.Recorder("critic", ("values",), lambda *_: {}, init=dict, fit=lambda *_: None, updates=5)
     optimizer, _ = optimizers.make_optimizer(1e-3, 12, schedule="linear")
-    objective = scheduled(lambda kl_coef: objectives.make("ppo_clip", kl_coef=kl_coef), {"kl_coef": lambda step: step}, 6)
+    objective = scheduled(lambda clip_low: objectives.ppo_clip(clip_low=clip_low), {"clip_low": lambda step: step}, 6)
     layout = Layout(None, None, None, objective, optimizer, (), ())
     learner = Learner(None, None, (beside,), layout, make_mesh(), (1,), 1, epochs=2, minibatches=3, pretrain_steps=steps_alone,
                       **further)

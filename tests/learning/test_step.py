@@ -147,7 +147,7 @@ class Watched(Policy):
 
 
 BACKWARD: list[int] = []
-KL = objectives.make("ppo_clip", kl_coef=0.1)
+KL = objectives.of("ppo_clip + kl(0.1)")
 
 
 @pytest.mark.slow

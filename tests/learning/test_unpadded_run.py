@@ -8,7 +8,7 @@ from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.setup.config import default_config
 
-CASES = {"whole": {}, "words_of_others": {}, "score_and_reference": {"objective": "kl_coef=0.1", "learner.epochs": 2},
+CASES = {"whole": {}, "words_of_others": {}, "score_and_reference": {"objective": "+ kl(0.1)", "learner.epochs": 2},
          "minibatches_and_micro_batches": {"learner.minibatches": 2, "learner.micro_batches": 2},
          "features": {"method": "poise"}, "critic": {"method": "ppo"}}
 

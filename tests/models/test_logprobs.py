@@ -39,7 +39,29 @@ def test_values_and_gradients_equal_the_plain_formula(count, chunk, temperature)
         np.testing.assert_allclose(result, wanted, rtol=2e-5, atol=2e-6)
 
 
-def test_entropies_carry_no_gradient():
+@pytest.mark.parametrize("temperature", [1.0, 0.7, np.array([0.5, 1.0, 1.0, 2.0, 0.9], np.float32)], ids=str)
+def test_entropies_carry_the_exact_gradient_if_a_bonus_needs_it(temperature):
+    """Beside that of the log-probs, with chunks that do not fill up and a softcap, against plain autodiff."""
+    rng = np.random.default_rng(5)
+    h, w = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((5, 4), (7, 4)))
+    tokens, weights = jnp.array([0, 6, 2, 2, 5]), jnp.asarray(rng.normal(size=(2, 5)), jnp.float32)
+
+    def plain(h, w):
+        logits = 3 * jnp.tanh(h @ w.T / 2 / 3) / jnp.reshape(temperature, (-1, 1))
+        log = jax.nn.log_softmax(logits)
+        return (weights * jnp.stack([log[jnp.arange(5), tokens], -(jnp.exp(log) * log).sum(1)])).sum()
+
+    def chunked(h, w):
+        result = token_logprobs(h, w, tokens, temperature=temperature, divisor=2.0, softcap=3.0, chunk=2, slopes=True)
+        return (weights * jnp.stack(result)).sum()
+
+    (value, slopes), (wanted, expected) = (jax.value_and_grad(f, argnums=(0, 1))(h, w) for f in (chunked, plain))
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    for slope, right in zip(slopes, expected, strict=True):
+        np.testing.assert_allclose(slope, right, rtol=1e-4, atol=1e-6)
+
+
+def test_entropies_carry_no_gradient_otherwise():
     normed, unembedding, tokens = inputs(5)
     gradient = jax.grad(lambda h: token_logprobs(h, unembedding, tokens, chunk=2)[1].sum())(normed)
     assert not np.any(gradient)

@@ -17,7 +17,7 @@ close = np.testing.assert_allclose
 
 def run(slug, new, rollouts, advantage, state=None, **hyper):
     """(loss, metrics, gradient) with A given as [P, G] or [P, G, T]; `state` is the number of earlier calls."""
-    objective = objectives.make(slug, **hyper)
+    objective = objectives.of(slug, **hyper)
     advantage = jnp.asarray(advantage)
     if advantage.ndim == 2:
         advantage = jnp.broadcast_to(advantage[..., None], rollouts.mask.shape)
@@ -141,12 +141,15 @@ def test_rl_plus_worked_example():
 
 @pytest.mark.parametrize("slug", ["luffy", "rl_plus"])
 def test_the_entropy_bonus_counts_the_own_tokens(slug):
-    known = GROUP.replace(entropies=jnp.full((1, 4, 2), 0.7, jnp.float32))
+    known = GROUP.replace(extras={**GROUP.extras, "current_entropies": jnp.full((1, 4, 2), 0.7, jnp.float32)})
     plain, _, before = run(slug, NEW, GROUP, A, max_len=2)
-    loss, _, gradient = run(slug, NEW, known, A, max_len=2, entropy_coef=0.1)
+    loss, _, gradient = run(f"{slug} + entropy(0.1)", NEW, known, A, max_len=2)
     close((loss - plain) * ROWS, -0.1 * 6 * 0.7 / 2, atol=1e-6)
-    added = [[0, 0], [-0.025199, -0.008652], [-0.045472, 0.011350], [0.000428, 0.000343]]  # 0.1 rho (log p + 0.7) / 2
-    close((gradient - before)[0] * ROWS, added, atol=1e-6)
+    close(gradient, before, rtol=1e-6)  # the gradient of H is not one of the log-probs of the tokens
+    everywhere, _, _ = run(f"{slug} + entropy(0.1, on=all)", NEW, known, A, max_len=2)
+    close((everywhere - plain) * ROWS, -0.1 * 8 * 0.7 / 2, atol=1e-6)
+    expert, _, _ = run(f"{slug} + entropy(0.1, on=expert)", NEW, known, A, max_len=2)
+    close((expert - plain) * ROWS, -0.1 * 2 * 0.7 / 2, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -299,7 +302,7 @@ def test_remix_worked_example():
     new = np.log(np.float32([[[0.5, 0.4]]]))
     rollouts = one_group([[0.4, 0.5]], behavior_logprobs=np.log(np.float32([[[0.25, 0.5]]])),
                          ref_logprobs=np.log(np.float32([[[0.3, 0.5]]])), extras={"current_version": np.array([61])})
-    hyper = dict(kl_coef=0.01, clip_low=0.201)  # at 0.2 the second ratio is on the bound, where the gradient jumps
+    hyper = dict(anchor_coef=0.01, clip_low=0.201)  # at 0.2 the second ratio is on the bound, where the gradient jumps
     loss, metrics, gradient = run("remix", new, rollouts, [[[1.0, -1.0]]], **hyper)
     close(loss, -0.499399, atol=1e-6)
     close(gradient, [[[0.0018, 0.39875]]], atol=1e-6)
@@ -322,12 +325,12 @@ def test_remix_against_numpy_and_ppo(double):
             total += 0.05 * (0.8 * min(k3(b["ref"][i] - new[i]), 10) + 0.2 * min(k3(b["old"][i] - new[i]), 10))
         return total / len(real)
 
-    hyper = dict(clip_low=0.1, clip_high=0.3, kl_coef=0.05)
-    check("remix", b, to_rollouts(b, current_version=np.array([61, 61])), loss_of, **hyper)
+    hyper = dict(clip_low=0.1, clip_high=0.3)
+    check("remix(anchor_coef=0.05)", b, to_rollouts(b, current_version=np.array([61, 61])), loss_of, **hyper)
     b["behavior"] = b["old"]
-    ppo = run("ppo_clip", b["new"], to_rollouts(b), b["advantage"], **hyper)
+    ppo = run("ppo_clip + kl(0.05)", b["new"], to_rollouts(b), b["advantage"], **hyper)
     first = to_rollouts(b, current_version=np.array([0, 50]))  # share = 1 in the first steps
-    fresh = run("remix", b["new"], first, b["advantage"], **hyper)
+    fresh = run("remix(anchor_coef=0.05)", b["new"], first, b["advantage"], **hyper)
     close(fresh[0], ppo[0], rtol=1e-12)
     close(fresh[2], ppo[2], rtol=1e-10, atol=1e-14)
 
@@ -358,7 +361,7 @@ def test_r3l_against_numpy(double):
         return np.mean(terms)
 
     rollouts = to_rollouts(b, retry_step=b["integers"]).replace(step_ids=jnp.asarray(steps))
-    check("r3l", b, rollouts, loss_of, tau=0.5, kl_coef=0.1)
+    check("r3l + kl(0.1, estimator=k2)", b, rollouts, loss_of, tau=0.5)
 
 
 # ---- KEPO
@@ -371,7 +374,7 @@ def test_kepo_worked_example():
     new = np.log(np.full((1, 2, 1), 1 / 3, np.float32))
     values, _ = advantages.grpo(eps=1e-4).update(rollouts, ())
     close(values[0, :, 0], [0.707057, -0.707057], atol=1e-6)
-    rl, _, gradient = run("kepo", new, rollouts, values, gate=None, kl_coef=0.04)
+    rl, _, gradient = run("kepo(gate=None) + kl(0.04)", new, rollouts, values)
     close(rl, 0.000461, atol=1e-6)
     close(gradient[0, :, 0], [-0.357528, 0.355528], atol=1e-6)
     logits = (np.zeros((1, 2, 1, 3), np.float32), TEACHER[None, :, None])

@@ -163,8 +163,7 @@ CASES = [
     ("minpro", {"include_current": False, "embed": "ppo_clip", "cap": 1.1}, minpro_clipped, "token_mean"),
     ("mhpo", {}, mhpo, "seq_mean_token_mean"),
     ("r2vpo", {"multiplier": 0.25}, r2vpo, "token_mean"),
-    ("mars2_path_adv", {"clip_low": 0.1, "clip_high": 0.15, "max_ratio": 1.2, "kl_coef": 0.0}, mars2,
-     "seq_mean_token_mean"),
+    ("mars2_path_adv", {"clip_low": 0.1, "clip_high": 0.15, "max_ratio": 1.2}, mars2, "seq_mean_token_mean"),
     ("icepop", {"min_ratio": 0.8, "max_ratio": 1.3}, icepop, "seq_mean_token_mean"),
     ("icepop_direct", {"min_ratio": 0.7, "max_ratio": 1.3, "veto": 0.5}, icepop_direct, "prompt_mean"),
     ("hispo", {"token_gate": 0.4, "sequence_gate": 0.2, "dual_clip": 1.4, "max_len": 9}, hispo, "fixed_length"),
@@ -188,7 +187,7 @@ def differentiate(slug, **hyper):
     with jax.enable_x64(True):
         rollouts = Rollouts(mask=jnp.asarray(MASK), valid=jnp.asarray(VALID), old_logprobs=padded(OLD),
                             behavior_logprobs=padded(BEHAVIOR), ref_logprobs=padded(REF))
-        objective = objectives.make(slug, **hyper)
+        objective = objectives.of(slug, **hyper)
         update = jax.jit(jax.value_and_grad(objective.update, has_aux=True))
         (loss, (metrics, state)), gradient = update(padded(NEW), rollouts, padded(ADVANTAGES), objective.init())
         return float(loss), np.asarray(gradient), metrics, state
@@ -221,8 +220,7 @@ def test_value_and_gradient(slug, hyper, token_loss, aggregation):
 @pytest.mark.parametrize("denominator", ["kept", "original"])
 def test_kl_term_is_unweighted_and_rejected_tokens_leave_it_with_the_denominator(denominator):
     options = dict(reject="token_k2", reject_max=0.05, denominator=denominator)
-    plain, with_kl = (differentiate("tis_mis", **options, **kl) for kl in (
-        {}, {"kl_coef": 0.2, "kl_estimator": "k2"}))
+    plain, with_kl = (differentiate(f"tis_mis{term}", **options) for term in ("", " + kl(0.2, estimator=k2)"))
     kept = MASK & ((OLD - BEHAVIOR) ** 2 / 2 <= 0.05)
     assert 0 < kept.sum() < MASK.sum()
     counted = kept if denominator == "kept" else MASK
@@ -232,7 +230,7 @@ def test_kl_term_is_unweighted_and_rejected_tokens_leave_it_with_the_denominator
 
 
 def test_mars2_adds_the_kl_of_every_token():
-    plain, with_kl = (differentiate("mars2_path_adv", kl_coef=coef, kl_estimator="k2") for coef in (0.0, 0.3))
+    plain, with_kl = (differentiate(f"mars2_path_adv{term}") for term in ("", " + kl(0.3, estimator=k2)"))
     share = 0.3 * shares("seq_mean_token_mean", MASK)
     np.testing.assert_allclose(with_kl[0] - plain[0], np.sum((share * (NEW - REF) ** 2 / 2)[MASK]), rtol=1e-9)
     np.testing.assert_allclose(with_kl[1] - plain[1], share * (NEW - REF), atol=1e-12)

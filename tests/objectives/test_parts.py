@@ -97,8 +97,7 @@ def test_the_loss_of_dart_is_a_mean_over_steps(method):
     rollouts = from_lists([[1, 0]], lengths=[[4, 1]]).replace(
         old_logprobs=rows(old), behavior_logprobs=rows(behavior), ref_logprobs=rows(old),
         step_ids=jnp.array([[[0, 0, 1, 1], [0] * 4]]))
-    name, hyper = methods.get(method).part("objective")
-    loss, _ = objectives.make(name, **hyper).update(rows(new), rollouts, rows(np.repeat(advantage, 2).reshape(3, 2)), ())
+    loss, _ = methods.build(method)[1].update(rows(new), rollouts, rows(np.repeat(advantage, 2).reshape(3, 2)), ())
     assert float(loss) == pytest.approx(expected, rel=1e-5)
 
 

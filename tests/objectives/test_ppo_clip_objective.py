@@ -18,8 +18,8 @@ ROLLOUTS = from_lists([[1, 0]], lengths=[[3, 2]], old_logprobs=OLD, ref_logprobs
 REAL = np.asarray(ROLLOUTS.mask)
 
 
-def run(rollouts=ROLLOUTS, new=NEW, advantage=ADVANTAGES, **hyper):
-    objective = objectives.ppo_clip(**{"clip_high": 0.28, "dual_clip": 3.0} | hyper)
+def run(rollouts=ROLLOUTS, new=NEW, advantage=ADVANTAGES, term="", **hyper):
+    objective = objectives.of(f"ppo_clip{term}", **{"clip_high": 0.28, "dual_clip": 3.0} | hyper)
     update = jax.value_and_grad(objective.update, has_aux=True)
     (loss, (metrics, _)), gradient = update(jnp.asarray(new), rollouts, advantage, ())
     return float(loss), metrics, np.asarray(gradient)
@@ -57,13 +57,13 @@ def test_a_kl_weighed_by_the_ratio_is_that_of_the_new_policy():
     rollouts = from_lists([[0, 0, 0]], lengths=[[1, 1, 1]], old_logprobs=jnp.full((1, 3, 1), -np.log(3)),
                           ref_logprobs=reference.reshape(1, 3, 1))
 
-    def penalty(logits, **hyper):
-        objective = objectives.ppo_clip(kl_coef=1.0, clip_low=0.2, clip_high=0.28, **hyper)
+    def penalty(logits, estimator="k3"):
+        objective = objectives.of(f"ppo_clip(clip_high=0.28) + kl(1, estimator={estimator})")
         return objective.update(jax.nn.log_softmax(logits).reshape(1, 3, 1), rollouts, jnp.zeros((1, 3, 1)), ())[0]
 
     p = np.exp(np.float64(logits)) / np.exp(np.float64(logits)).sum()
     gap = np.log(p) - np.log([0.2, 0.5, 0.3])
-    value, slope = jax.value_and_grad(penalty)(logits, kl_ratio=True)
+    value, slope = jax.value_and_grad(penalty)(logits, "unbiased")
     np.testing.assert_allclose(value, (p * gap).sum(), rtol=1e-5)
     np.testing.assert_allclose(slope, p * (gap - (p * gap).sum()), rtol=1e-5)  # d KL / d logits of a softmax
     assert abs(penalty(logits) - value) > 0.01 and np.abs(jax.grad(penalty)(logits) - slope).max() > 0.01
@@ -89,7 +89,7 @@ def test_kl_estimators(estimator, values, gradient):
 def test_kl_as_a_loss_term_adds_its_mean():
     plain, _, _ = run()
     for estimator, mean in (("k1", -0.083103), ("k2", 0.095525), ("k3", 0.106291)):
-        loss, metrics, _ = run(kl_coef=0.1, kl_estimator=estimator)
+        loss, metrics, _ = run(term=f" + kl(0.1, estimator={estimator})")
         np.testing.assert_allclose(metrics["kl"], mean, atol=1e-6)
         np.testing.assert_allclose(loss, plain + 0.1 * mean, atol=1e-6)
 
@@ -103,7 +103,7 @@ def test_grpo_from_reward_to_loss():
     loss, metrics, _ = run(**options, aggregation="seq_mean_token_mean")
     np.testing.assert_allclose(loss, -0.10606587, atol=2e-8)
     np.testing.assert_allclose(metrics["clip_fraction"], 2 / 3, rtol=1e-6)
-    loss, _, _ = run(**options, aggregation="seq_mean_token_mean", kl_coef=0.1)
+    loss, _, _ = run(**options, aggregation="seq_mean_token_mean", term=" + kl(0.1)")
     np.testing.assert_allclose(loss, -0.08945428, atol=3e-8)
     centred, _ = advantages.make("dr_grpo").update(rollouts, ())
     loss, _, _ = run(**options | {"advantage": centred}, aggregation="fixed_length", max_len=4)
@@ -128,11 +128,11 @@ def test_impossible_settings_are_refused():
         ({"dual_clip": 0.5}, "larger than 1"),
         ({"aggregation": "token-mean"}, "Did you mean 'token_mean'"),
         ({"aggregation": "fixed_length"}, "generation budget"),
-        ({"kl_estimator": "k4"}, "Allowed"),
+        ({"term": " + kl(0.1, estimator=k4)"}, "Allowed"),
     ):
         with pytest.raises(ValueError, match=message):
             objectives.ppo_clip(**hyper)
     with pytest.raises(ValueError, match="'ref_logprobs'"):
-        run(rollouts=ROLLOUTS.replace(ref_logprobs=None), kl_coef=0.1)
+        run(rollouts=ROLLOUTS.replace(ref_logprobs=None), term=" + kl(0.1)")
     with pytest.raises(ValueError, match=r"advantages has shape \(1, 2\)"):
         run(advantage=ADVANTAGES[..., 0])

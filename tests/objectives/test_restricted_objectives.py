@@ -26,21 +26,21 @@ def run(objective, rollouts, values, new=NEW):
 def test_reinforce_rej_worked_example():
     rollouts = example([1, -1])
     values, _ = advantages.make("reinforce_rej").update(rollouts, ())
-    loss, metrics, gradient = run(objectives.make("reinforce_rej"), rollouts, values)
+    loss, metrics, gradient = run(objectives.of("reinforce_rej + kl(0.001)"), rollouts, values)
     np.testing.assert_allclose(loss, -0.157585181, atol=1e-7)
     np.testing.assert_allclose(gradient, [[[-0.199933, -0.200073, -0.2002], [0.19995, 0.200067, 0]]], atol=1e-6)
     np.testing.assert_allclose(metrics["kl"], 0.106291, atol=1e-6)
-    clipped, _, _ = run(objectives.make("reinforce_rej", variant="clip"), rollouts, values)
+    clipped, _, _ = run(objectives.of("reinforce_rej(clip) + kl(0.001)"), rollouts, values)
     np.testing.assert_allclose(clipped, -0.1 + 0.001 * 0.106290851, atol=1e-7)
 
 
 def test_a_rejected_prompt_only_pays_its_kl_unless_it_is_dropped():
     rollouts = example([1, 1])
     values, _ = advantages.make("reinforce_rej").update(rollouts, ())
-    assert run(objectives.make("reinforce_rej", kl_coef=0.0), rollouts, values)[0] == 0
-    kept, _, _ = run(objectives.make("reinforce_rej"), rollouts, values)
+    assert run(objectives.make("reinforce_rej"), rollouts, values)[0] == 0
+    kept, _, _ = run(objectives.of("reinforce_rej + kl(0.001)"), rollouts, values)
     np.testing.assert_allclose(kept, 0.001 * 0.106291, atol=1e-8)
-    loss, _, gradient = run(objectives.make("reinforce_rej", drop=True), rollouts, values)
+    loss, _, gradient = run(objectives.of("reinforce_rej(drop=True) + kl(0.001)"), rollouts, values)
     assert loss == 0 and not np.any(gradient)
 
 
@@ -51,12 +51,12 @@ def test_dropping_takes_rejected_tokens_out_of_the_denominator():
     values, _ = advantages.make("reinforce_rej").update(both, ())
     new = np.concatenate([NEW, NEW])
     for variant in ("reinforce", "clip"):
-        alone, _, gradient = run(objectives.make("reinforce_rej", variant=variant), good, values[:1])
-        dropped, _, wide = run(objectives.make("reinforce_rej", variant=variant, drop=True), both, values, new)
+        alone, _, gradient = run(objectives.of("reinforce_rej + kl(0.001)", variant=variant), good, values[:1])
+        dropped, _, wide = run(objectives.of("reinforce_rej(drop=True) + kl(0.001)", variant=variant), both, values, new)
         np.testing.assert_allclose(dropped, alone, rtol=1e-6)
         np.testing.assert_allclose(wide, np.concatenate([gradient, np.zeros_like(gradient)]), atol=1e-7)
-        halved, _, _ = run(objectives.make("reinforce_rej", variant=variant, kl_coef=0.0), both, values, new)
-        full, _, _ = run(objectives.make("reinforce_rej", variant=variant, kl_coef=0.0), good, values[:1])
+        halved, _, _ = run(objectives.make("reinforce_rej", variant=variant), both, values, new)
+        full, _, _ = run(objectives.make("reinforce_rej", variant=variant), good, values[:1])
         np.testing.assert_allclose(2 * halved, full, rtol=1e-6)
 
 

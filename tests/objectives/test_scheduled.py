@@ -11,6 +11,7 @@ from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.maths.descent import split
 from jaxrl_llm.objectives.base import token_objective
 from jaxrl_llm.objectives.scheduled import scheduled
+from jaxrl_llm.objectives.schedules import schedule
 
 close = np.testing.assert_allclose
 
@@ -22,7 +23,7 @@ def example():
         return jnp.asarray(rng.normal(-1, 0.3, (2, 2, 4)), jnp.float32)
     mask = np.arange(4) < np.array([[3, 1], [4, 2]])[..., None]
     rollouts = Rollouts(mask=jnp.asarray(mask), valid=jnp.ones((2, 2), bool), rewards=jnp.array([[1.0, 0], [0, 1]]),
-                        old_logprobs=normal(), ref_logprobs=normal(), entropies=jnp.abs(normal()))
+                        old_logprobs=normal(), ref_logprobs=normal(), extras={"current_entropies": jnp.abs(normal())})
     return normal(), rollouts, normal()
 
 
@@ -30,11 +31,17 @@ def falling(step):
     return 0.4 - 0.1 * step
 
 
+def with_term(base, name, coef):
+    return objectives.composed(base, (objectives.terms.make(name, coef=coef),))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name, factory", [
-    ("kl_coef", functools.partial(objectives.ppo_clip, clip_high=0.3)), ("clip_high", objectives.ppo_clip),
-    ("entropy_coef", functools.partial(objectives.make, "oneshot_entropy")),
-    ("kl_coef", functools.partial(objectives.make, "c3po", budget=6))], ids=("kl", "clip", "entropy", "c3po"))
+    ("kl_coef", lambda kl_coef: with_term(objectives.ppo_clip(clip_high=0.3), "kl", kl_coef)),
+    ("clip_high", objectives.ppo_clip),
+    ("entropy_coef", lambda entropy_coef: with_term(objectives.of("ppo_clip + kl(0.001)"), "entropy", entropy_coef)),
+    ("kl_coef", lambda kl_coef: with_term(objectives.make("c3po", budget=6), "kl", kl_coef))],
+    ids=("kl", "clip", "entropy", "c3po"))
 def test_each_step_is_the_plain_objective_with_its_number(name, factory):
     """Two updates a step: losses, gradients and metrics."""
     logprobs, rollouts, A = example()
@@ -56,7 +63,7 @@ def test_each_step_is_the_plain_objective_with_its_number(name, factory):
 
 def test_parts_of_a_mini_batch_add_up():
     logprobs, rollouts, A = example()
-    one = scheduled(objectives.ppo_clip, {"kl_coef": falling})
+    one = scheduled(lambda kl_coef: with_term(objectives.ppo_clip(), "kl", kl_coef), {"kl_coef": falling})
     whole, (metrics, state) = one.update(logprobs, rollouts, A, one.init())
     weighed = rollouts.replace(loss_weights=one.weights(rollouts))
     parts = [one.update(*jax.tree.map(lambda x: x[i], split((logprobs, weighed, A), 2)), one.init()) for i in range(2)]
@@ -66,8 +73,8 @@ def test_parts_of_a_mini_batch_add_up():
 
 
 def test_a_term_that_begins_at_0_is_there():
-    assert scheduled(objectives.ppo_clip, {"kl_coef": lambda step: 0.1 * step}).needs == ("ref_logprobs",)
-    assert objectives.ppo_clip(kl_coef=0.0).needs == ()
+    assert objectives.of("ppo_clip + kl(linear(0, 0.4, 4))").needs == ("ref_logprobs",)
+    assert objectives.of("ppo_clip + kl(0)").needs == ()
 
 
 def test_an_objective_with_a_state_of_its_own_keeps_it():
@@ -106,16 +113,52 @@ def test_numbers_that_are_no_coefficients_are_refused():
         one.weights(rollouts)
 
 
-def test_every_method_with_a_kl_term_can_schedule_it():
-    """Each is built; a later refusal names its reason."""
-    seen = 0
+@pytest.mark.slow
+def test_every_method_can_schedule_a_divergence():
+    """In place of its own, if it has one of the same name."""
     for slug in methods.names():
-        try:
-            methods.build(slug, max_len=8, feature_size=67, objective={"kl_coef": 0.1})
-        except ValueError:
-            continue  # it has no such number
-        one = scheduled(lambda slug=slug, **now: methods.build(slug, max_len=8, feature_size=67, objective=now)[1],
-                        {"kl_coef": falling})
-        seen += 1
-        assert one.needs == methods.build(slug, max_len=8, feature_size=67, objective={"kl_coef": 0.1})[1].needs
-    assert seen > 20
+        own = [part for part in methods.get(slug).parts("objective") if part.name != "kl"]
+        one = objectives.made([*own, ("kl", {"coef": "linear(0.4, 0, 4)"})], max_len=8)
+        state = one.init()
+        assert int(state.updates) == 0 and "ref_logprobs" in one.needs
+
+
+def test_a_text_schedules_numbers_of_its_parts():
+    """The base's, a term's, and a bonus that begins after two steps of two updates."""
+    logprobs, rollouts, A = example()
+    text = "ppo_clip(clip_high=linear(0.3, 0.1, 2)) + kl(cosine(0.4, 0)) + entropy(after(0.2, 2))"
+    one = objectives.of(text, steps=4, per_step=2)
+    state, plain = one.init(), objectives.ppo_clip(clip_high=0.3)
+    losses, found = [], []
+    for _ in range(6):
+        loss, (metrics, state) = one.update(logprobs, rollouts, A, state)
+        losses.append(float(loss))
+        found.append({name: float(value) for name, value in metrics.items() if name.startswith("objective/")})
+    close([line["objective/clip_high"] for line in found], [0.3, 0.3, 0.2, 0.2, 0.1, 0.1], rtol=1e-6)
+    close([line["objective/kl_coef"] for line in found], np.repeat([0.4, 0.2 + 0.4 / np.sqrt(8), 0.2], 2), rtol=1e-6)
+    close([line["objective/entropy_coef"] for line in found], [0, 0, 0, 0, 0.2, 0.2], rtol=1e-6)
+    first = plain.update(logprobs, rollouts, A, ())[0] + 0.4 * metrics["kl"]
+    close(losses[0], first, rtol=1e-5)
+    entropy = float(rollouts.extras["current_entropies"][rollouts.mask].mean())
+    last = objectives.ppo_clip(clip_high=0.1).update(logprobs, rollouts, A, ())[0] + 0.2 * metrics["kl"] - 0.2 * entropy
+    close(losses[-1], last, rtol=1e-5)
+    for text, message in (("linar(1, 0)", "Did you mean 'linear'"), ("linear(begin=1, end=0)", "'linear' 'begin'"),
+                          ("linear(1)", "has the numbers start, end, steps"), ("linear(1, 0, 0)", "steps of 1 or more"),
+                          ("after(one, 50)", "has the numbers value, step"), ("after(1, -1)", "has the numbers value, step"),
+                          ("linear(1, 0), cosine(1, 0)", "are 2 schedules; give one")):
+        with pytest.raises(ValueError, match=message):
+            schedule(text, 4)
+    with pytest.raises(ValueError, match="has the numbers start, end, steps"):
+        objectives.of("ppo_clip + kl(linear(0.1, 0))")  # no run says over how many steps
+
+
+def test_sums_that_are_none():
+    for text, message in (("kl(0.1)", "a loss begins with an objective, and 'kl' is a term"),
+                          ("ppo_clip + gspo", "gspo in the sum after 'ppo_clip': a loss has one objective"),
+                          ("ppo_clip + kl", "term 'kl' needs the keyword 'coef'"),
+                          ("ppo_clip + kl(0.1) + kl(0.2)", "the loss has kl more than once"),
+                          ("ppo_clip(kl_coef=0.1)", r"has no kl_coef: .* write objective=\"ppo_clip\(...\) \+ kl\(0.1\)\""),
+                          ("kl_cov(kl_coef=0.1)", "write held_coef=0.1"),
+                          ("ppo_clip + kl(0.1, estimater=k2)", "Did you mean 'estimator'")):
+        with pytest.raises(ValueError, match=message):
+            objectives.of(text)

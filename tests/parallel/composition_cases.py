@@ -22,7 +22,7 @@ SETTINGS = {
     "packed": {"learner.packed_rows": 8},
     "lora": {"lora.rank": 2},
     "slots": {"sampling.engine": "slots"},
-    "experts": {"model.experts": 4, "learner.balance": 0.01},
+    "experts": {"model.experts": 4, "objective": "+ balance(0.01)"},
     "int8": {"model.int8_cache": True},
     "fsdp": {"mesh.fsdp": 2},
     "tensor": {"mesh.tensor": 2},

@@ -10,7 +10,8 @@ def with_experts():
     """Three steps of a mixture of experts, its load balanced, along `tensor` and on a mesh of all axes, and on one device."""
     def run(devices, **mesh):
         c = tiny(**mesh)
-        c.model.experts, c.learner.balance, c.model.expert_size = 4, 0.05, 24
+        c.model.experts, c.model.expert_size = 4, 24
+        c.objective = f"{c.objective} + balance(0.05)"
         return steps(c, 3, devices, unpads=devices == 8)
 
     _, one, tokens, measured = run(1, data=1)

@@ -18,7 +18,7 @@ def tiny(**mesh):
     c.model.hidden_size, c.model.num_layers, c.model.num_heads, c.model.mlp_size = 32, 2, 4, 48
     c.steps, c.prompts.per_step, c.sampling.group, c.sampling.max_tokens = 4, 4, 2, 4
     c.sampling.temperature, c.optimizer.learning_rate, c.optimizer.b2 = 0.8, 1e-3, 0.95
-    c.objective = "kl_coef=0.1"
+    c.objective = "+ kl(0.1)"
     c.mesh.update(mesh)
     return c
 

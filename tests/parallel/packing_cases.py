@@ -52,7 +52,8 @@ def gradient(mesh, rollouts, advantage, packed, model=MODEL, balance=0.0):
     if mesh is not None:
         state = parallel.put(state, parallel.tree_shardings(state, mesh))
         rollouts, advantage = parallel.put((rollouts, advantage), parallel.batch_sharding(mesh))
-    parts = make_parts(policy, OBJECTIVE, KEEP, clip_norm=None, balance=balance)
+    parts = make_parts(policy, objectives.composed(OBJECTIVE, (objectives.terms.make("balance", coef=balance),)), KEEP,
+                       clip_norm=None)
     parts = parts._replace(**{name: Guarded(name, getattr(parts, name)) for name in parts._fields[1:]})
     for _ in range(2):
         state, metrics = update(parts, 8, state, packed, rollouts, advantage)
@@ -61,7 +62,7 @@ def gradient(mesh, rollouts, advantage, packed, model=MODEL, balance=0.0):
     return jax.device_get(state.opt_state), jax.device_get(metrics), ruled
 
 
-ADAPTERS = {"lora.rank": 2, "learner.epochs": 2, "objective": "kl_coef=0.1"}  # two passes over each batch, with a reference
+ADAPTERS = {"lora.rank": 2, "learner.epochs": 2, "objective": "+ kl(0.1)"}  # two passes over each batch, with a reference
 METHODS = {"poise": {"method": "poise", "lora.rank": 2, "probe.layer": "0.5", "estimator": "bootstrap=1, first_fit=1"},
            "ppo": {"method": "ppo", "learner.minibatches": 1}}
 

@@ -107,7 +107,7 @@ METHODS = {
     "poise": ("estimator=bootstrap=1,first_fit=2",),
     "v0_5": (),
     "ppo": ("learner.minibatches=2", "sampling.micro_batches=2"),
-    "dapo": ("lora.rank=2", "objective=kl_coef=0.1", "learner.minibatches=2"),
+    "dapo": ("lora.rank=2", "objective=+ kl(0.1)", "learner.minibatches=2"),
 }
 
 

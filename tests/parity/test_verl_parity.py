@@ -121,7 +121,7 @@ def test_losses_and_gradients(data, mode, slug, hyper, options, aggregations):
 
 
 @pytest.mark.parametrize("slug, hyper, options, least", [
-    ("kl_cov", {"kl_coef": 0.7, "fraction": 0.3}, {"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.7}, 3),
+    ("kl_cov", {"held_coef": 0.7, "fraction": 0.3}, {"kl_cov_ratio": 0.3, "ppo_kl_coef": 0.7}, 3),
     # All candidates are drawn, so that chance plays no part.
     ("clip_cov", {"clip_low": 0.2, "clip_high": 0.28, "fraction": 1.0, "cov_low": 0.1, "cov_high": 0.8},
      {"clip_cov_ratio": 1.0, "clip_cov_lb": 0.1, "clip_cov_ub": 0.8}, 3)])

@@ -164,8 +164,8 @@ ESTIMATORS = {
 
 OBJECTIVES = {
     "multi_context_grpo": [Case(inputs=turns), Case({"aggregation": "trajectory_mean"}, inputs=turns)],
-    "mars2_path_adv": [Case(), Case({"clip_low": 0.1, "clip_high": 0.15, "max_ratio": 1.2, "kl_coef": 0.0})],
-    "rank_grpo": [Case(inputs=lists), Case({"aggregation": "rank_mean", "kl_coef": 0.0}, inputs=lists)],
+    "mars2_path_adv": [Case(), Case({"clip_low": 0.1, "clip_high": 0.15, "max_ratio": 1.2})],
+    "rank_grpo": [Case(inputs=lists), Case({"aggregation": "rank_mean"}, inputs=lists)],
     "step_apo": [Case(inputs=siblings), Case({"alpha": 0.0, "label_smoothing": 0.1}, inputs=siblings)],
     "b_coder": [Case(inputs=programs), Case({"alpha": 0.5}, inputs=with_references)],
     "lightningrl": [Case(inputs=priced), Case({"perf": "length"}, inputs=priced)],

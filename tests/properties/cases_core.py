@@ -27,8 +27,7 @@ OBJECTIVES = {
     "reinforce": [Case({"aggregation": "seq_mean_token_sum"})],
     "ppo_clip": [
         *(Case({"aggregation": name}) for name in AGGREGATIONS),
-        Case({"aggregation": "fixed_length", "max_len": 16, "dual_clip": 1.5, "kl_coef": 0.1}),
-        Case({"kl_coef": 0.1, "kl_estimator": "k3+"}),
+        Case({"aggregation": "fixed_length", "max_len": 16, "dual_clip": 1.5}),
         Case(inputs=lambda rng, p, g, t: {"old_logprobs": None}),
     ],
 }

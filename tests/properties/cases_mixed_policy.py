@@ -58,13 +58,13 @@ ESTIMATORS = {
 
 OBJECTIVES = {
     "luffy": [
-        Case({"max_len": 8, "entropy_coef": 0.1}, inputs=expert),
+        Case({"max_len": 8}, inputs=expert),
         Case({"shaping": "target", "aggregation": "token_mean", "clip_low": 0.2, "clip_high": 0.3},
              inputs=expert_prefix),
         Case({"shaping": "log", "off_min": -np.inf, "aggregation": "token_mean"}, inputs=expert_prefix),
     ],
     "rl_plus": [
-        Case({"max_len": 8, "entropy_coef": 0.1}, inputs=expert),
+        Case({"max_len": 8}, inputs=expert),
         Case({"variant": "target", "aggregation": "token_mean"}, inputs=expert_prefix),
     ],
     "chord": [
@@ -76,14 +76,14 @@ OBJECTIVES = {
         Case({"centre": "grpo", "weighting": "only_positive"}, inputs=labels),
         Case({"centre": "naive", "score": "logprob", "weighting": "none"}),
     ],
-    "remix": [Case({"kl_coef": 0.1}, inputs=versions)],
+    "remix": [Case({"anchor_coef": 0.1}, inputs=versions)],
     "dots_rr": [Case()],
-    "r3l": [Case({"kl_coef": 0.1}, inputs=retries)],
+    "r3l": [Case(inputs=retries)],
     "karl_oapl": [Case({"beta2": 0.1})],
     "sil": [Case({"min_count": 4, "max_nlp": 0.5}, inputs=critic)],
     "spear": [Case({"warmup": 0}, inputs=stored)],
     "kepo": [
-        Case({"gate": 0.5, "kl_coef": 0.1}, inputs=teacher),
+        Case({"gate": 0.5}, inputs=teacher),
         Case({"gate": 0.5, "jsd_beta": 0.0}, inputs=teacher),
         Case({"gate": None}),
     ],

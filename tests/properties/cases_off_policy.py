@@ -16,12 +16,12 @@ OBJECTIVES = {
     "r2vpo": [Case(), Case({"dual_rate": 0.0, "anchor": "behavior"}), Case({"max_multiplier": 0.05})],
     "hispo": [Case({"max_len": 8, "sequence_gate": 0.3})],
     "tis_mis": [
-        Case({"bound": "clip", "level": "sequence", "normalise": True, "kl_coef": 0.1}),
+        Case({"bound": "clip", "level": "sequence", "normalise": True}),
         Case({"bound": "seq_mask", "veto": 0.7, "aggregation": "seq_mean_token_mean"}),
         Case({"reject": "token_k1", "reject_max": 1.3, "normalise": True, "aggregation": "prompt_mean"}),
         Case({"reject": "seq_max_k3", "reject_max": 0.1, "bound": "mask", "level": "geometric",
-              "denominator": "original", "kl_coef": 0.1}),
-        Case({"reject": "token_k1", "reject_max": 1.3, "kl_coef": 0.1, "dual_clip": 1.5}),
+              "denominator": "original"}),
+        Case({"reject": "token_k1", "reject_max": 1.3, "dual_clip": 1.5}),
     ],
     "areal_decoupled_ppo": [
         Case(),

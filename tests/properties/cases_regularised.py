@@ -68,11 +68,10 @@ OBJECTIVES = {
     ],
     "rec_family": [
         Case(),
-        Case({"clip": "two_side", "weight": "importance_sampling", "regulariser": "forward_kl"}),
+        Case({"clip": "two_side", "weight": "importance_sampling"}),
         Case({"clip": "ring", "weight": "advantage", "ring_low": 0.3, "ring_high": 0.3}),
-        Case({"clip": "none", "regulariser": "k2"}),
+        Case({"clip": "none"}),
     ],
     "topr": [Case(), Case({"level": "token", "aggregation": "token_mean"})],
-    "guirlvg_adv_kl": [Case({"kl_coef": 0.1, "max_reward": 0.8})],
-    "oneshot_entropy": [Case({"entropy_coef": 0.1}), Case({"policy_coef": 0.0, "kl_coef": 0.0})],
+    "guirlvg_adv_kl": [Case({"reward_kl_coef": 0.1, "max_reward": 0.8})],
 }

@@ -43,6 +43,8 @@ def test_every_objective_takes_them(slug):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logprobs, rollouts, A = inputs.logprobs(5), inputs.batch(5, case), inputs.advantages(5)
+    current = jnp.abs(inputs.logprobs(6))
+    rollouts = rollouts.replace(extras={**rollouts.extras, "current_entropies": current})
     loss, metrics, slope = run(whole, logprobs, rollouts, A)
     plain, others, plain_slope = run(base, logprobs, rollouts, A)
     share = np.asarray(whole.weights(rollouts)["term/kl"])
@@ -51,11 +53,11 @@ def test_every_objective_takes_them(slug):
     own = np.asarray(base.weights(rollouts)[base.shares])
     close(share.sum(), own.sum() if own.ndim == 3 else own[tokens.any(-1)].sum(), rtol=1e-5)
     d = np.where(tokens, rollouts.ref_logprobs - logprobs, 0)
-    kl, entropy = np.clip(np.exp(d) - d - 1, -10, 10), np.where(tokens, rollouts.entropies, 0)
+    kl, entropy = np.clip(np.exp(d) - d - 1, -10, 10), np.where(tokens, current, 0)
     expert = np.zeros_like(tokens) if "expert" not in rollouts.extras else np.asarray(rollouts.extras["expert"])
     drawn = ~(expert[..., None] if expert.ndim == 2 else expert)
     close(loss, plain + 0.2 * (share * kl).sum() - 0.1 * (share * drawn * entropy).sum(), rtol=2e-5, atol=1e-6)
-    assert {*metrics} == {*others, "kl"} and {*whole.needs} == {*base.needs, "ref_logprobs", "entropies"} and whole.reads_old
+    assert {*metrics} == {*others, "kl"} and {*whole.needs} == {*base.needs, "ref_logprobs", "current_entropies"}
     assert np.abs(slope - plain_slope)[share > 0].max() > 0 and not slope[~tokens].any()
     if whole.whole_batch:
         return

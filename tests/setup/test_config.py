@@ -17,7 +17,7 @@ def test_defaults_pass_and_are_locked_against_typing_errors():
 
 
 @pytest.mark.parametrize("text, wanted", (
-    ("", {}), ("  ", {}), ("eps=1e-4", {"eps": 1e-4}), ("kl_coef=0.01, clip_high=0.28", {"kl_coef": 0.01, "clip_high": 0.28}),
+    ("", {}), ("  ", {}), ("eps=1e-4", {"eps": 1e-4}), ("dual_clip=3.5, clip_high=0.28", {"dual_clip": 3.5, "clip_high": 0.28}),
     ("path=data/a-1.jsonl", {"path": "data/a-1.jsonl"}), ("pattern='a, b=(c'", {"pattern": "a, b=(c"}),
     ("aggregation=token_mean", {"aggregation": "token_mean"}),
     ("aggregation='token_mean',max_len=None", {"aggregation": "token_mean", "max_len": None}),
@@ -27,7 +27,7 @@ def test_keywords(text, wanted):
     assert keywords(text) == wanted
 
 
-@pytest.mark.parametrize("text", ("0.1", "kl_coef 0.1", "=3", "a=", "a=1, 2b=3, =4", "a=1 b=2", "a=1, a=2", "a=(1"))
+@pytest.mark.parametrize("text", ("0.1", "dual_clip 0.1", "=3", "a=", "a=1, 2b=3, =4", "a=1 b=2", "a=1, a=2", "a=(1"))
 def test_keywords_that_cannot_be_read(text):
     with pytest.raises(ValueError, match="write options as name=value"):
         keywords(text)

@@ -5,10 +5,10 @@ import pytest
 import run_files
 
 from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.objectives.schedules import schedule
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import names, numbers, setup
 from jaxrl_llm.setup.config import default_config
-from jaxrl_llm.tools.written import keywords
 
 
 def tiny(**changes):
@@ -17,31 +17,25 @@ def tiny(**changes):
         "task": "arithmetic(level=digit)", "rewards": "format(pattern='(?s).*[a-z].*')", "steps": 4,
         "model.hidden_size": 16, "model.num_layers": 1, "model.num_heads": 2, "model.mlp_size": 16, "prompts.per_step": 2,
         "sampling.group": 4, "sampling.max_tokens": 6, "optimizer.learning_rate": 3e-2, "eval.every": 0, "eval.problems": 2,
-        "learner.epochs": 2, "objective": "kl_coef=linear(start=0.4, end=0), clip_high=0.3", "checkpoint.every": 1, **changes})
+        "learner.epochs": 2, "objective": "clip_high=0.3 + kl(linear(start=0.4, end=0))", "checkpoint.every": 1, **changes})
     return c
 
 
 def test_schedules_by_name():
-    result = [float(numbers.schedule("linear(start=0.4, end=0)", 4)(step)) for step in range(6)]
+    result = [float(schedule("linear(start=0.4, end=0)", 4)(step)) for step in range(6)]
     np.testing.assert_allclose(result, [0.4, 0.3, 0.2, 0.1, 0, 0], atol=1e-7)
-    result = [float(numbers.schedule("cosine(start=0, end=1, steps=2)", 100)(step)) for step in range(4)]
+    result = [float(schedule("cosine(start=0, end=1, steps=2)", 100)(step)) for step in range(4)]
     np.testing.assert_allclose(result, [0, 0.5, 1, 1], atol=1e-7)
-    text = "linear(start=0.4, end=0)"
-    assert keywords(f"kl_coef={text}, clip_high=0.3") == {"kl_coef": text, "clip_high": 0.3}
-    for text, message in (("linar(start=1, end=0)", "Did you mean 'linear'"), ("linear(begin=1, end=0)", "'linear' 'begin'"),
-                          ("linear(start=1)", "has a start, an end and steps of 1 or more"),
-                          ("cosine(start=1, end=0, steps=0)", "steps of 1 or more"),
-                          ("linear(start=one, end=0)", "has a start, an end"),
-                          ("linear(start=1, end=0), cosine(start=1, end=0)", "are 2 schedules; give one")):
-        with pytest.raises(ValueError, match=message):
-            numbers.schedule(text, 4)
+    assert [float(schedule("after(0.5, 2)")(step)) for step in range(4)] == [0, 0, 0.5, 0.5]
 
 
 def test_what_cannot_follow_a_schedule_is_refused_at_the_start():
     with pytest.raises(ValueError, match="dual_clip of this objective cannot follow a schedule"):
         setup.build(tiny(objective="dual_clip=linear(start=3, end=5)"))
-    with pytest.raises(ValueError, match="keyword of objective 'ppo_clip' 'kl_cof'. Did you mean 'kl_coef'"):
-        setup.build(tiny(objective="kl_cof=linear(start=3, end=5)"))
+    with pytest.raises(ValueError, match="keyword of objective 'ppo_clip' 'clip_hig'. Did you mean 'clip_high'"):
+        setup.build(tiny(objective="clip_hig=linear(start=3, end=5)"))
+    with pytest.raises(ValueError, match=r"has no kl_coef: .* or \"\+ kl\(0.1\)\" to add it to a method's"):
+        setup.build(tiny(objective="kl_coef=0.1"))
 
 
 @pytest.mark.slow
@@ -52,7 +46,7 @@ def test_a_run_follows_its_schedule_over_a_resume(tmp_path):
     assert all("kl" in line for line in lines[1:])
     saved = run_files.saved(tmp_path / "straight", tiny())
     assert saved[".objective_state.updates"] == 4 * 2
-    schedule = "kl_coef=linear(start=0.4, end=0, steps=4), clip_high=0.3"  # as the other, for any number of steps
+    schedule = "clip_high=0.3 + kl(linear(0.4, 0, steps=4))"  # as the other, for any number of steps
     loop.train(tiny(objective=schedule, steps=2), tmp_path / "broken")
     with pytest.warns(RuntimeWarning, match="steps: 2 -> 4"):
         loop.train(tiny(objective=schedule), tmp_path / "broken", resume=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxrl_llm.data.experts import expert_tokens
-from jaxrl_llm.data.rollouts import Rollouts, clean, measured
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Rollouts, clean, measured
 from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Metrics, Objective, measure, summed, used
 from jaxrl_llm.tools import registry
@@ -25,7 +25,8 @@ class Term(NamedTuple):
     """A summand of the loss: `coef * sum over tokens of share * value`, or `coef` times a loss of the experts' loads.
 
     `name`: of the term; a loss has one of each name. `coef`: a number, or an array that follows a schedule.
-    `value(logprobs, rollouts)`: f32[P, G, T], differentiable in `logprobs`; arguments are those of a `token_objective`.
+    `value(logprobs, rollouts)`: f32[P, G, T], differentiable in `logprobs`; arguments are those of a `token_objective`,
+    and `extras["current_entropies"]`, if `needs` names them, differentiable too.
     `weights(share, rollouts)`: f32[P, G, T], the share of each token, from `share`, that of the objective's own loss, which is
     0 on tokens that the objective leaves out; both are of the whole mini-batch. `needs`, `reads_old`: as of an `Objective`.
     `metric`: the name under which the mean of `value` over all tokens is reported; "": none.
@@ -72,7 +73,7 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
         if rollouts.loss_weights is None:
             rollouts = rollouts.replace(loss_weights=weights(rollouts))
         loss, (metrics, state) = base.update(logprobs, rollouts, advantages, state)
-        seen = lax.stop_gradient(clean(rollouts, *needs))
+        seen = _current(rollouts, lax.stop_gradient(clean(rollouts, *needs)))
         logprobs = jnp.where(seen.token_mask, logprobs, 0)
         for one in valued:
             values = one.value(logprobs, seen)
@@ -86,6 +87,14 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
         update=update if valued else base.update, weights=weights if valued else base.weights, needs=(*base.needs, *(
             name for name in needs if name not in base.needs)), reads_old=base.reads_old or any(one.reads_old for one in terms),
         whole_batch=base.whole_batch or bool(of_loads), loads=functools.partial(_loads, of_loads) if of_loads else base.loads)
+
+
+def _current(rollouts: Rollouts, seen: Rollouts) -> Rollouts:
+    """The detached rollouts, but for entropies of the policy that is updated."""
+    if CURRENT_ENTROPIES not in rollouts.extras:
+        return seen
+    current = jnp.where(seen.token_mask, rollouts.extras[CURRENT_ENTROPIES], 0)
+    return seen.replace(extras={**seen.extras, CURRENT_ENTROPIES: current})
 
 
 def _of_tokens(own: Mapping[str, Array], name: str, mask: Array) -> Array:

@@ -1,0 +1,66 @@
+"""An objective as a sum of parts, `ppo_clip(clip_high=0.28) + kl(0.01)`; their numbers may follow schedules."""
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_llm.objectives.base import OBJECTIVES, Objective
+from jaxrl_llm.objectives.scheduled import scheduled
+from jaxrl_llm.objectives.schedules import is_schedule, schedule
+from jaxrl_llm.objectives.terms.base import TERMS, Term, composed
+from jaxrl_llm.tools import written
+
+Part = tuple[str, dict[str, Any]]  # a name and its numbers
+
+
+def of(text: str, **given: Any) -> Objective:
+    """The objective of a text such as `"cispo(max_ratio=4) + kl(0.01) + entropy(after(0.001, 50))"`; `given` as for `made`."""
+    return made([written.call(part, order) for part in written.parts(text, "+")], **given)
+
+
+def order(name: str) -> list[str]:
+    """The names of the numbers of an objective or a term, in the order that values without a name take."""
+    return [*(TERMS if name in TERMS else OBJECTIVES).parameters(name)]
+
+
+def made(parts: Sequence[Part], *, steps: int | None = None, per_step: int = 1, **of_the_run: Any) -> Objective:
+    """The sum of these parts, an objective and its terms.
+
+    A number may be a schedule as text, see `objectives.schedules`, over `steps`, each of `per_step` updates. Its metric is
+    `objective/NAME`, or `objective/TERM_coef` for the coefficient of a term. `of_the_run`: numbers such as `max_len`, for an
+    objective that has them and does not set them itself. Raises ValueError: as parts and schedules do, for a term in the place
+    of the objective, or two objectives.
+    """
+    (name, numbers), *added = _checked(parts)
+    own = OBJECTIVES.parameters(name)
+    numbers = {key: value for key, value in of_the_run.items() if value is not None and key in own} | numbers
+    timed = {key: schedule(value, steps) for key, value in numbers.items() if is_schedule(value)}
+    places = {key: (0, key) for key in timed}
+    for place, (term, given) in enumerate(added, 1):
+        for key, value in given.items():
+            if is_schedule(value):
+                metric = f"{_term(term, given, {key: 1.0}).name}_{key}"
+                timed[metric], places[metric] = schedule(value, steps), (place, key)
+
+    def whole(**now: Any) -> Objective:
+        at: list[dict[str, Any]] = [{} for _ in parts]
+        for metric, value in now.items():
+            place, key = places[metric]
+            at[place][key] = value
+        terms = tuple(_term(term, given, more) for (term, given), more in zip(added, at[1:], strict=True))
+        return composed(OBJECTIVES.make(name, **numbers | at[0]), terms)
+
+    return scheduled(whole, timed, per_step) if timed else whole()
+
+
+def _checked(parts: Sequence[Part]) -> Sequence[Part]:
+    """The parts; ValueError if the first is a term, or another one an objective."""
+    first, *added = (name for name, _ in parts)
+    if first in TERMS:
+        raise ValueError(f"a loss begins with an objective, and {first!r} is a term; write for example ppo_clip + {first}(...)")
+    if bases := [name for name in added if name in OBJECTIVES]:
+        raise ValueError(f"{', '.join(bases)} in the sum after {first!r}: a loss has one objective, and terms, which are "
+                         f"{', '.join(sorted(TERMS))}")
+    return parts
+
+
+def _term(name: str, given: dict[str, Any], now: dict[str, Any]) -> Term:
+    return TERMS.make(name, **given | now)
