@@ -20,8 +20,9 @@ from jaxrl_llm.tools import registry
 
 State = Any
 
-# Facts that a run lets controllers observe: all but the last after each step, the last after each held-out evaluation. A
-# controller therefore reads either `score` alone or others; one that reads none observes every step. Rows of prompts are whole
+# Facts that a run lets controllers observe: `score` after each held-out evaluation, those that begin with `measured_` after a
+# measure of training problems, the others after each step. A controller reads `score` alone or others; one that reads none
+# observes every step; one that reads facts of steps and of measures observes each with its own. Rows of prompts are whole
 # groups as they were sampled, some of which may not be valid. A step with nothing left to train on has only the first four.
 FACTS = {
     "step": "i32[], the number of the step, from 0",
@@ -39,6 +40,8 @@ FACTS = {
     "params": "parameters after the step",
     "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
     "score": "f32[], the held-out score",
+    "measured_tried": "i32[N], answers to each training problem that `measured_times` asked for, before a step",
+    "measured_right": "i32[N], those of them that solve their problem",
 }
 
 

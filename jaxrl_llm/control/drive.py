@@ -10,14 +10,14 @@ from jaxrl_llm.control.base import Controller, controller
 
 
 class Focus(NamedTuple):
-    """State: the walk; for each of N problems `kept` bool[N] and its `rate` f32[N] when last sampled, -1: never.
+    """State: the walk; the problems that are `kept` bool[N]; whether a measure of them is `due` before the next step, bool[].
 
     `sizes` i32[2], rollouts of a prompt in the first stage and later; `most` i32[], tokens.
     """
 
     walk: passes.Walk
     kept: Array
-    rate: Array
+    due: Array
     sizes: Array
     most: Array
 
@@ -31,39 +31,47 @@ def hardest(rate_N: Array, kept_N: Array, count: Array | int) -> Array:
 
 @controller
 def drive(*, keep: Sequence[float] = (72 / 175, 50 / 175, 25 / 175), steps: Sequence[int] = (32, 64, 32, 32),
-          first_length: float = 0.75) -> Controller:
-    """`prompt_ids`, `prompt_weights`, `group_sizes`, `max_tokens`: a stage with all problems, then ever fewer hard ones.
+          first_length: float = 0.75, times: int = 8) -> Controller:
+    """`prompt_ids`, `prompt_weights`, `group_sizes`, `max_tokens`, `measured_times`: all problems, then ever fewer hard ones.
 
     The first `steps[0]` steps walk through all problems with G rollouts of a share `first_length` of the tokens. Then come
-    phases of `steps[1:]` steps with `sampling.max_group` rollouts at full length; each keeps the `hardest` of the remaining
-    problems, a share `keep[k]` of the task, rounded. A dropped problem never returns, and a problem that is never solved stays.
-    Each problem's rate is from its last sampling, while the paper measures all problems again before each phase. A problem that
-    was never sampled counts as hardest. The last phase never ends. Facts: `tried`, `right`. Raises ValueError: shares that do
-    not fall, or not one number of steps more than shares.
+    phases of `steps[1:]` steps with `sampling.max_group` rollouts at full length. Before each of them all remaining problems
+    are asked `times` times, a number that the paper leaves open, and the `hardest` stay, a share `keep[k]` of the task,
+    rounded. A dropped problem never returns, and a problem that is never solved stays. One whose prompt does not fit counts as
+    easiest. The last phase never ends. Facts: `tried`, `measured_tried`, `measured_right`. Raises ValueError: shares that do
+    not fall, not one number of steps more than shares, or fewer than one answer.
     """
-    if len(steps) != len(keep) + 1 or min(steps) < 1 or list(keep) != sorted(keep, reverse=True) \
+    if len(steps) != len(keep) + 1 or min(*steps, times) < 1 or list(keep) != sorted(keep, reverse=True) \
             or not all(0 < share <= 1 for share in (*keep, first_length)):
-        raise ValueError(f"keep={tuple(keep)}, steps={tuple(steps)}, first_length={first_length}; give shares above 0 and at "
-                         "most 1 that do not grow, and one number of steps for the first stage and each of them")
+        raise ValueError(f"keep={tuple(keep)}, steps={tuple(steps)}, first_length={first_length}, times={times}; give shares "
+                         "above 0 and at most 1 that do not grow, one number of steps for the first stage and each of "
+                         "them, and one answer or more")
     begins = [sum(steps[:k + 1]) for k in range(len(keep))]
 
     def observe(state, facts):
-        tried = facts["tried"]
-        rate = jnp.where(tried > 0, facts["right"] / jnp.maximum(tried, 1), state.rate)
-        counts = jnp.asarray([max(round(share * rate.size), 1) for share in keep])
-        begun = jnp.asarray(begins) == state.walk.step + 1
-        kept = jnp.where(begun.any(), hardest(rate, state.kept, jnp.sum(jnp.where(begun, counts, 0))), state.kept)
-        return state._replace(walk=passes.advance(state.walk, tried, kept), kept=kept, rate=rate)
+        if "measured_tried" in facts:
+            return measured(state, facts)
+        walk = passes.advance(state.walk, facts["tried"], state.kept)
+        return state._replace(walk=walk, due=(jnp.asarray(begins) == walk.step).any())
+
+    def measured(state, facts):
+        tried, N = facts["measured_tried"], state.kept.size
+        rate = jnp.where(tried > 0, facts["measured_right"] / jnp.maximum(tried, 1), jnp.inf)
+        counts = jnp.asarray([max(round(share * N), 1) for share in keep])
+        count = jnp.sum(jnp.where(jnp.asarray(begins) == state.walk.step, counts, 0))
+        kept = jnp.where(state.due, hardest(rate, state.kept, count), state.kept)
+        return state._replace(walk=passes.narrowed(state.walk, kept), kept=kept, due=jnp.zeros_like(state.due))
 
     def propose(state):
         first = state.walk.step < begins[0]
         tokens = jnp.where(first, jnp.ceil(first_length * state.most - 1e-4).astype(jnp.int32), state.most)
         return {"prompt_ids": state.walk.ids, "prompt_weights": state.kept.astype(jnp.float32),
-                "group_sizes": jnp.full(state.walk.ids.shape, jnp.where(first, *state.sizes)), "max_tokens": tokens}
+                "group_sizes": jnp.full(state.walk.ids.shape, jnp.where(first, *state.sizes)), "max_tokens": tokens,
+                "measured_times": jnp.where(state.due & state.kept, times, 0).astype(jnp.int32)}
 
     def init(shares, batch, seed, group, max_group, max_tokens):
-        return Focus(passes.start(shares, batch, seed), jnp.ones(shares.problems, bool), jnp.full(shares.problems, -1.0),
+        return Focus(passes.start(shares, batch, seed), jnp.ones(shares.problems, bool), jnp.array(False),
                      jnp.array([group, max_group], jnp.int32), jnp.int32(max_tokens))
 
-    return Controller(init, propose, observe, facts=("tried", "right"),
-                      knobs=("prompt_ids", "prompt_weights", "group_sizes", "max_tokens"))
+    return Controller(init, propose, observe, facts=("tried", "measured_tried", "measured_right"),
+                      knobs=("prompt_ids", "prompt_weights", "group_sizes", "max_tokens", "measured_times"))

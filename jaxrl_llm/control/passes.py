@@ -49,6 +49,12 @@ def advance(walk: Walk, tried_N: Array, kept_N: Array) -> Walk:
     return walk._replace(visits=visits, ids=ids, step=step)
 
 
+def narrowed(walk: Walk, kept_N: Array) -> Walk:
+    """The walk with its next batch chosen again, among the problems `kept_N` bool[N]."""
+    ids = least_visited(key_of(walk.seed, walk.step), walk.visits, kept_N, walk.shares, walk.ids.size)
+    return walk._replace(ids=ids)
+
+
 def key_of(seed: Array, step: Array) -> Array:
     """The random key of a step, from `seed` u32[2]."""
     return jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(seed)), step)

@@ -18,6 +18,7 @@ from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.tools import registry
 
 FORMER = {"moving_reference": "t1", "reference_reset": "prorl", "recent_median": "spear"}  # names in earlier checkpoints
+MEASURED = ("measured_tried", "measured_right")  # facts of a measure, see `sampling.asked`
 _SOMETIMES = {"entropy", "metrics"}  # they are missing in a step that sampled no token, or learned from none
 
 
@@ -89,12 +90,25 @@ class Controls:
         def given(state):
             return state if consume else jax.tree.map(jax.numpy.copy, state)
 
-        observing = {name: one for name, one in self.by_name.items() if ("score" in one.facts) == ("score" in facts)}
-        for name, one in observing.items() if "rollouts" in facts else ():
-            for fact in sorted({*one.facts} - facts.keys() - _SOMETIMES):
+        observing = {name: read for name, one in self.by_name.items() if (read := _read(one, facts)) is not None}
+        for name, read in observing.items() if "rollouts" in facts else ():
+            for fact in sorted({*read} - facts.keys() - _SOMETIMES):
                 raise _never(name, fact, facts)
-        return {name: _observe(one, mesh, given(states[name]), {fact: facts[fact] for fact in one.facts})
-                if name in observing and facts.keys() >= set(one.facts) else states[name] for name, one in self.by_name.items()}
+        return {name: _observe(one, mesh, given(states[name]), {fact: facts[fact] for fact in observing[name]})
+                if name in observing and facts.keys() >= {*observing[name]} else states[name]
+                for name, one in self.by_name.items()}
+
+
+def _read(controller: Controller, facts: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """The facts that a controller reads at an event with these facts; None: it does not observe such events.
+
+    Events are steps, evaluations (`score`) and measures of training problems (`MEASURED`). A controller of steps may read the
+    facts of measures too: `observe` is then called with either.
+    """
+    if "score" in facts or "score" in controller.facts:
+        return controller.facts if "score" in facts and "score" in controller.facts else None
+    read = tuple(fact for fact in controller.facts if (fact in MEASURED) == (MEASURED[0] in facts))
+    return read if read or (not controller.facts and MEASURED[0] not in facts) else None
 
 
 def _never(name: str, fact: str, facts: Mapping[str, Any]) -> ValueError:

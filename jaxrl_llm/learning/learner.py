@@ -185,6 +185,10 @@ class Learner:
         opt_state = self.optimizer.init(state.trainable)
         return state.replace(opt_state=parallel.put(opt_state, parallel.tree_shardings(opt_state, self.mesh)))
 
+    def told(self, state: TrainState, facts: Mapping[str, Any]) -> TrainState:
+        """The state after controllers have observed facts that come between two steps, such as those of `sampling.asked`."""
+        return state.replace(control=self.controls.observe(state.control, facts, self.mesh, consume=False))
+
     def learn(self, state: TrainState, rollouts: Rollouts | None, frozen: Mapping[str, Any] | None = None,
               timer: PhaseTimer | None = None, facts: Mapping[str, Any] | None = None,
               replayed: Sequence[Rollouts] = ()) -> Learned:

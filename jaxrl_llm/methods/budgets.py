@@ -50,8 +50,7 @@ ROWS = (
            omits="solved problems as examples in the context of unsolved ones"),
     Method(slug="drive", title="DRIVE: uniform, then the hardest with many rollouts", arxiv=("2511.06307",),
            equation="all problems, G = 8, 3/4 of the tokens; then the hardest 41%, 29%, 14% of them with G = 64; GRPO",
-           controllers="drive", defaults={"group_size": 8, "max_group": 64, "temperature": 1.0},
-           omits="a measurement of all remaining problems before each phase: their last rollouts are used instead"),
+           controllers="drive", defaults={"group_size": 8, "max_group": 64, "temperature": 1.0}),
     Method(
         slug="dart_curation", title="DART-GUI with fewer rollouts for what succeeds", arxiv=("2509.23866",),
         equation="n = 8 where success <= 0.6, else max(2, round(8 (1 - s) / 0.4)), no longer than the longest success of the "

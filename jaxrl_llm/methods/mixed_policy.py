@@ -91,5 +91,5 @@ ROWS = (
     Method(slug="arpo_replay", title="ARPO: a past success in every failed group", arxiv=("2505.16282",),
            equation="A = (r - group mean) / group std, one success of the buffer in a failed group; l = PPO(rho, 0.2, 0.3)",
            objective="ppo_clip(clip_high=0.3)",
-           replay="past_success", defaults={"group_size": 8}, omits="choice of tasks by a first pass"),
+           controllers="solvable", replay="past_success", defaults={"group_size": 8}),
 )

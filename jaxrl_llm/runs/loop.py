@@ -16,7 +16,7 @@ from jaxrl_llm import parallel
 from jaxrl_llm.learning import offload, optimizers
 from jaxrl_llm.learning.schedules import Step
 from jaxrl_llm.methods.composition import formula
-from jaxrl_llm.runs import beginning, phases
+from jaxrl_llm.runs import beginning, first_pass, phases
 from jaxrl_llm.runs.beginning import Reached
 from jaxrl_llm.runs.lost import LostWriter
 from jaxrl_llm.runs.metrics import MetricWriter, host_memory
@@ -195,19 +195,22 @@ class _Session:
         try:
             with preemption.at_once():  # nothing is trained yet
                 self.begin(start)
-            self.schedule = self.run.schedule.steps(
-                self.run.source, self.run.learner, self.reached.state, self.frozen, self.timer,
-                lambda phase: self.progress.phase(phase + self.note), self.reached.pending)
-            self.changed = False
             if start == 0:
                 self.save()
                 self.checkpoints.wait()  # a folder that cannot hold checkpoints ends the run before anything is trained
                 self.work.held.write()
             preemption.check()
+            self.ask()
+            self.schedule = self.run.schedule.steps(
+                self.run.source, self.run.learner, self.reached.state, self.frozen, self.timer,
+                lambda phase: self.progress.phase(phase + self.note), self.reached.pending)
+            self.changed = False
             for step in range(start + 1, self.course.end + 1):
                 if self.course.phase.stalled([*self.reached.scores.values()]):
                     break
                 self.step(step)
+                if step < self.course.end:
+                    self.ask()
                 preemption.check()  # leaves through the handler below, which saves
             if self.step_of(self.reached) > self.saved:  # it ended early
                 self.save()
@@ -215,6 +218,15 @@ class _Session:
             self.rescue(error)
             raise
         return self.evaluations
+
+    def ask(self) -> None:
+        """Asks the training problems that controllers want to know about before the next step, and tells them the answers."""
+        learner, state = self.run.learner, self.reached.state
+        if (times := first_pass.wanted(self.run, state)) is not None:
+            counts = first_pass.measured(self.run, state, self.seen(), times, self.folder, self.progress, self.timer,
+                                         again=self.work.resume)
+            state = learner.told(state, counts.facts)
+            self.reached, self.changed = self.reached._replace(state=state), True
 
     def step_of(self, reached: Reached) -> int:
         """The step of the whole run."""

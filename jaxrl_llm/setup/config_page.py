@@ -108,8 +108,8 @@ Numbers that controllers set before each step. N is the number of training probl
 def knob_rows() -> list[str]:
     """A line for each knob that a part of the package declares."""
     from jaxrl_llm.learning import learner
-    from jaxrl_llm.sampling import stages, stream
-    parts = {"sampling": stream, "the learner": learner}
+    from jaxrl_llm.sampling import asked, stages, stream
+    parts = {"sampling": stream, "the learner": learner, "a measure between steps": asked}
     parts |= {f"stage `{one.name}`": importlib.import_module(f"{stages.__name__}.{one.name}")
               for one in pkgutil.iter_modules(stages.__path__)}
     found = [(knob, part) for part, module in parts.items() for knob in getattr(module, "READS", ())]

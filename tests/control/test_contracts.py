@@ -102,7 +102,7 @@ def test_without_components_filters_look_at_the_rewards():
 
 SEED = jax.random.key_data(jax.random.key(1))
 STARTS = {"staged_problems": (5,), "brorl": (8,), "dart_curation": (alone(5), 2, SEED, 8), "dart_lengths": (5, 32),
-          "drive": (alone(5), 2, SEED, 2, 8, 32),
+          "drive": (alone(5), 2, SEED, 2, 8, 32), "solvable": (5,), "even_rates": (alone(5),),
           "dots_rr": (np.eye(5, 3), SEED), "props": (),
           "gdro_rollout": (alone(5), 2, SEED, 2, 8), "kimi_sampling": (np.arange(5),),
           "qwenlong_l1": (20_000 * np.arange(5),),
@@ -112,7 +112,8 @@ STARTS = {"staged_problems": (5,), "brorl": (8,), "dart_curation": (alone(5), 2,
           "scaling_inter_rl": (), "fresh_optimizer": (),
           "recent_median": (), "moving_reference": ({"w": jnp.zeros(2)},), "tool_bonus": (), "tti": (), "turn_control": ()}
 FACTS = {"score": 0.3, "step": jnp.int32(0), "tried": jnp.array([4, 0, 4, 8, 0]), "right": jnp.array([4, 0, 1, 2, 0]),
-         "params": {"w": jnp.ones(2)}, "reference_rates": jnp.array([0.5, 0, 1, jnp.nan, 0.25]),
+         "params": {"w": jnp.ones(2)}, "measured_tried": jnp.array([4, 4, 4, 4, 0]),
+         "measured_right": jnp.array([4, 0, 1, 2, 0]), "reference_rates": jnp.array([0.5, 0, 1, jnp.nan, 0.25]),
          "rollouts": ROLLOUTS.replace(tokens=jnp.ones((4, 3, 4), jnp.int32), behavior_logprobs=jnp.zeros((4, 3, 4)),
                                     entropies=jnp.ones((4, 3, 4)))}
 

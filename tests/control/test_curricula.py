@@ -331,18 +331,55 @@ def test_drive():
 def test_drive_in_steps():
     one = control.make("drive", keep=(4 / 6, 3 / 6, 2 / 6), steps=(3, 4, 2, 2))
     state, seen = one.init(shares=alone(6), batch=2, seed=SEED, group=8, max_group=64, max_tokens=32), []
-    rates = np.array([0.1, 0.9, 0.2, 0.5, 0.1, 0])
+    rates = np.array([0.125, 0.9, 0.25, 0.5, 0.125, 0])
     for step in range(14):
         result = one.propose(state)
         weights = np.flatnonzero(result["prompt_weights"]).tolist()
         assert set(result["prompt_ids"].tolist()) <= set(weights)
         seen.append((weights, result["group_sizes"].tolist(), int(result["max_tokens"])))
+        assert not result["measured_times"].any()
         state = one.observe(state, asked(result["prompt_ids"], 6, rates=rates))
+        times = np.asarray(one.propose(state)["measured_times"])
+        if times.any():  # those that remain are asked before a phase
+            assert step in (2, 6, 8) and np.flatnonzero(times).tolist() == weights and times.max() == 8
+            state = one.observe(state, {"measured_tried": times, "measured_right": (rates * times).astype(np.int32)})
     assert seen[:3] == [([0, 1, 2, 3, 4, 5], [8, 8], 24)] * 3
     assert seen[3:7] == [([0, 2, 4, 5], [64, 64], 32)] * 4
     assert seen[7:] == [([0, 4, 5], [64, 64], 32)] * 2 + [([0, 5], [64, 64], 32)] * 5
     with pytest.raises(ValueError, match="one number of steps for the first stage"):
         control.make("drive", keep=(0.5,), steps=(3,))
+
+
+# --- a measure of all problems before the first step
+
+
+def test_problems_that_the_first_policy_never_solves_are_left_out():
+    one = control.make("solvable")
+    state = one.init(prompts=4)
+    result = one.propose(state)
+    assert result["measured_times"].tolist() == [16] * 4 and result["prompt_weights"].tolist() == [1] * 4
+    told = one.observe(state, {"measured_tried": jnp.array([16, 16, 0, 16]), "measured_right": jnp.array([0, 1, 0, 16])})
+    assert one.propose(told)["prompt_weights"].tolist() == [0, 1, 0, 1] and not one.propose(told)["measured_times"].any()
+    none = one.observe(state, {"measured_tried": jnp.full(4, 16), "measured_right": jnp.zeros(4, int)})
+    assert one.propose(none)["prompt_weights"].tolist() == [1] * 4  # a task that nobody can do
+    with pytest.raises(ValueError, match="times=0"):
+        control.make("solvable", times=0)
+
+
+def test_pass_rates_are_drawn_evenly_within_their_task():
+    """Rates 0, 1/8, 1/8, 1/2, 1 of one task fill three of four bins; two problems of another fill one; one is unknown."""
+    one = control.make("even_rates", times=8)
+    state = one.init(shares=passes.Shares(np.array([0] * 5 + [1] * 3), np.array([1.0, 1.0])))
+    assert one.propose(state)["measured_times"].tolist() == [8] * 8
+    told = one.observe(state, {"measured_tried": jnp.array([8] * 7 + [0]),
+                               "measured_right": jnp.array([0, 1, 1, 4, 8, 5, 5, 0])})
+    result = one.propose(told)
+    np.testing.assert_allclose(result["prompt_weights"], [5 / 9] * 3 + [5 / 3] * 2 + [1.5, 1.5, 0], rtol=1e-6)
+    assert not result["measured_times"].any()
+    lost = one.observe(state, {"measured_tried": jnp.zeros(8, int), "measured_right": jnp.zeros(8, int)})
+    assert one.propose(lost)["prompt_weights"].tolist() == [1] * 8
+    with pytest.raises(ValueError, match="bins=0"):
+        control.make("even_rates", bins=0)
 
 
 # --- equally many of each task
@@ -393,6 +430,9 @@ def played(one, state, first, last):
         rates = np.where(proposed.get("reference_ids", np.zeros(4)) >= 0, rng.random(4), np.nan).astype(np.float32)
         state = one.observe(state, {"step": np.int32(step), "tried": tried, "right": right.astype(np.int32),
                                     "reference_rates": rates})
+        times = np.asarray(one.propose(state).get("measured_times", np.zeros(12, np.int32)))
+        if times.any():
+            state = one.observe(state, {"measured_tried": times, "measured_right": rng.binomial(times, 0.5).astype(np.int32)})
     return result, state
 
 
