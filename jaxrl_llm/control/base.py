@@ -38,6 +38,8 @@ FACTS = {
     "rollouts": "`Rollouts` as they were learned from: groups may be cut into several rows",
     "ratios": "f32[P, G, T], probability of each token of `rollouts` after the updates of the step over that before",
     "params": "parameters after the step",
+    "replayed_groups": "i32[K, 2], groups that the step has replayed, under a rule that renews priorities",
+    "renewed_priorities": "f32[K], their new priorities",
     "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
     "score": "f32[], the held-out score",
     "measured_tried": "i32[N], answers to each training problem that `measured_times` asked for, before a step",

@@ -27,6 +27,7 @@ from jaxrl_llm.maths import masked
 from jaxrl_llm.maths.descent import keep_finite
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.recorders.base import Recorder, recorded, texts_of
+from jaxrl_llm.replay import priorities
 from jaxrl_llm.tools.guard import Guarded
 from jaxrl_llm.tools.timer import PhaseTimer
 from jaxrl_llm.values.critic import metrics as value_metrics
@@ -85,6 +86,7 @@ class Learner:
       as_sampled: whether the policy before the update counts as the one that sampled each token, as under a lag.
       rehearsal: the learner of replayed batches, which shares weights, critics and optimiser with this one; None: nothing is
         replayed in updates of its own.
+      renew, renewed: priorities of groups that it has learned from, see `replay.Replay`, and how many groups a step can have.
     """
 
     policy: Policy
@@ -107,6 +109,8 @@ class Learner:
     as_sampled: bool = False
     replicas: Mesh | None = None
     rehearsal: "Learner | None" = None
+    renew: Callable[[jax.Array, jax.Array], jax.Array] | None = None
+    renewed: int = 0
 
     @property
     def objective(self) -> Objective:
@@ -217,7 +221,7 @@ class Learner:
             state = offload.moments_near(self.offload, state)
             state = self._cleared(state) if known.get("fresh_optimizer", False) else state
             state, updates, estimated = self._updates(state, batch, advantages, alone, rate, epochs, planned)
-            state, again = self._rehearsed(state, replayed, frozen or {}, values, alone, rate, planned)
+            state, again, renewed = self._rehearsed(state, replayed, frozen or {}, values, alone, rate, planned)
             state = planned(state, self.per_step)
             metrics = mean_metrics(jax.device_get(updates)) | jax.device_get(measured | self.optimizer_metrics(state.opt_state))
             if self.as_sampled and updates:  # later updates compare with weights that this step has moved
@@ -236,7 +240,7 @@ class Learner:
                 own = after_updates(self.estimator, self.mesh, batch, ratios, state.estimator_state)
                 state = state.replace(estimator_state=own)
         if self.controls.by_name:
-            seen |= facts_of(rollouts, batch, state.params, metrics)
+            seen |= facts_of(rollouts, batch, state.params, metrics) | renewed
             state = state.replace(control=self.controls.observe(state.control, seen, self.mesh))
         metrics |= {f"control/{name}": float(value) for name, value in known.items()}
         metrics |= {"control/epochs": float(epochs)} if "epochs" in known else {}
@@ -244,28 +248,33 @@ class Learner:
 
     def _rehearsed(self, state: TrainState, batches: Sequence[Rollouts], frozen: Mapping[str, Any], values: Mapping[str, Any],
                    alone: bool, rate: np.float32 | None, planned: Callable[[TrainState, int], TrainState]
-                   ) -> tuple[TrainState, dict[str, float]]:
-        """The state after one pass over each of the replayed batches, in this order, and the metrics `replay/...`.
+                   ) -> tuple[TrainState, dict[str, float], dict[str, np.ndarray]]:
+        """The state after one pass over each of the replayed batches, in this order, metrics `replay/...`, and new priorities.
 
         Every batch is credited by the weights that learn from it, so that values and advantages of the second batch are those
         after the updates on the first. States of parts that fresh batches share go on. The schedules stay at the last planned
         update of the step.
         """
-        if not batches:
-            return state, {}
         one, version, updates = self.rehearsal, int(state.step), list[dict]()
-        assert one is not None
-        state = swapped(state)
+        groups, renewed = list[np.ndarray](), list[np.ndarray]()
+        state = swapped(state) if batches else state
         for rollouts in batches:
+            assert one is not None
             state, batch, advantages, measured = one._credit(
                 state, stamped(rollouts, version, one.as_sampled), frozen, values, alone)
+            if self.renew is not None:
+                found = parallel.fetch((batch.extras["group_uid"], jax.jit(self.renew)(advantages, batch.token_mask)))
+                groups.append(found[0])
+                renewed.append(found[1])
             state, of_batch, _ = one._updates(state, batch, advantages, alone, rate, 1,
                                               lambda state, i: planned(state, self.per_step - 1))
             updates += [each | jax.device_get(measured) for each in jax.device_get(of_batch)]
-        state = swapped(state)
+        facts = {} if self.renew is None else priorities.filled(groups, renewed, self.renewed)
+        if not batches:
+            return state, {}, facts
         metrics = mean_metrics(updates)
         skipped = {"skipped_updates": metrics.pop("skipped_updates")} if metrics else {}
-        return state, renamed(metrics) | skipped | {"replay/updates": float(len(updates))}
+        return swapped(state), renamed(metrics) | skipped | {"replay/updates": float(len(updates))}, facts
 
     def place(self, tree):
         """A batch on the devices: every leaf `[P, ...]` sharded over the mesh by prompts."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from jax import Array
 
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.registry import Conflict
@@ -32,6 +33,8 @@ class Replay(NamedTuple):
         problem; max_age: steps. None: no limit.
       priority: `(rewards, valid) -> f32[P]`, above 0, of the stored groups of a step; `groups` takes the priorities of all
         stored groups as a fifth argument.  None: no priorities.
+      renew: `(advantages f32[P, G, T], mask bool[P, G, T]) -> f32[P]`, priorities of groups that an update has learned from, by
+        the advantages that it gave their trained tokens; the buffer has them before the next draw.  None: they stay.
       weights: `(priority f32[B]) -> f[B]`, weights of replayed groups in the loss, where fresh groups have 1.
       newest: only the last sampled group of each problem is kept, and none if that one is not admitted.
       restarts: the buffer is empty after a draw of some groups.
@@ -45,6 +48,7 @@ class Replay(NamedTuple):
     per_prompt: int | None = None
     max_age: int | None = None
     priority: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
+    renew: Callable[[Array, Array], Array] | None = None
     weights: Callable[[np.ndarray], np.ndarray] | None = None
     newest: bool = False
     updates: int = 0

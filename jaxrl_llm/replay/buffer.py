@@ -29,7 +29,7 @@ class ReplayedBatch(NamedTuple):
     metrics: dict[str, float]
 
 
-class Drawn(NamedTuple):
+class Rehearsal(NamedTuple):
     """Batches of stored groups for the updates of a step, the buffer after them, and `metrics`."""
 
     batches: tuple[Forest, ...]
@@ -44,7 +44,7 @@ def take(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.ran
 
 
 def draw(replay: Replay, fresh: Forest, buffer: Forest, version: int, prompts: int, group: int, rng: np.random.Generator
-         ) -> Drawn:
+         ) -> Rehearsal:
     """The fresh rollouts are stored, then groups are drawn `replay.updates` times, in batches of at most `prompts` groups."""
     buffer = store(replay, fresh, buffer, group, version)
     batches, size = list[Forest](), len(buffer.ends)
@@ -55,7 +55,7 @@ def draw(replay: Replay, fresh: Forest, buffer: Forest, version: int, prompts: i
     old = sum(map(len, ages))
     metrics = {"replay/size": float(size), "replay/share": old / max(old + len(fresh.ends), 1)}
     metrics |= {"replay/age": float(np.concatenate(ages).mean())} if old else {}
-    return Drawn(tuple(batches), _after(replay, buffer, bool(batches)), metrics)
+    return Rehearsal(tuple(batches), _after(replay, buffer, bool(batches)), metrics)
 
 
 def _chosen(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.random.Generator) -> np.ndarray:
@@ -64,6 +64,19 @@ def _chosen(replay: Replay, buffer: Forest, version: int, prompts: int, rng: np.
         return np.zeros(0, np.int64)
     ranked = () if replay.priority is None else (buffer.facts["priority"],)
     return np.asarray(replay.groups(_born(buffer), version, prompts, rng, *ranked), np.int64)
+
+
+def group_uids(forest: Forest) -> np.ndarray:
+    """i64[P], the uid of the first trajectory of each group, by which a stored group is known."""
+    owner = forest.prompt[forest.ends]
+    return forest.uid[forest.ends][np.searchsorted(owner, np.arange(len(forest.problems)))].astype(np.int64)
+
+
+def renewed(buffer: Forest, uids: np.ndarray, priorities: np.ndarray) -> Forest:
+    """The buffer with these priorities f32[K] of groups by their `group_uids` i64[K]; groups that have left it are skipped."""
+    known = dict(zip(uids.tolist(), priorities.tolist()))
+    kept = [known.get(uid, old) for uid, old in zip(group_uids(buffer).tolist(), buffer.facts["priority"].tolist())]
+    return buffer.with_facts({**buffer.facts, "priority": np.array(kept, np.float32)})
 
 
 def _after(replay: Replay, buffer: Forest, drew: bool) -> Forest:

@@ -1,4 +1,5 @@
 """Stored successes drawn in proportion to their advantage, with importance weights (SIL, arXiv 1806.05635)."""
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.maths import masked
@@ -22,11 +23,11 @@ def prioritised(*, updates: int = 4, exponent: float = 0.6, correction: float = 
                 capacity: int = 4096) -> Replay:
     """Rollouts with a positive reward are stored; `updates` batches of stored groups, drawn by their `chances`, follow a step.
 
-    The priority of a group is the mean of `clip(r - group mean, least, 1)` over its stored rollouts at sampling time: the group
-    mean replaces the critic's value, and priorities are not updated. `least` keeps every group's probability above 0.
-    `exponent` and `correction` are those of the authors' run scripts, whose capacity is 1e5 steps. With a correction of 1, the
-    default of their code, a group of only right rollouts has thousands of times the weight of a useful one. Raises ValueError:
-    no update, or a `least` that is not positive.
+    The priority of a group is the mean of `clip(A, least, 1)` over the trained tokens of its stored rollouts: after an update
+    on it with the advantages A that this update had, and before the first with A = r - group mean in the place of the critic's.
+    `least` keeps every group's probability above 0. `exponent` and `correction` are those of the authors' run scripts, whose
+    capacity is 1e5 steps. With a correction of 1, the default of their code, a group of only right rollouts has thousands of
+    times the weight of a useful one. Raises ValueError: no update, or a `least` that is not positive.
     """
     if updates < 1 or not least > 0:
         raise ValueError(f"updates={updates}, least={least}; give the updates on stored groups in a step, 1 or more, and a "
@@ -43,5 +44,8 @@ def prioritised(*, updates: int = 4, exponent: float = 0.6, correction: float = 
     def groups(born, version, prompts, rng, priority):
         return rng.choice(len(born), min(prompts, len(born)), replace=False, p=chances(priority, exponent))
 
-    return Replay(admit, groups=groups, capacity=capacity, priority=priority, updates=updates,
+    def renew(advantages, mask):
+        return masked.mean(jnp.clip(advantages, least, 1), mask, axis=(1, 2))
+
+    return Replay(admit, groups=groups, capacity=capacity, priority=priority, renew=renew, updates=updates,
                   weights=lambda priority: importance(priority, exponent, correction))

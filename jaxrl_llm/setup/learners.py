@@ -86,7 +86,8 @@ def with_rehearsal(config: ConfigDict, made: Parts, learner: Learner, ladders: L
     again = dataclasses.replace(
         learner, estimator=estimator, layout=layout, joint=None, epochs=1, filters={},
         as_sampled=as_sampled, recorders=measuring(made.rehearsed_needs, sampled if as_sampled else set()))
-    return dataclasses.replace(learner, rehearsal=again, recorders=measuring(
+    return dataclasses.replace(learner, rehearsal=again, renew=made.replay.renew, renewed=made.replay.updates
+                               * config.prompts.per_step, recorders=measuring(
         made.fresh_needs, sampled if learner.as_sampled else set()))
 
 

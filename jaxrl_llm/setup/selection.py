@@ -50,7 +50,8 @@ def make_stages(config: ConfigDict, made: Parts, policy: Policy, task: Task, pri
                 *(stages.STAGES.make(name, **numbers) for name, numbers in written.calls(config.stages))],
         mixes=([stages.share(sharing, fewer)] if sharing is not None else
                [] if made.replay is None else
-               [stages.rehearse(made.replay)] if made.replay.updates else [stages.mix(made.replay, fewer)]))
+               [stages.rehearse(made.replay, config.prompts.per_step)] if made.replay.updates else
+               [stages.mix(made.replay, fewer)]))
 
 
 def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:

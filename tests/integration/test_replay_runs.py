@@ -14,7 +14,8 @@ from run_files import assert_same, lines, repeatable
 from jaxrl_llm import methods
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.learner import stamped
-from jaxrl_llm.replay import Replay
+from jaxrl_llm.replay import Replay, priorities
+from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.replay.base import RULES
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.runs import loop
@@ -146,6 +147,26 @@ def test_replayed_batches_are_updates_of_their_own(method):
     own = run.learner.rehearsal
     assert (own.objective is run.learner.objective) == (method == "r2vpo_replay") == (done.learned.state.replayed is None)
     assert own.as_sampled == method.startswith("spear")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["sync", "pipelined(lag=1)"])
+def test_priorities_reach_the_buffer_at_the_next_step(schedule):
+    """The buffer has what the last update said of the groups that it learned from, and what is new since."""
+    name, lag = schedule.split("(")[0], {"lag": 1} if "lag" in schedule else {}
+    run, params = setup.build(tiny("sil", objective="cispo(anchor=behavior)", schedule=schedule))
+    state, told = setup.initial_state(run, params), []
+    for number, done in enumerate(schedules.make(name, **lag).steps(run.source, run.learner, state, {})):
+        stored, state = done.position["buffer"], done.learned.state
+        if number >= 2:  # the batch that was sampled last knew the state two steps before under the lag
+            known = dict(zip(*map(np.ndarray.tolist, (priorities.uids_of(told[-1 - bool(lag)][0]), told[-1 - bool(lag)][1]))))
+            known.pop(-1, None)
+            now = dict(zip(buffers.group_uids(stored).tolist(), stored.facts["priority"].tolist()))
+            assert known and {uid: now[uid] for uid in known if uid in now} == {uid: known[uid] for uid in known if uid in now}
+            assert any(uid in now for uid in known)
+        told.append(jax.tree.map(np.asarray, [state.control["priorities"][one] for one in ("replayed_groups", "priorities")]))
+        if number == 3:
+            break
 
 
 def test_numbers_of_an_update_on_stored_rollouts_need_that_update():

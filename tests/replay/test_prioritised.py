@@ -7,6 +7,7 @@ from test_replay_buffer import EMPTY, PROBLEMS, batch, step, uids
 
 from jaxrl_llm import replay
 from jaxrl_llm.replay import buffer as buffers
+from jaxrl_llm.replay import priorities
 from jaxrl_llm.replay.prioritised import chances, importance
 
 
@@ -70,6 +71,28 @@ def test_a_checkpoint_keeps_them():
         one, two = (buffers.take(rule, x, 1, 4, np.random.default_rng(seed))[0] for x in (buffer, again))
         assert uids(one) == uids(two)
         np.testing.assert_array_equal(one.facts["replay_weight"], two.facts["replay_weight"])
+
+
+def test_an_update_gives_new_priorities():
+    """Mean advantages of the trained tokens, within least and 1; they reach the group that has this first uid."""
+    rule = replay.make("prioritised")
+    advantages = np.float32([[[0.5, 0.25], [1, 1]], [[0, 0], [0, 0]], [[2, 0], [0, 0]]])
+    mask = np.array([[[1, 1], [1, 0]], [[1, 1], [0, 0]], [[1, 0], [0, 0]]], bool)
+    np.testing.assert_allclose(rule.renew(advantages, mask), [(0.5 + 0.25 + 1) / 3, 1e-6, 1], rtol=1e-6)
+    buffer = buffer_of(rule, [[1, 0, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1]]).buffer
+    assert buffers.group_uids(buffer).tolist() == [0, 4, 9]
+    result = buffers.renewed(buffer, np.array([9, 77, 4, 9]), np.float32([0.125, 1, 0.5, 0.25]))
+    assert result.facts["priority"].tolist() == [0.75, 0.5, 0.25] and buffer.facts["priority"].tolist() == [0.75, 0.25, 0.25]
+
+
+def test_uids_travel_as_two_halves():
+    uids = np.array([0, 7, 2**31, 2**32 - 1, 5 * 2**32 + 3, 2**45 + 2**31 + 9, -1])
+    halves = priorities.words(uids)
+    assert halves.dtype == np.int32 and halves.shape == (7, 2) and priorities.uids_of(halves).tolist() == uids.tolist()
+    facts = priorities.filled([halves[:2], halves[2:3]], [np.float32([0.5, 0.25]), np.float32([1])], 4)
+    assert priorities.uids_of(facts["replayed_groups"]).tolist() == [0, 7, 2**31, -1]
+    assert facts["renewed_priorities"].tolist() == [0.5, 0.25, 1, 0]
+    assert priorities.uids_of(priorities.filled([], [], 2)["replayed_groups"]).tolist() == [-1, -1]
 
 
 def test_impossible_settings_are_refused():
