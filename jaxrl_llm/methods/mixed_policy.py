@@ -79,9 +79,8 @@ ROWS = (
     Method(
         slug="sil", title="Self-imitation learning beside an actor-critic", arxiv=("1806.05635",),
         equation="l = -(R - V) log p - 0.01 H; then 4 stored batches: l = -w clip(R - V, 0, 1) log p / max(count(R > V), 64)",
-        estimator="ppo_gae(lambda_policy=1.0, whiten=False)", objective="reinforce",
-        replay="prioritised", replay_estimator="sil", replay_objective="sil",
-        omits="the entropy bonus; new priorities"),
+        estimator="ppo_gae(lambda_policy=1.0, whiten=False)", objective="reinforce + entropy(0.01)",
+        replay="prioritised", replay_estimator="sil", replay_objective="sil + entropy(0.01)"),
     Method(slug="spear", title="SPEAR without the covariance cut of its replay", arxiv=("2509.22601",),
            equation="r = score + fading(step) min(0.1 turns with calls, 1); A = r - group mean, l = clipped; then stored "
                     "rollouts: A = r - median of recent group means, only A >= 0, l = coef(step) PPO",

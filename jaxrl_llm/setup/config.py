@@ -36,7 +36,7 @@ def _run(c: ConfigDict) -> None:
     c.objective = ""                   # "cispo(max_ratio=4) + kl(0.01)", "clip_high=0.3", "+ kl(linear(start=0.1, end=0))"
     c.filters = ""                     # "dynamic_sampling"; "none": the method's filters are left out
     c.controllers = ""                 # "pass_rate(at_least=32), siri", "every=50"
-    c.replay = ""                      # "self_imitation(capacity=512)", "capacity=512"
+    c.replay = ""                      # "self_imitation(fill=1)", "capacity=512"
     c.replay_estimator = ""            # of rollouts that are replayed in updates of their own
     c.replay_objective = ""            # the same, e.g. "warmup=40"
     c.allocation = ""                  # which prompts get further rollouts: "dars(weighting=hardness)", "weighting=hardness"

@@ -23,7 +23,8 @@ CONTROLLERS = {"drive": "drive", "arpo_replay": "solvable", "qwenlong_l15_adv": 
 
 def tiny(method, **changes):
     config = tiny_config.get_config()
-    config.method, config.model.num_layers, config.task, config.control = method, 1, "arithmetic(level=digit)", CONTROL[method]
+    config.method, config.controllers = method, CONTROL[method]
+    config.model.num_layers, config.task = 1, "arithmetic(level=digit)"
     often = {"checkpoint.every": 1, "checkpoint.keep": 5, "eval.every": 2, "eval.problems": 1, "samples_every": 0}
     config.update_from_flattened_dict(often | changes)
     return config

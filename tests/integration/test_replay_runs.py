@@ -158,8 +158,8 @@ def test_priorities_reach_the_buffer_at_the_next_step(schedule):
     state, told = setup.initial_state(run, params), []
     for number, done in enumerate(schedules.make(name, **lag).steps(run.source, run.learner, state, {})):
         stored, state = done.position["buffer"], done.learned.state
-        if number >= 2:  # the batch that was sampled last knew the state two steps before under the lag
-            known = dict(zip(*map(np.ndarray.tolist, (priorities.uids_of(told[-1 - bool(lag)][0]), told[-1 - bool(lag)][1]))))
+        if number >= 2:  # the newest batch was sampled with the state before this step, also under the lag
+            known = dict(zip(priorities.uids_of(told[-1][0]).tolist(), told[-1][1].tolist()))
             known.pop(-1, None)
             now = dict(zip(buffers.group_uids(stored).tolist(), stored.facts["priority"].tolist()))
             assert known and {uid: now[uid] for uid in known if uid in now} == {uid: known[uid] for uid in known if uid in now}
@@ -170,7 +170,7 @@ def test_priorities_reach_the_buffer_at_the_next_step(schedule):
 
 
 def test_numbers_of_an_update_on_stored_rollouts_need_that_update():
-    with pytest.raises(ValueError, match="config.replay_objective='warmup=3': these are numbers, and method 'remix' has no"):
+    with pytest.raises(ValueError, match="config.replay_objective='warmup=3': these are numbers or terms, and method 'remix'"):
         setup.build(tiny("remix", replay_objective="warmup=3"))
     run, _ = setup.build(tiny("spear", replay_objective="warmup=3, coef=0.5"))
     assert run.config.replay_objective == "warmup=3, coef=0.5" and run.learner.rehearsal is not None

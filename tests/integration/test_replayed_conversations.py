@@ -43,7 +43,7 @@ def rows_of(rollouts):
 @pytest.fixture(scope="module")
 def replayed():
     """The run of `spear`, its first three steps, and the trajectories that they sampled."""
-    run, steps = begun("spear", control=f"decay={DECAY}", replay="fill=0.2", replay_objective="warmup=0")
+    run, steps = begun("spear", controllers=f"decay={DECAY}", replay="fill=0.2", replay_objective="warmup=0")
     batches = [next(steps) for _ in range(3)]
     return run, batches, {uid: one for done in batches for uid, one in rows_of(done.finished.rollouts).items()}
 
