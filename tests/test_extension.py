@@ -104,7 +104,6 @@ def own(tmp_path, monkeypatch):
     module = importlib.import_module("surprising_parts")
     monkeypatch.setitem(methods.METHODS, module.METHOD.slug, module.METHOD)
     yield module
-    methods.lacks.cache_clear()
     for table, name in ((sys.modules, "surprising_parts"), (advantages.base.ESTIMATORS, "surprised"),
                         (topologies.TOPOLOGIES, "contrast"), (recorders.RECORDERS, "surprise"), (CONTROLLERS, "annealed")):
         table.pop(name, None)

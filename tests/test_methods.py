@@ -10,7 +10,7 @@ import pytest
 
 from jaxrl_llm import advantages, control, methods, objectives, replay, topologies
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.methods import provision, texts
+from jaxrl_llm.methods import own_row, provision, texts
 from jaxrl_llm.methods.base import DEFAULTS
 
 PAGE = pathlib.Path(__file__).parent.parent / "docs" / "methods.md"
@@ -127,6 +127,29 @@ def test_command_answers_an_unknown_method_with_near_ones_and_as_it_was_started(
         done = command(*started, "drgrpo")
         assert done.returncode == 2 and done.stderr.startswith(f"usage: {usage} [-h]") and not done.stdout
         assert "Unknown method 'drgrpo'. Did you mean 'dr_grpo'?" in done.stderr
+
+
+def test_command_writes_a_row_as_a_module_that_is_the_row(tmp_path, monkeypatch):
+    path = tmp_path / "mine_of_gvm.py"
+    done = command("jaxrl_llm.methods", "gvm_raft_pp", "--write", str(path), "--config.objective=+ kl(0.01)")
+    assert done.returncode == 0 and f"{path} runs by --config.method=mine_of_gvm:row, with PYTHONPATH={tmp_path}" in done.stdout
+    monkeypatch.syspath_prepend(tmp_path)
+    row, mine = methods.get("gvm_raft_pp"), methods.get("mine_of_gvm:row")
+    assert mine == dataclasses.replace(row, slug="mine_of_gvm", objective=f"{row.objective} + kl(0.01)")
+    again = command("jaxrl_llm.methods", "gvm_raft_pp", "--write", str(path))
+    assert again.returncode == 2 and "is there already; give another name, or delete it" in again.stderr
+    for arguments, message in ((["--write", str(tmp_path / "mine.md")], "mine.md is no name of a module"),
+                               (["--config.estmator=rloo"], "Did you mean 'estimator'?"),
+                               (["--config.estimator=rlo"], "config.estimator='rlo': Unknown estimator 'rlo'")):
+        done = command("jaxrl_llm.methods", "grpo", *arguments)
+        assert done.returncode == 2 and message in done.stderr and not (tmp_path / "mine.md").exists()
+
+
+def test_every_row_is_itself_again_as_a_module():
+    for row in methods.METHODS.values():
+        space: dict = {}
+        exec(own_row.source(row, row.slug), space)
+        assert space["row"] == row
 
 
 def test_needs_are_known_names():

@@ -1,5 +1,6 @@
 """The runs of a comparison: methods with their overrides, a grid, seeds and a budget, each written as one line of text."""
 import dataclasses
+import hashlib
 import itertools
 import pprint
 import re
@@ -11,6 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
+from jaxrl_llm.methods import texts
 from jaxrl_llm.objectives.schedules import is_schedule, takes_steps
 from jaxrl_llm.runs.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
 from jaxrl_llm.setup.keys import set_key
@@ -39,7 +41,8 @@ class Contestant:
     @property
     def name(self) -> str:
         """The text as the name of a folder."""
-        return re.sub(r"[^\w.=+-]+", "_", self.text).strip("_")
+        name = re.sub(r"[^\w.=+-]+", "_", self.text).strip("_")
+        return name if len(name) <= 120 else f"{name[:100]}_{hashlib.sha256(self.text.encode()).hexdigest()[:12]}"
 
 
 class Budget(NamedTuple):
@@ -63,19 +66,24 @@ class Job(NamedTuple):
 
 
 def read_entries(text: str, base: ConfigDict, settings: Mapping[str, Mapping[str, Any]] = {}) -> list[Contestant]:
-    """`"grpo, rloo(sampling.group=8, objective='clip_high=0.3')"`: catalogue names, with differences from `base` in brackets.
+    """`"grpo, gspo(sampling.group=8, objective='clip_high=0.3')"`: methods, with differences from `base` in brackets.
 
+    A method is a name of the catalogue, or your own "module:row"; what is in brackets may name its parts, `objective=gspo`.
     `all` means the methods that run by name, GRPO first, which suites compare the others with. A contestant is labelled by its
     method, and by the settings in brackets that distinguish it from others with the same method. `settings` are further
-    differences from `base` by method; what is in brackets replaces them. Raises ValueError: an unknown method or key, a value
-    of another type, the same contestant twice, other held-out problems.
+    differences from `base` by method; what is in brackets replaces them. Raises ValueError: an unknown method, part or key,
+    a value of another type, the same contestant twice, other held-out problems.
     """
     entries, brackets = [], []
     for part in _everyone() if text.strip() == "all" else written.parts(text):
         method, given = _read_entry(part)
-        methods.get(method)
         own = {key: value for key, value in settings.get(method, {}).items() if key not in given}
-        entries.append(Contestant(method, changed(base, {"method": method} | own | given), part, own | given))
+        config = changed(base, {"method": method} | own | given)
+        try:
+            method_of(config)
+        except ValueError as error:
+            raise ValueError(f"{part}: {error}") from error
+        entries.append(Contestant(method, config, part, own | given))
         brackets.append(given)
     names = [entry.name for entry in entries]
     twice = sorted({entry.text for entry in entries if names.count(entry.name) > 1})
@@ -100,7 +108,7 @@ def _labelled(entries: Sequence[Contestant], brackets: Sequence[Mapping[str, Any
     for entry, given in zip(entries, brackets):
         rivals = [other for one, other in zip(entries, brackets) if one.label == entry.label]
         own = {key: value for key, value in given.items() if any(key not in other or other[key] != value for other in rivals)}
-        text = ", ".join(f"{key}={value!r}" for key, value in own.items())
+        text = ", ".join(f"{key}={value}" if key in texts.SLOTS else f"{key}={value!r}" for key, value in own.items())
         made.append(labelled(entry, f"{entry.label}({text})" if own else entry.label, own))
     if len({entry.label for entry in made}) < len(made):  # of 1 and 1.0
         return [labelled(entry, entry.text, given) for entry, given in zip(entries, brackets)]
@@ -109,7 +117,7 @@ def _labelled(entries: Sequence[Contestant], brackets: Sequence[Mapping[str, Any
 
 def _read_entry(text: str) -> tuple[str, dict[str, Any]]:
     """A contestant's method and what is in its brackets."""
-    call = re.fullmatch(r"(\w+)\s*(?:\((.*)\))?", text, re.DOTALL)
+    call = re.fullmatch(r"([\w.]+(?::\w+)?)\s*(?:\((.*)\))?", text, re.DOTALL)
     if call is None:
         raise ValueError(f"cannot read the method {text!r}; write method, or method(key=value, key=value)")
     return call[1], read_options(call[2] or "")

@@ -5,7 +5,6 @@
 To add a method, write one `Method(...)` into the `ROWS` of the family's file in this folder (a new file is discovered
 automatically). `python -m jaxrl_llm.methods` prints the table, `--write docs/methods.md` renews the page.
 """
-import functools
 import importlib
 import pkgutil
 from typing import Any
@@ -20,7 +19,7 @@ from jaxrl_llm.tools import registry
 
 def _families() -> dict[str, tuple[Method, ...]]:
     """Family name -> rows, from every module of this folder that has `ROWS`."""
-    others = ("__main__", "base", "composition", "page", "provision", "texts")
+    others = ("__main__", "base", "composition", "own_row", "page", "provision", "texts")
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in others)
     families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in modules}
     slugs = [row.slug for rows in families.values() for row in rows]
@@ -58,10 +57,9 @@ def _own(target: str) -> Method:
     return getattr(module, name)
 
 
-@functools.cache
-def lacks(slug: str) -> tuple[provision.Lack, ...]:
-    """The unmet needs of a method, with their possible providers; empty for methods that run."""
-    row = get(slug)
+def lacks(method: str | Method) -> tuple[provision.Lack, ...]:
+    """The unmet needs of a method, by its name or row, with their possible providers; empty for methods that run."""
+    row = method if isinstance(method, Method) else get(method)
     sizes: Any = {"max_len": 1024, "feature_size": 67}
     return tuple(provision.lacks(row, *build(row, **sizes), again=composition.replayed_of(row, **sizes) or ()))
 

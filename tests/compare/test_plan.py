@@ -16,11 +16,11 @@ from jaxrl_llm.store import lock
 def test_entries_carry_their_overrides_and_leave_the_base_alone():
     config = base()
     grpo, rloo = plan.read_entries(
-        "grpo, rloo(sampling.group=8, optimizer.learning_rate=1e-3, objective='clip_high=0.3')", config)
+        "grpo, rloo(sampling.group=8, optimizer.learning_rate=1e-3, objective='aggregation=token_mean')", config)
     assert (grpo.label, grpo.config.method, grpo.config.sampling.group) == ("grpo", "grpo", 2)
     assert (rloo.config.method, rloo.config.sampling.group, rloo.config.optimizer.learning_rate) == ("rloo", 8, 1e-3)
-    assert rloo.config.objective == "clip_high=0.3"
-    assert rloo.name == "rloo_sampling.group=8_optimizer.learning_rate=1e-3_objective=_clip_high=0.3"
+    assert rloo.config.objective == "aggregation=token_mean"
+    assert rloo.name == "rloo_sampling.group=8_optimizer.learning_rate=1e-3_objective=_aggregation=token_mean"
     assert config.method == "grpo" and config.sampling.group == 2
     assert rloo.label == "rloo" and rloo.text.startswith("rloo(sampling.group=8")
     same = plan.read_entries("grpo, grpo(sampling.group=8), rloo(sampling.group=8)", config)
@@ -43,10 +43,26 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
     ("grpo, rloo, grpo", "grpo would share a folder"),
     ("grpo, rloo(eval.problems=7)", "eval.problems differs (64 of grpo, 7 of rloo"),
     ("", "no methods to compare"),
+    ("grpo(estimator=rlo)", "grpo.estimator=rlo.: config.estimator='rlo': Unknown estimator 'rlo'. Did you mean 'rloo'"),
+    ("grpo, nowhere_to_be:row", "nowhere_to_be:row: config.method='nowhere_to_be:row': .*there is no module"),
 ))
 def test_entries_that_cannot_be_read(text, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         plan.read_entries(text, base())
+
+
+def test_compositions_are_contestants_with_readable_labels():
+    """Texts of parts need no quotes, in the list and in the label; the name of a long one as a folder ends in a hash."""
+    named = plan.read_entries("grpo, grpo(objective=cispo(max_ratio=4) + kl(0.01), filters=dynamic_sampling), "
+                              "grpo(estimator='rloo'), siri(controllers=none)", base())
+    assert [entry.label for entry in named] == [
+        "grpo", "grpo(objective=cispo(max_ratio=4) + kl(0.01), filters=dynamic_sampling)", "grpo(estimator=rloo)", "siri"]
+    assert named[1].config.objective == "cispo(max_ratio=4) + kl(0.01)" and named[1].config.filters == "dynamic_sampling"
+    assert named[1].name == "grpo_objective=cispo_max_ratio=4_+_kl_0.01_filters=dynamic_sampling"
+    long, other = plan.read_entries(
+        ", ".join(f"grpo(objective=ppo_clip(clip_low=0.2, aggregation=seq_mean_token_mean, dual_clip=10.0) + kl(0.001) + "
+                  f"entropy(0.0005) + nll({coef}), filters=dynamic_sampling)" for coef in (0.28, 0.3)), base())
+    assert len(long.name) == len(other.name) == 113 and long.name[:100] == other.name[:100] and long.name != other.name
 
 
 def test_random_search_begins_as_configured_and_stays_in_its_space():

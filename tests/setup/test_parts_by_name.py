@@ -1,0 +1,184 @@
+"""Parts that a configuration names or changes by number, one's own among them, and all that is wrong with such texts."""
+import importlib
+import re
+import sys
+
+import pytest
+
+from jaxrl_llm import methods
+from jaxrl_llm.methods import composition
+from jaxrl_llm.setup import numbers, parts
+from jaxrl_llm.setup.config import default_config
+from jaxrl_llm.setup.names import method_of
+
+OWN = '''
+"""A part of one's own for every key."""
+from jaxrl_llm.advantages import rloo
+from jaxrl_llm.control import Controller, Filter
+from jaxrl_llm.methods import Method
+from jaxrl_llm.objectives import ppo_clip
+from jaxrl_llm.objectives.terms import Term
+from jaxrl_llm.recorders import Recorder, recorder
+from jaxrl_llm.replay import Replay
+from jaxrl_llm.topologies import Guide, Rule, single
+
+
+def credit():
+    return rloo()
+
+
+def loss(clip=0.3):
+    return ppo_clip(clip_high=clip)
+
+
+def term(coef):
+    return Term("flat", coef, lambda logprobs, rollouts: logprobs)
+
+
+def keep(least=1):
+    return Filter(lambda rollouts: rollouts.valid.sum(1) >= least, needs=("valid",))
+
+
+def steer(by=2.0):
+    return Controller(lambda: by, lambda state: {"learning_rate": state}, lambda state, facts: state, (), ("learning_rate",))
+
+
+def store(size=64):
+    return Replay(lambda rewards, valid: valid, capacity=size)
+
+
+def more(extra=4):
+    return Rule(lambda rewards, valid, first, most: 0 * rewards[:, 0].astype(int) + extra)
+
+
+def guide():
+    return Guide(lambda group: [0.0] * group)
+
+
+def once(prompts, group):
+    return single(prompts, group=group)
+
+
+@recorder("noise", provides=("noise",))
+def noise(context):
+    return Recorder("noise", ("noise",), lambda own, params, lora, rollouts: {"noise": rollouts.mask * 0.0})
+
+
+row = Method(slug="mine", title="My own", equation="A = r - mean", estimator="own_parts:credit",
+             objective="own_parts:loss(0.25)")
+'''
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The module `own_parts` on the path; what it enters leaves the tables with the test."""
+    from jaxrl_llm.recorders import RECORDERS
+    (tmp_path / "own_parts.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("own_parts")
+    RECORDERS.pop("noise", None)
+    sys.modules.pop("own_parts", None)
+
+
+def tiny(**changes):
+    config = default_config()
+    config.task, config.sampling.max_tokens = "arithmetic(level=digit)", 6
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+@pytest.mark.parametrize("method, key, given, text", (
+    ("grpo", "estimator", "", "grpo"), ("grpo", "estimator", "rloo", "rloo"),
+    ("grpo", "estimator", "eps=1e-4", "grpo(eps=0.0001)"), ("dapo", "filters", "none", ""), ("grpo", "filters", " none ", ""),
+    ("rapo", "controllers", "at_least=3", "pass_rate(at_least=3)"),
+    ("rapo", "controllers", "siri, pass_rate", "siri, pass_rate"), ("rapo", "replay", "none", ""),
+    ("dart_curation", "controllers", "longest=3", None),
+    ("grpo", "objective", "cispo(max_ratio=4) + kl(0.01)", "cispo(max_ratio=4) + kl(0.01)"),
+    ("gspo", "objective", "clip_high=0.3", "gspo(clip_high=0.3)"), ("gspo", "objective", "+ kl(0.01)", "gspo + kl(0.01)"),
+    ("gspo", "objective", "clip_high=1e+2 + kl(0.01)", "gspo(clip_high=100.0) + kl(0.01)"),
+    ("gspo", "objective", "+ kl(0.01) + entropy(0.1)", "gspo + kl(0.01) + entropy(0.1)")))
+def test_the_text_of_a_row_changed_by_that_of_a_configuration(method, key, given, text):
+    if text is None:
+        with pytest.raises(ValueError, match="Unknown keyword of controller 'dart_curation' or 'dart_lengths' 'longest'"):
+            composition.overridden(methods.get(method), key, given)
+    else:
+        assert composition.overridden(methods.get(method), key, given) == text
+
+
+def test_a_term_replaces_that_of_the_row_with_its_name():
+    row = methods.Method(slug="a", title="", equation="", objective="gspo(clip_high=0.3) + kl(0.1) + entropy(0.2)")
+    assert composition.overridden(row, "objective", "clip_low=0.1 + kl(0.4)") == (
+        "gspo(clip_high=0.3, clip_low=0.1) + entropy(coef=0.2) + kl(0.4)")
+
+
+def test_all_faults_of_all_texts_are_one_error():
+    with pytest.raises(ValueError) as raised:
+        method_of(tiny(method="grppo", task="arithmetik", rewards="exactt", schedule="synk", estimator="rlo",
+                       objective="cispo(max_raito=4) + kl(-1) + kll(0.01)", filters="dynamic", controllers="siri(period=x)",
+                       topology="sngle", recorders="teachr", replay="latest_success(sucess=1)", guidance="adhint(high=2)"))
+    head, *lines = str(raised.value).splitlines()
+    assert head == "14 faults of the composition:"
+    for line, (where, what) in zip(lines, (
+            ("config.task='arithmetik'", "Did you mean 'arithmetic'?"), ("config.rewards='exactt'", "Did you mean 'exact'?"),
+            ("config.schedule='synk'", "Did you mean 'sync'?"), ("config.method='grppo'", "Did you mean 'grpo'?"),
+            ("config.estimator='rlo'", "Did you mean 'rloo'?"),
+            ("config.objective=", "in cispo(max_raito=4): Unknown keyword of objective 'cispo' 'max_raito'. Did you mean"),
+            ("config.objective=", "in kl(-1): term 'kl': coef=-1; give 0 or more, finite"),
+            ("config.objective=", "in kll(0.01): Unknown term 'kll'. Did you mean 'kl'?"),
+            ("config.filters='dynamic'", "Did you mean 'dynamic_sampling'?"),
+            ("config.controllers='siri(period=x)'", "controller 'siri': period='x'; give a number"),
+            ("config.replay=", "Did you mean 'success'?"), ("config.guidance='adhint(high=2)'", "hints from low=0.0 to high=2"),
+            ("config.topology='sngle'", "Did you mean 'single'?"), ("config.recorders='teachr'", "Did you mean 'teacher'?")),
+            strict=True):
+        assert line.startswith(f"  {where}") and what in line
+
+
+@pytest.mark.parametrize("changes, message", (
+    ({"estimator": "none"}, "every method has an estimator; name one, or leave it empty for the method's own"),
+    ({"estimator": "rloo, grpo"}, "'rloo, grpo' names 2 parts; give one estimator"),
+    ({"objective": "+"}, "'+' names no term"), ({"objective": "ppo_clip + clip_high=3"}, "cannot read 'clip_high=3'"),
+    ({"objective": "ppo_clip(0.1"}, "cannot read 'ppo_clip(0.1'"), ({"objective": "kl(0.1)"}, "Unknown objective 'kl'"),
+    ({"controllers": "every=5"}, "these are numbers or terms, and method 'grpo' has no controller here; name one of acereason"),
+    ({"controllers": "siri, siri"}, "'siri, siri' names siri more than once"),
+    ({"filters": "dynamic_sampling) + (sws"}, "cannot read 'dynamic_sampling) + (sws'"),
+    ({"guidance": "experts(traces=0)"}, "traces=0 of an expert's text"),
+    ({"topology": "single(x=3)"}, "Unknown keyword of topology 'single' 'x'"),
+    ({"recorders": "old(3)"}, "more values without a name than the part has numbers: none"),
+    ({"replay_objective": "gspo"}, "its replay has no updates of its own"),
+    ({"estimator": "nowhere_to_be:found"}, "there is no module 'nowhere_to_be' on the path"),
+    ({"method": "nowhere_to_be:row"}, "there is no module 'nowhere_to_be' on the path"),
+    ({"method": "jaxrl_llm.methods.values:ROW"}, "Unknown row of jaxrl_llm.methods.values 'ROW'")))
+def test_compositions_that_are_refused(changes, message):
+    config = tiny(**changes)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parts.make_parts(config, config.model.hidden_size)
+
+
+def test_parts_of_ones_own_by_name_at_every_key(own):
+    config = tiny(
+        estimator="own_parts:credit", objective="own_parts:loss(0.4) + own_parts:term(0.1) + kl(0.01)",
+        filters="own_parts:keep(2)", controllers="own_parts:steer(by=3.0), siri", replay="own_parts:store",
+        allocation="own_parts:more(8)", guidance="own_parts:guide", topology="own_parts:once", recorders="own_parts:noise")
+    made = parts.make_parts(config, config.model.hidden_size)
+    assert {"noise", "valid", "ref_logprobs"} <= made.needs
+    assert [*made.filters] == ["own_parts:keep"] and made.controls.by_name["own_parts:steer"].init() == 3.0
+    assert made.replay.capacity == 64 and made.guide.first(2) == [0.0, 0.0]
+    assert made.method.part("topology").name == "own_parts:once"
+    found = methods.get("own_parts:row")
+    assert found is own.row and methods.lacks(found) == ()
+    with pytest.raises(ValueError, match="own_parts:credit returned a Estimator; it must return a jaxrl_llm.control.base.Fil"):
+        method_of(tiny(filters="own_parts:credit"))
+    with pytest.raises(ValueError, match="Unknown function of own_parts 'lost'. Did you mean 'loss'?"):
+        method_of(tiny(objective="own_parts:lost"))
+
+
+def test_values_of_schedules_in_bases_and_terms():
+    config = tiny(objective="cispo + kl(linear(start=0.4, end=0)) + entropy(0.1)", steps=4)
+    _, objective = numbers.method_parts(config, method_of(config), 16)
+    assert {"ref_logprobs"} <= {*objective.needs} and int(objective.init().updates) == 0
+
+
+def test_the_formula_of_a_composition():
+    config = tiny(method="dapo", estimator="rloo", objective="cispo(max_ratio=4) + kl(0.01)")
+    assert composition.formula(method_of(config)) == (
+        "A = rloo; loss = cispo(max_ratio=4) + kl(0.01); filters = dynamic_sampling")
