@@ -89,6 +89,16 @@ def test_impossible_settings_are_refused():
         setup.build(chatter.get_config(method="luffy", environment="chatter:spelled"))
 
 
+@pytest.mark.slow
+def test_experts_begin_rollouts_of_a_budget():
+    """Twelve rollouts for two problems: the first of each is an expert's, however many it gets."""
+    run, step = batch(tiny("luffy", **{"budget.utility": "per_rollout", "sampling.group": 3, "sampling.max_group": 9}))
+    rollouts, forest = step.finished.rollouts, step.finished.forest
+    assert rollouts.valid.sum() == 12 and rollouts.valid.shape == (4, 9) and len(forest.problems) == 2
+    np.testing.assert_array_equal(rollouts.extras["hinted"].sum(1)[:2], [1, 1])
+    assert rollouts.extras["hinted"][:2, 0].all() and (rollouts.rewards[:2, 0] == 1).all()
+
+
 HALF = '<tool_call>{"name": "calculator", "argument'  # of 87 bytes of a call with two numbers of three digits
 TOOLS = {"environment": "tool_use(options={'level': 'add3', 'chat': True}, turns=3)", "model.num_layers": 1,
          "sampling.turn_tokens": 96, "sampling.max_tokens": 160, "prompts.max_tokens": 0}
