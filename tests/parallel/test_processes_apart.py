@@ -13,8 +13,8 @@ from test_processes import several
 from jaxrl_llm import parallel, rewards
 from jaxrl_llm.parallel.mesh import MESH_AXES
 
-# Single turns with a reward of the batch over replicas of two devices; lost trajectories and unequal groups by a controller; a
-# replay; tools; a compiled game.
+# Single turns, a group and one more of each prompt, with a reward of the batch over replicas of two devices; lost trajectories
+# and unequal numbers by a rule; a replay; tools; a compiled game.
 CASES = {"turns": {"mesh.fsdp": 4, "mesh.data": 1, "sampling.tensor": 2, "sampling.micro_batches": 1}, "lost": {},
          "replay": {}, "tools": {"mesh.tensor": 2}, "game": {}}
 
