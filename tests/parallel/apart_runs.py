@@ -18,7 +18,8 @@ from jaxrl_llm.setup import agreement, setup
 TASK = {"environment": "", "task": "arithmetic(level=digit)", "rewards": "format(pattern='(?s).*[a-z].*')",
         "sampling.max_tokens": 4, "sampling.engine": "slots", "prompts.max_tokens": 0}
 CASES = {
-    "turns": TASK | {"method": "mc_grpo", "rewards": "format(pattern='(?s).*[a-z].*'), rank(weight=0.5)", "sampling.micro_batches": 2},
+    "turns": TASK | {"method": "mc_grpo", "rewards": "format(pattern='(?s).*[a-z].*'), rank(weight=0.5)",
+                     "sampling.micro_batches": 2},
     "lost": {"environment": "apart_runs:fragile", "method": "dars", "sampling.group": 2, "sampling.max_group": 6},
     "tools": {"environment": "tool_use(options={'level': 'digit', 'chat': True})", "prompts.max_tokens": 256},
     "game": {"environment": "chatter:alphabet"},
