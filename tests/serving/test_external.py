@@ -115,7 +115,7 @@ def test_what_a_server_cannot_do_is_refused(server):
 
 
 def test_forced_beginnings_are_measured_here_and_continued_by_the_server(server, healthy):
-    """One that the server continues as if it had written it, one that ends with what is forced, one that is cut at its limit."""
+    """One that the server continues as if it had written it, one that ends with what is forced, one that is cut."""
     program = functools.partial(generate, MODEL, max_tokens=24, stop_ids=tuple(TOKENIZER.stop_ids))
     inner = ScanEngine(program, weights(0), None, 3, prompts=2, group=2, parts=1, prompt_tokens=len(PROMPT), max_tokens=24,
                        mesh=make_mesh(), vocab=MODEL.config.vocab_size, wants=frozenset({"forced", "limits"}))

@@ -34,8 +34,8 @@ GAME = {"environment": "chatter:letters", "task": "arithmetic", "rewards": "", "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", (
-    {"sampling.temperature": 0.7, "sampling.stop_strings": ("zz",), "lora.rank": 2}, GAME, GAME | {"method": "luffy"}),
-    ids=("adapters", "game", "guide"))
+    {"sampling.temperature": 0.7, "sampling.stop_strings": ("zz",), "lora.rank": 2}, GAME,
+    GAME | {"method": "grpo", "guidance": "experts"}), ids=("adapters", "game", "guide"))
 def test_a_run_samples_from_a_server(url, worker, tmp_path, folder, changes):
     config = config_of(url, folder, **changes)
     loop.train(config, tmp_path)
