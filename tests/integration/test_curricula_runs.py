@@ -166,10 +166,10 @@ def test_by_default_groups_grow_to_four_times_their_size(method):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"method": "grpo", "controllers": "every=5"}, "these are numbers, and method 'grpo' has no controller"),
+    ({"method": "grpo", "controllers": "every=5"}, "these are numbers or terms, and method 'grpo' has no controller here"),
     ({"method": "siri", "controllers": "perod=5"}, "keyword of controller 'siri' 'perod'. Did you mean 'period'"),
     ({"method": "grpo", "allocation": "weighting=hardness"},
-     "method 'grpo' has none; leave it empty, or take one of [a-z_0-9, ]*dars"),
+     "method 'grpo' has no allocation rule here; name one of [a-z_0-9, ]*dars"),
     ({"method": "dars", "budget.utility": "knapsack"}, "both say how many rollouts a prompt gets"),
     ({"method": "dart_curation", "sampling.max_group": 2}, "its controllers would give all prompts the same number"),
     ({"method": "dars", "sampling.max_group": 2}, "sampling.max_group=2 is no more than 1 x sampling.group=2"),
