@@ -90,8 +90,16 @@ def forward(policy: Policy, params, lora, rollouts):
     return policy.logprobs_and_loads(params, lora, rollouts)
 
 
+def check_slopes(policy: Policy, objective: Objective) -> None:
+    """Raises ValueError if a loss is to be differentiated by entropies, and those of the policy carry no gradient."""
+    if CURRENT_ENTROPIES in objective.needs and not policy.slopes:
+        raise ValueError("the objective has an entropy bonus, and the entropies of this policy carry no gradient; make it with "
+                         "Policy(..., slopes=True)")
+
+
 def losses(policy: Policy, objective: Objective, outputs, rollouts, advantages, objective_state):
     """As `loss_terms` of the outputs of `forward`; with experts, the objective's loss of their loads added."""
+    check_slopes(policy, objective)
     logprobs, entropies, loads = outputs
     value, (metrics, new) = loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state)
     if loads is not None:
@@ -188,6 +196,7 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
     The advantages are computed from the features of this forward pass, before its backward pass. Returns
     `(gradient, metrics, objective_state, estimator_state)`; the metrics include the estimator's.
     """
+    check_slopes(policy, objective)
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
 
     def loss(tree):

@@ -32,8 +32,8 @@ _TERMS = {  # keywords that objectives had, and the term in their place
     "regulariser": "+ kl(0.2, estimator='k2', against='old')"}
 FORMER = {keyword: f"it is a term of its own: write objective=\"{{slug}}(...) {term}\", or \"{term}\" to add it to a method's"
           for keyword, term in _TERMS.items()}
-FORMER |= {f"{slug}.kl_coef": f"it is not to the reference alone; write {own}={{value}}"
-           for slug, own in (("kl_cov", "held_coef"), ("guirlvg_adv_kl", "reward_kl_coef"), ("remix", "anchor_coef"))}
+OWN_KL = {"kl_cov": "held_coef", "guirlvg_adv_kl": "reward_kl_coef", "remix": "anchor_coef"}  # their kl_coef, now
+FORMER |= {f"{slug}.kl_coef": f"it is not to the reference alone; write {own}={{value}}" for slug, own in OWN_KL.items()}
 
 
 class Objective(NamedTuple):

@@ -2,7 +2,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jaxrl_llm.objectives.base import OBJECTIVES, Objective
+from jaxrl_llm.objectives.base import OBJECTIVES, OWN_KL, Objective
 from jaxrl_llm.objectives.scheduled import scheduled
 from jaxrl_llm.objectives.schedules import is_schedule, schedule
 from jaxrl_llm.objectives.terms.base import TERMS, Term, composed
@@ -49,6 +49,23 @@ def made(parts: Sequence[Part], *, steps: int | None = None, per_step: int = 1, 
         return composed(OBJECTIVES.make(name, **numbers | at[0]), terms)
 
     return scheduled(whole, timed, per_step) if timed else whole()
+
+
+def renewed(method: str, text: str) -> str:
+    """A text that changes numbers of an objective, of a release in which divergences and bonuses were numbers, with terms."""
+    if not any(f"{former}=" in text for former in ("kl_coef", "entropy_coef")):
+        return text
+    numbers, terms = written.keywords(text), []
+    if "kl_coef" in numbers and method in OWN_KL:
+        numbers[OWN_KL[method]] = numbers.pop("kl_coef")
+    if "kl_coef" in numbers:
+        estimator = numbers.pop("kl_estimator", "k3")
+        estimator = "unbiased" if numbers.pop("kl_ratio", False) else estimator
+        terms.append(("kl", {"coef": numbers.pop("kl_coef")} | ({} if estimator == "k3" else {"estimator": estimator})))
+    if "entropy_coef" in numbers:
+        terms.append(("entropy", {"coef": numbers.pop("entropy_coef")}))
+    base = written.written("", numbers)[1:-1]
+    return " + ".join([base, *(written.written(*term) for term in terms)]).strip()
 
 
 def _checked(parts: Sequence[Part]) -> Sequence[Part]:

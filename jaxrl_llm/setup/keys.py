@@ -9,6 +9,8 @@ from ml_collections import ConfigDict
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.tools.registry import nearest
 
+FORMER = {"learner.balance": "it is a term, --config.objective=\"+ balance(0.01)\""}  # keys that there were
+
 
 def flat(config: ConfigDict) -> dict[str, Any]:
     """The values of a configuration by their dotted names."""
@@ -28,7 +30,10 @@ def set_key(config: ConfigDict, key: str, value: Any) -> None:
 
 
 def near_keys(names: Iterable[str], prefix: str = "") -> str:
-    """The end of a message about keys that a configuration lacks: the keys that resemble them, with a prefix."""
+    """The end of a message about keys that a configuration lacks: what is in their place, or resembles them, with a prefix."""
+    names = list(names)
+    if any(name in FORMER for name in names):
+        return "".join(f"; {FORMER[name]}" for name in names if name in FORMER)
     near = [prefix + key for name in names for key in nearest_keys(name)]
     return f"; near: {', '.join(near)}" if near else ""
 

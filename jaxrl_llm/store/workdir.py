@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import ml_collections
 
 from jaxrl_llm import parallel
+from jaxrl_llm.objectives import sums
 from jaxrl_llm.store import bucket, own_code
 from jaxrl_llm.store.bucket import AnyPath
 from jaxrl_llm.store.bucket import steps_in as checkpoint_steps
@@ -217,7 +218,8 @@ def current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
     """A stored configuration as it is now.
 
     Runs of version 1 have alpha / rank in A: their adapters have alpha = rank. Up to version 2 `controllers` was `control`,
-    and filters, topologies and recorders were those of the method.
+    and filters, topologies and recorders were those of the method; divergences, entropy bonuses and the balance of experts
+    were numbers of objectives and of the learner.
     """
     lora = config.get("lora", {})
     if version == 1 and lora.get("rank"):
@@ -225,7 +227,19 @@ def current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
     if version in (1, 2) and "control" in config:
         renamed = {"controllers" if key == "control" else key: value for key, value in config.items()}
         config = {"filters": "", "topology": "", "recorders": ""} | renamed
-    return config
+    return config if version not in (1, 2) else _with_terms(config)
+
+
+def _with_terms(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration whose objective has terms in place of the numbers of before."""
+    if "objective" in config:
+        config = config | {"objective": sums.renewed(config.get("method", ""), config["objective"])}
+    if "balance" not in config.get("learner", {}):
+        return config
+    learner = dict(config["learner"])
+    weight = learner.pop("balance")
+    added = f" + balance({weight})" if weight else ""
+    return config | {"objective": f"{config['objective']}{added}".strip(), "learner": learner}
 
 
 def _check_scale(path: AnyPath, stored: dict[str, Any], new: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from jaxrl_llm.objectives import token_objective
 TEMPERATURE, LENGTH = 0.7, 14
 MODEL = Transformer(ModelConfig(vocab_size=40, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,
                                 mlp_size=48, window=5, local_layers=(True, False)))
-POLICY = Policy(MODEL, temperature=TEMPERATURE, chunk=24)
+POLICY = Policy(MODEL, temperature=TEMPERATURE, chunk=24, slopes=True)
 CLIPPED = objectives.of("ppo_clip(clip_high=0.28, aggregation=seq_mean_token_mean) + kl(0.1)")
 KEEP = optax.GradientTransformation(  # an optimiser whose state is the gradient
     lambda tree: jax.tree.map(jnp.zeros_like, tree), lambda grads, _, tree: (jax.tree.map(jnp.zeros_like, tree), grads))
@@ -44,7 +44,8 @@ def whole_batch():
 
 
 SEQUENCES = objectives.make("gspo", clip_low=0.3, clip_high=0.3)
-OBJECTIVES = {"tokens": CLIPPED, "sequences": SEQUENCES, "whole batch": whole_batch()}
+BONUS = objectives.of("gspo(0.3, 0.3) + kl(0.1, estimator=unbiased) + entropy(0.5)")
+OBJECTIVES = {"tokens": CLIPPED, "sequences": SEQUENCES, "whole batch": whole_batch(), "bonus": BONUS}
 SEEDS = (6, 4, 13)  # of random trees with holes and shared tokens, in two rows
 
 

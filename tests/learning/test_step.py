@@ -1,4 +1,5 @@
 """One update against plain unpacked forward passes and optax; micro-batches; refusal of non-finite steps; adapters."""
+import dataclasses
 import functools
 
 import jax
@@ -190,6 +191,23 @@ def test_micro_batches_of_an_objective_that_needs_the_whole_batch():
         assert metrics_two[name] == pytest.approx(float(metrics[name]), rel=1e-4, abs=1e-6), name
     difference = max(float(jnp.abs(a - b).max()) for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(wrong.params)))
     assert difference > 1e-5  # the test would notice
+
+
+@pytest.mark.slow
+def test_a_bonus_for_entropy_is_the_same_in_micro_batches():
+    """Without advantages it alone moves the weights; a policy whose entropies carry no gradient is refused."""
+    bonus, states = objectives.of("ppo_clip + entropy(0.5)"), []
+    policy = dataclasses.replace(POLICY, slopes=True)
+    for objective, micro_batches in ((bonus, 1), (bonus, 4), (bonus._replace(whole_batch=True), 4)):
+        update = make_update(policy, objective, OPTIMIZER, micro_batches=micro_batches)
+        states.append(update(fresh_state(objective), batch(), 0 * ADVANTAGES))
+    (one, metrics), *others = states
+    assert metrics["loss"] == pytest.approx(-0.5 * float(metrics["entropy"]), rel=1e-5) and metrics["grad_norm"] > 1e-3
+    for state, part_metrics in others:
+        close(state.params, one.params, 2e-6)
+        assert part_metrics["grad_norm"] == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
+    with pytest.raises(ValueError, match=r"carry no gradient; make it with Policy\(..., slopes=True\)"):
+        make_update(POLICY, bonus, OPTIMIZER)(fresh_state(bonus), batch(), ADVANTAGES)
 
 
 def test_rollouts_that_do_not_exist_have_no_influence():

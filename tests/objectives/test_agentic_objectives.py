@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import advantages, objectives
+from jaxrl_llm import advantages, methods, objectives
 from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists, take
 from jaxrl_llm.objectives.step_apo import sibling_pairs
 
@@ -113,6 +113,18 @@ def test_rank_grpo_kl():
     k3 = np.mean(np.exp(-CHANGE) + CHANGE - 1)
     np.testing.assert_allclose(metrics["kl"], k3, rtol=1e-4)
     np.testing.assert_allclose(loss - plain, 0.5 * k3, rtol=1e-4)
+
+
+def test_table_gpt_r1_has_its_bonus_from_step_50_on():
+    """The worked example of the method at step 60, and without the bonus at step 49."""
+    half = np.log(np.full((1, 2, 2), 0.5, np.float32))
+    rollouts = from_lists([[1.2, -0.3]], lengths=[[2, 1]], old_logprobs=half,
+                          extras={"current_entropies": jnp.full((1, 2, 2), 0.5)})
+    new, A = np.log([[[0.6, 0.5], [0.5, 1.0]]]), np.array([[[0.707106] * 2, [-0.707106] * 2]])
+    objective = methods.build("table_gpt_r1")[1]
+    losses = [float(objective.update(jnp.asarray(new, jnp.float32), rollouts, jnp.asarray(A, jnp.float32),
+                                     objective.init()._replace(updates=jnp.int32(step)))[0]) for step in (49, 50, 60)]
+    np.testing.assert_allclose(losses, [-0.033745, -0.034245, -0.034245], atol=1e-6)
 
 
 # --- Step-APO ---

@@ -159,6 +159,20 @@ def test_controllers_were_control_in_earlier_runs(tmp_path):
     assert open_workdir(tmp_path, ml_collections.ConfigDict(config), resume="auto").changes == []
 
 
+@pytest.mark.parametrize("method, text, balance, expected", [
+    ("grpo", "kl_coef=0.1", 0.0, "+ kl(coef=0.1)"), ("siri", "", 0.0, ""), ("grpo", "", 0.01, "+ balance(0.01)"),
+    ("dapo", "clip_high=0.3, kl_coef=linear(start=0.4, end=0), kl_estimator=k2", 0.02,
+     "clip_high=0.3 + kl(coef=linear(start=0.4, end=0), estimator=k2) + balance(0.02)"),
+    ("luffy", "entropy_coef=0.01", 0.0, "+ entropy(coef=0.01)"), ("remix", "kl_coef=0.1", 0.0, "anchor_coef=0.1")])
+def test_terms_were_numbers_in_earlier_runs(tmp_path, method, text, balance, expected):
+    config = default_config().to_dict() | {"method": method, "objective": expected}
+    earlier = config | {"objective": text, "learner": config["learner"] | {"balance": balance}}
+    (tmp_path / "config.json").write_text(json.dumps({"schema_version": 2, "config": earlier}))
+    add_checkpoint(tmp_path)
+    assert stored_config(tmp_path).objective == expected and "balance" not in stored_config(tmp_path).learner
+    assert open_workdir(tmp_path, ml_collections.ConfigDict(config), resume="auto").changes == []
+
+
 def test_damaged_environment_does_not_stop_a_run(tmp_path):
     (tmp_path / "environment.json").write_text("{")
     recorded(tmp_path, make_config())
