@@ -90,6 +90,18 @@ def comparison(c, w, device, estimate) -> str:
             f"{estimate.updating / whole - 1:+.0%}")
 
 
+def heaviest(c, device, count, mesh):
+    """The step that the configuration describes; of one in phases that of the phase that needs most, which a line names."""
+    from jaxrl_llm.planning import plan
+    from jaxrl_llm.setup.phases import phases_of
+    from jaxrl_llm.setup.recipes import work_of
+    phases = [(one.name, work_of(one.config, c)) for one in phases_of(_CONFIG.value)]
+    name, work = max(phases, key=lambda pair: plan.placed(c, pair[1], device, count, mesh).peak)
+    if name:
+        print(f"of the phases {', '.join(one for one, _ in phases)} the one that needs most is {name}\n")
+    return work
+
+
 def main():
     from jaxrl_llm.parallel import mesh_sizes
     from jaxrl_llm.planning import plan, plan_page
@@ -107,7 +119,8 @@ def main():
         print(plan_page.table({name: (c, work_of(_CONFIG.value, c)) for name, c in models.items()}, machines))
         return
     (name, c), (device, count) = models.popitem(), machines.popitem()[1]
-    mesh, work = mesh_sizes(count, **axes) if axes else None, work_of(_CONFIG.value, c)
+    mesh = mesh_sizes(count, **axes) if axes else None
+    work = heaviest(c, device, count, mesh)
     estimate = plan.placed(c, work, device, count, mesh)
     print(plan_page.page(name, c, work, device, estimate))
     if _COMPILED.value:

@@ -12,7 +12,7 @@ from jax import Array
 from jaxrl_llm.control.base import Controller, controller
 
 
-class Stage(NamedTuple):
+class Kept(NamedTuple):
     """For each of N problems: rollouts of this phase, right ones, i32[N], `kept` bool[N]; `number` of the phase from 0."""
 
     tried: Array
@@ -43,10 +43,10 @@ def staged_problems(*, bands: Sequence[Sequence[float]] = ((0, 1), (0, 1), (0, 6
         number = stage.number + 1
         low, high = shares[jnp.minimum(number, len(bands) - 1)]
         none = jnp.zeros_like(stage.tried)
-        return Stage(none, none, stage.kept & within(stage.tried, stage.right, low, high), number)
+        return Kept(none, none, stage.kept & within(stage.tried, stage.right, low, high), number)
 
     def init(prompts):
-        return Stage(jnp.zeros(prompts, jnp.int32), jnp.zeros(prompts, jnp.int32), jnp.ones(prompts, bool), jnp.int32(0))
+        return Kept(jnp.zeros(prompts, jnp.int32), jnp.zeros(prompts, jnp.int32), jnp.ones(prompts, bool), jnp.int32(0))
 
     return Controller(
         init, lambda stage: {"prompt_weights": stage.kept.astype(jnp.float32)},

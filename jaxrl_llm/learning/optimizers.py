@@ -154,7 +154,7 @@ def updates_planned(opt_state: Any) -> int | None:
     of_schedules = [getattr(node, _COUNTS[type(node).__name__]) for node in nodes if _counts(node)]
     # Moments of an earlier phase of a run have counts of their own, which began before the schedule.
     counts = of_schedules or [count for _, count in optax.tree.get_all_with_path(opt_state, "count")]
-    return max(map(int, counts), default=None)
+    return int(np.max(jax.device_get(counts))) if counts else None
 
 
 def at_update(tree: Any, number: int) -> Any:

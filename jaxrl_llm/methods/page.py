@@ -63,7 +63,7 @@ def described(row: Method, lacks: Sequence[Lack]) -> str:
         "objective": row.objective,
         "setting": ", ".join(f"{name} {value}" for name, value in row.defaults.items()),
         "needs": ", ".join(row.needs),
-        **{name: getattr(row, name) for name in ("filters", "controllers", *_FURTHER)},
+        **{name: getattr(row, name) for name in ("filters", "controllers", *_FURTHER, "phases")},
         "not provided": ", ".join(f"{lack.what} ({lack.who})" for lack in lacks),
         "omits": row.omits or "",
     }
@@ -72,7 +72,7 @@ def described(row: Method, lacks: Sequence[Lack]) -> str:
 
 def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
     notes = [f"`{part}`" for part in (*row.needs, *row.parts("filters"), *row.parts("controllers"))]
-    notes += [f"{key} `{text}`" for key in _FURTHER if (text := getattr(row, key))]
+    notes += [f"{key} `{text}`" for key in (*_FURTHER, "phases") if (text := getattr(row, key))]
     if lacks:
         notes.append(f"**not provided: {', '.join(f'`{lack.what}` ({lack.who})' for lack in lacks)}**")
     notes += [f"*omits {row.omits}*"] if row.omits else []

@@ -79,7 +79,7 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
 def _train(config: ConfigDict, held: Held, resume: bool | str, warm_starts: Path | None) -> dict[str, Evaluation]:
     with preemption.at_once():
         course = phases.course_of(config, held, resume)
-        run, read = phases.opened(course)
+        run, read, told = phases.opened(course)
         params = read()
     preemption.check()
     replaced = replaced_table(config, run.method.defaults)
@@ -91,7 +91,7 @@ def _train(config: ConfigDict, held: Held, resume: bool | str, warm_starts: Path
         work.record()
     reached = folders.checkpoint_steps(work.checkpoints)[-1] if work.resume else 0
     rates = rate_rows(run, work.earlier if work.resume and not config.phases else None, reached)
-    _print_head(run, params, [*rows(course.phases, course.begun), *replaced], rates)
+    _print_head(run, params, [*told, *replaced], rates)
     with (Checkpoints(work.checkpoints, keep=config.checkpoint.keep) as checkpoints,
           records(work) as folder, tracked(config.wandb if primary else "", folder, config.to_dict(), work.resume) as log,
           Progress(course.total, stream=None if primary else io.StringIO()) as progress):

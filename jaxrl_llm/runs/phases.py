@@ -14,7 +14,8 @@ from jaxrl_llm.runs import beginning
 from jaxrl_llm.runs.beginning import Reached
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.first_state import known_of
-from jaxrl_llm.setup.phases import Phase, phases_of
+from jaxrl_llm.setup.forecast import forecast
+from jaxrl_llm.setup.phases import Phase, phases_of, rows
 from jaxrl_llm.setup.run import Run
 from jaxrl_llm.setup.start import described
 from jaxrl_llm.store import workdir as folders
@@ -94,19 +95,21 @@ def course_of(config: ConfigDict, held: Held, resume: bool | str) -> Course:
     return course._replace(begun=tuple(begun)) if begun else course
 
 
-def opened(course: Course) -> tuple[Run, Callable[[], Any]]:
-    """The run of the phase at work, and the function that reads its weights, after all later phases were built as well.
+def opened(course: Course) -> tuple[Run, Callable[[], Any], list[tuple[str, str]]]:
+    """The run of the phase at work, the function that reads its weights, and rows for the terminal on all phases.
 
-    Raises ValueError with the faults of all of them, each with the name of its phase.
+    Later phases were built as well. Raises ValueError with the faults of all of them, each with the name of its phase.
     """
     if not course.phase.name:
-        return setup.opened(course.phase.config)
-    faults, found = [], None
+        return *setup.opened(course.phase.config), []
+    faults, found, told = [], None, rows(course.phases, course.begun)
     for phase in course.phases[len(course.begun) - 1:]:
         try:
             run, read = setup.opened(phase.config)
             if phase.patience:
                 one_of("metric", phase.metric, _metrics_of(run))
+            if phase is not course.phase:
+                told += [(f"memory in {phase.name}", value) for name, value in forecast(run) if name.startswith("memory")]
         except (ValueError, NotImplementedError) as error:
             faults.append(f"phase {phase.name!r}: {error}")
             continue
@@ -116,7 +119,7 @@ def opened(course: Course) -> tuple[Run, Callable[[], Any]]:
             runner.close()
     if faults or found is None:
         raise ValueError("\n  ".join(["config.phases:", *faults]))
-    return found
+    return *found, told
 
 
 def _metrics_of(run: Run) -> list[str]:

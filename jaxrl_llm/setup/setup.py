@@ -26,6 +26,7 @@ from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.setup.meshes import make_mesh, sampling_mesh
 from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.parts import Parts
+from jaxrl_llm.setup.phases import phases_of
 from jaxrl_llm.setup.problems import make_sets
 from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.setup.run import Run
@@ -94,10 +95,14 @@ def against(method: str, changes: Mapping[str, Any]) -> list[str]:
     config = default_config()
     for key, value in {"method": method, **changes}.items():
         set_key(config, key, value)
-    config, judge, _, made, _, around = composed(config)
-    if judge.runner is not None:
-        judge.runner.close()
-    return [*why.unmet(made), *why.conflicting(config, made, around)]
+    found: list[str] = []
+    for phase in phases_of(config):
+        config, judge, _, made, _, around = composed(phase.config)
+        if judge.runner is not None:
+            judge.runner.close()
+        lines = [*why.unmet(made), *why.conflicting(config, made, around)]
+        found += [f"phase {phase.name!r}: {line}" for line in lines] if phase.name else lines
+    return found
 
 
 def build_policy(config: ConfigDict, mesh: Mesh | None = None) -> tuple[ConfigDict, Policy, Source, Any]:
