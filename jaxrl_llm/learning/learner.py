@@ -86,6 +86,7 @@ class Learner:
       as_sampled: whether the policy before the update counts as the one that sampled each token, as under a lag.
       rehearsal: the learner of replayed batches, which shares weights, critics and optimiser with this one; None: nothing is
         replayed in updates of its own.
+      critic_only: whether its batches train what is beside the policy alone.
       renew, renewed: priorities of groups that it has learned from, see `replay.Replay`, and how many groups a step can have.
     """
 
@@ -109,6 +110,7 @@ class Learner:
     as_sampled: bool = False
     replicas: Mesh | None = None
     rehearsal: "Learner | None" = None
+    critic_only: bool = False
     renew: Callable[[jax.Array, jax.Array], jax.Array] | None = None
     renewed: int = 0
 
@@ -266,7 +268,7 @@ class Learner:
                 found = parallel.fetch((batch.extras["group_uid"], jax.jit(self.renew)(advantages, batch.token_mask)))
                 groups.append(found[0])
                 renewed.append(found[1])
-            state, of_batch, _ = one._updates(state, batch, advantages, alone, rate, 1,
+            state, of_batch, _ = one._updates(state, batch, advantages, alone or one.critic_only, rate, 1,
                                               lambda state, i: planned(state, self.per_step - 1))
             updates += [each | jax.device_get(measured) for each in jax.device_get(of_batch)]
         facts = {} if self.renew is None else priorities.filled(groups, renewed, self.renewed)
@@ -288,7 +290,7 @@ class Learner:
         estimator reads their measurements.
         """
         if rollouts.valid.shape[1] == self.group:
-            batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, values, alone)
+            state, batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, values, alone)
             if self.joint is not None:
                 return state, batch, None, facts
             advantages, estimator_state, own = estimate(self.estimator, self.mesh, batch, state.estimator_state)
@@ -298,14 +300,14 @@ class Learner:
         first = any({*one.provides} & {*self.estimator.needs} for one in self.recorders)
         placed, facts = self.place(self.layout.ready(rollouts) if first else rollouts), {}
         if first:
-            placed, facts = self._recorded(state, placed, frozen, values, alone)
+            state, placed, facts = self._recorded(state, placed, frozen, values, alone)
         advantages, estimator_state, own = estimate(self.estimator, self.mesh, placed, state.estimator_state)
         placed, dropped = self._filtered(placed)
         whole = parallel.fetch(placed) if first or self.drops else rollouts
         rows, advantages = regroup(whole, parallel.fetch(advantages), self.group, self.rows)
         batch = self.place(self.layout.ready(rows))
         if not first:
-            batch, facts = self._recorded(state, batch, frozen, values, alone)
+            state, batch, facts = self._recorded(state, batch, frozen, values, alone)
         return state.replace(estimator_state=estimator_state), batch, self.place(advantages), facts | own | dropped
 
     def _filtered(self, batch: Rollouts) -> tuple[Rollouts, dict]:
@@ -326,25 +328,31 @@ class Learner:
         return bool(self.filters) or self.estimator.keeps is not None
 
     def _recorded(self, state: TrainState, batch: Rollouts, frozen: Mapping[str, Any], values: Mapping[str, Any], alone: bool
-                  ) -> tuple[Rollouts, dict]:
+                  ) -> tuple[TrainState, Rollouts, dict]:
         """The batch with the recorders' measurements and the targets of a critic, all fixed for the step's updates.
 
-        A critic that is trained `alone` is fitted to the observed returns.
+        A critic that is trained `alone` is fitted to the observed returns. The state has what is fitted before it is read, and
+        the metrics are of these fits and of the critic's values.
         """
-        seen = batch
+        seen, fits = batch, dict[str, Any]()
         for one in self.recorders:
             own = values[one.name] if one.name in values else state.beside.get(one.name)
             if one.name in frozen or one.given is not None:
                 own = offload.near(self.offload, one.name, frozen.get(one.name, one.given))
             batch = recorded(batch, one.record(own, state.params, state.lora, seen))
+            if one.fits_first:
+                assert one.fit is not None
+                own, facts = one.fit(own, (state.params, state.lora), batch)
+                state, fits = state.replace(beside={**state.beside, one.name: own}), fits | facts
+                batch = recorded(batch, one.record(own, state.params, state.lora, batch))
         if self.estimator.value_targets is None:
-            return batch, {}
+            return state, self.place(batch) if fits else batch, jax.device_get(fits)
         targets_of = jax.jit(self.estimator.value_targets, static_argnums=1)
         returns = targets_of(batch, True)
         targets = returns if alone else targets_of(batch, False)
         batch = recorded(batch, {"value_targets": targets})
         facts = jax.device_get(jax.jit(value_metrics)(batch.extras["values"], returns, batch.token_mask))
-        return self.place(batch), facts
+        return state, self.place(batch), facts | jax.device_get(fits)
 
     @property
     def per_step(self) -> int:
@@ -398,7 +406,7 @@ class Learner:
         """One optimiser step of the models trained beside the policy, then of the policy, unless those train `alone`."""
         metrics: dict[str, Any] = {}
         for one in self.recorders:
-            if one.fit is not None:
+            if one.fit is not None and not one.fits_first:
                 own, facts = one.fit(state.beside[one.name], (state.params, state.lora), part)
                 state, metrics = state.replace(beside={**state.beside, one.name: own}), metrics | facts
         if alone:

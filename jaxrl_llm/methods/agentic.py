@@ -21,11 +21,12 @@ ROWS = (
            estimator="salt", objective="ppo_clip(aggregation=seq_mean_token_mean)",
            needs=("traj", "step", "obs", "act", "next_obs")),
     Method(slug="archer", title="ArCHer: a critic of turns, policy gradient within them", arxiv=("2402.19446",),
-           equation="A = min Q(s, a) - min V(s) of the turn; Q -> r + gamma V'(s'), V -> Q'(s, a); l = -A sum log p",
+           equation="A = min Q(s, a) - min V(s) of the turn; first Q -> r + gamma V'(s'), V -> Q'(s, a), then also on older "
+                    "turns; l = -A sum log p",
            estimator="archer", objective="reinforce(aggregation=seq_mean_token_sum)",
-           needs=("step_rewards", "step"), defaults={"pretrain_steps": 20, "epochs": 1},
-           omits="the fit of the critic to the batch before its values are read, the replay of older turns, an encoder of the "
-                 "critic's own, and the baseline of tokens"),
+           needs=("step_rewards", "step"), replay="recent_groups(reuse=1.0, max_age=20, updates=1, critic_only=True)",
+           defaults={"pretrain_steps": 20, "epochs": 1},
+           omits="an encoder of the critic's own, fresh turns of the policy at replayed states, and the baseline of tokens"),
     Method(slug="scaling_inter_rl", title="Interaction horizons that grow in stages", arxiv=("2509.08755",),
            equation="turns of step k <= turns[min((k-1) // every, K-1)]; GRPO with 0.001 KL",
            objective="ppo_clip + kl(0.001)",

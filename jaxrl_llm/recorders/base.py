@@ -27,10 +27,11 @@ class Recorder(NamedTuple):
     """`record(own, params, lora, rollouts) -> arrays by name`, each a field of `Rollouts` or an entry of its `extras`.
 
     `params`, `lora` are the policy's, `own` is the pytree that the recorder keeps beside it, made by `init(params)`; None:
-    nothing.
-    `provides` names the arrays. `fit(own, policy, rollouts) -> (own, metrics)`, with `policy = (params, lora)`, trains `own` on
-    each mini-batch, before the policy's update; None: it is frozen. `updates`: updates of its optimiser in a fit. `given` is
-    `own` if it is neither made from the policy nor trained: weights of another model, which a run does not save.
+    nothing. `provides` names the arrays. `fit(own, policy, rollouts) -> (own, metrics)`, with `policy = (params, lora)`, trains
+    `own` on each mini-batch, before the policy's update; None: it is frozen. `updates`: updates of its optimiser in a fit.
+    `fits_first`: it is fitted once to each whole batch instead, after a first record, and what it records then is what the step
+    reads. `given` is `own` if it is neither made from the policy nor trained: weights of another model, which a run does not
+    save.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Recorder(NamedTuple):
     fit: Callable[[Any, tuple[Any, Any], Rollouts], tuple[Any, dict[str, Array]]] | None = None
     given: Any = None
     updates: int = 1
+    fits_first: bool = False
 
 
 class Context(NamedTuple):

@@ -38,6 +38,7 @@ class Replay(NamedTuple):
       weights: `(priority f32[B]) -> f[B]`, weights of replayed groups in the loss, where fresh groups have 1.
       newest: only the last sampled group of each problem is kept, and none if that one is not admitted.
       restarts: the buffer is empty after a draw of some groups.
+      critic_only: replayed batches of their own train the critic, and not the policy.
       as_sampled: `old_logprobs` of replayed rollouts are those of the policy that sampled them, else of the current policy.
     """
 
@@ -53,6 +54,7 @@ class Replay(NamedTuple):
     newest: bool = False
     updates: int = 0
     restarts: bool = False
+    critic_only: bool = False
     as_sampled: bool = False
 
     @property

@@ -85,10 +85,14 @@ def with_rehearsal(config: ConfigDict, made: Parts, learner: Learner, ladders: L
     sampled = {"old_logprobs"}
     again = dataclasses.replace(
         learner, estimator=estimator, layout=layout, joint=None, epochs=1, filters={},
-        as_sampled=as_sampled, recorders=measuring(made.rehearsed_needs, sampled if as_sampled else set()))
-    return dataclasses.replace(learner, rehearsal=again, renew=made.replay.renew, renewed=made.replay.updates
-                               * config.prompts.per_step, recorders=measuring(
-        made.fresh_needs, sampled if learner.as_sampled else set()))
+        as_sampled=as_sampled, critic_only=made.replay.critic_only,
+        recorders=measuring(made.rehearsed_needs, sampled if as_sampled else set()))
+    if again.critic_only and not estimator.has_critic:
+        raise ValueError(f"the replay {made.method.replay!r} trains a critic alone, and method {made.method.slug!r} has none; "
+                         "leave critic_only out")
+    return dataclasses.replace(
+        learner, rehearsal=again, renew=made.replay.renew, renewed=made.replay.updates * config.prompts.per_step,
+        recorders=measuring(made.fresh_needs, sampled if learner.as_sampled else set()))
 
 
 def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool,

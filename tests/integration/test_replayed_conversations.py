@@ -5,6 +5,7 @@ import shutil
 
 import chatter
 import numpy as np
+import optax
 import pytest
 import run_files
 
@@ -14,6 +15,7 @@ from jaxrl_llm.learning import schedules
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling.source import jsonable
 from jaxrl_llm.setup import setup
+from jaxrl_llm.values import turn_critic
 
 DECAY = 4
 REUSE = {"remix": "reuse=1.0", "spear_clip": "fill=0.2"}
@@ -91,6 +93,23 @@ def test_a_position_includes_the_stored_conversations():
     assert jsonable(run.source.position()) == stored
     stored = run.source.memory["buffer"]
     assert (stored.role == Role.ENVIRONMENT).any() and stored.turn_info.tolist() == position["buffer"].turn_info.tolist()
+
+
+@pytest.mark.slow
+def test_a_critic_of_turns_is_fitted_before_it_is_read_and_learns_from_older_turns():
+    """Without a replay the recorded values are those of the critic after the step; with it the policy has as many updates."""
+    counts = {}
+    for replay in ("none", ""):
+        run, steps = begun("archer", replay=replay, estimator="critic_epochs=3", **{"critic.pretrain_steps": 0})
+        done = [next(steps) for _ in range(3)][-1]
+        critic, rollouts = done.learned.state.beside["turn_critic"], done.learned.rollouts
+        q, v = turn_critic.values(critic.params, rollouts.extras["turn_states"])
+        same = [np.allclose(one, rollouts.extras[name], atol=1e-6) for one, name in ((q, "turn_q"), (v, "turn_v"))]
+        assert same == [replay == "none"] * 2 and done.learned.metrics["value/q_loss"] >= 0
+        assert ("replay/value/q_loss" in done.learned.metrics) == (replay == "") == bool(done.finished.replayed)
+        counts[replay] = [int(optax.tree.get(opt_state, "ScaleByAdamState").count) for opt_state in (
+            done.learned.state.opt_state, critic.opt_state)]
+    assert counts == {"none": [3, 9], "": [3, 15]}  # nothing is stored before the first of three steps
 
 
 @pytest.mark.slow
