@@ -219,3 +219,13 @@ def test_the_page_names_settings_omissions_and_parts_for_ones_own_loop():
     assert "| **filter** `lightningrl`, `accuracy`, `efficiency`, `has_signal` |" in page
     columns = [line.replace("\\|", "").count("|") for line in page.splitlines() if line.startswith("| `")]
     assert set(columns) == {8, 4}  # no cell breaks its table
+
+
+def test_the_figure_of_the_guide_has_every_key_with_parts_that_exist(tmp_path):
+    from jaxrl_llm.experiments import draw_parts
+    shown = [*(part for station in draw_parts.STATIONS for part in station.parts), draw_parts.CONTROLLERS]
+    assert sorted(key for key, _ in shown) == sorted(texts.SLOTS)
+    assert [fault for key, example in shown for fault in texts.faults(key, example, {"max_len": 8})] == []
+    done = command("jaxrl_llm.experiments.draw_parts", f"--out={tmp_path / 'parts.png'}")
+    assert done.returncode == 0 and min(path.stat().st_size for path in (
+        tmp_path / "parts.png", PAGE.parent / "figures/parts.png")) > 10_000
