@@ -1,4 +1,5 @@
 """Streams of tests: groups that one grows, and engines whose completions are written by hand."""
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -21,7 +22,8 @@ def grow(stream: Stream, params, forest: Forest, rows, uid: int, key, version: i
     """The forest with a group more for each of `rows`, sampled under a snapshot of these weights and knobs."""
     stream.publish(Snapshot(version, params, lora, key, knobs))
     acts = groups(rows, stream.group)
-    acts = acts if limits is None else [act._replace(limit=int(limit)) for act, limit in zip(acts, limits, strict=True)]
+    if limits is not None:
+        acts = [dataclasses.replace(act, limit=int(limit)) for act, limit in zip(acts, limits, strict=True)]
     return stream.run(forest, acts, uid, timer)
 
 

@@ -25,6 +25,7 @@ from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.store.checkpoints import checksums
 from jaxrl_llm.store.workdir import resolve_config
 from jaxrl_llm.tools import files
+from jaxrl_llm.topologies import groups
 
 Row = dict[str, Any]
 FILE = "completions.jsonl"
@@ -133,7 +134,7 @@ def _grown(stream: Stream, part, number: int, start: int, problems: int) -> Fore
     planted = stream.partner.plant([problem for problem, _ in part], [ids for _, ids in part], draw=0)
     place = start + (number * problems if stream.partner.by_uid else 0)
     try:
-        return stream.groups(planted, np.arange(len(part)), place * stream.group)
+        return stream.run(planted, groups(range(len(part)), stream.group), place * stream.group)
     except AllInvalid:
         return planted
 

@@ -265,9 +265,9 @@ class Stream:
         Raises ValueError for weights of another policy, and for knobs that are out of range or that the partner cannot heed.
         """
         known = knobs.read(self.reads, snapshot.knobs, {}, snapshot.setters)
-        dtypes = {"temperature": np.float32, "max_tokens": np.int32, "spread": np.float32}
-        chosen = dataclasses.replace(self.sampling, **{
-            name: dtype(known[name]) for name, dtype in dtypes.items() if name in known})
+        dtypes: dict[str, Any] = {"temperature": np.float32, "max_tokens": np.int32, "spread": np.float32}
+        values: dict[str, Any] = {name: dtype(known[name]) for name, dtype in dtypes.items() if name in known}
+        chosen = dataclasses.replace(self.sampling, **values)
         sampling_lib.check(chosen)
         limits = self.partner.limits(*(int(known[name]) if name in known else None
                                        for name in ("max_tokens", "max_turns", "announced_turns")))
@@ -305,8 +305,8 @@ class Stream:
             if self.alone and not is_mine(uid, self.group):
                 continue
             ids = prompts[act.at]
-            planted = [Planted(role, filled, logprobs) for role, what, logprobs in map(Part._make, act.parts)
-                       if (filled := self._filled(what, forest.problems[act.at], uid))]
+            planted = [Planted(part.role, filled, part.logprobs and list(part.logprobs)) for part in map(Part._make, act.parts)
+                       if (filled := self._filled(part.what, forest.problems[act.at], uid))]
             self._queue.append((uid, Trajectory(
                 list(ids), act.at, ids, most=act.limit, limits=self._under.limits, planted=planted, sampling=act.sampling,
                 version=self._engine.version)))
@@ -513,11 +513,11 @@ class Stream:
         stops = self.stop_strings if "stop_texts" in self.kind.can else ()
         most = max((one.tokens for one in going.values()), default=1)  # under the limits that held when they began
         under = {tuple(one.sampling.items()): one.sampling for one in going.values()}
-        under = {key: dataclasses.replace(self._under.sampling, max_tokens=np.int32(most), **{
-            name: np.float32(value) for name, value in own.items()}) for key, own in under.items()}
+        plain = dataclasses.replace(self._under.sampling, max_tokens=np.int32(most))
+        sampling = {key: changed(plain, own) for key, own in under.items()}
         limits = [self.partner.limit(one) for one in going.values()]
         self._engine.submit(*(Request(
-            number, limit, one.ids, keep=self.partner.goes_on, sampling=under[tuple(one.sampling.items())],
+            number, limit, one.ids, keep=self.partner.goes_on, sampling=sampling[tuple(one.sampling.items())],
             forced=one.forced[:limit] if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
             written=(written or {}).get(uid), key=key)
             for number, key, limit, (uid, one) in zip(numbers, keys, limits, going.items())))
@@ -571,6 +571,14 @@ class Stream:
             self._engine.extend(uid + REQUEST * one.request, ids, self.partner.limit(one))
         else:
             self._submit({uid: one})
+
+
+def changed(sampling: sampling_lib.Sampling, numbers: Mapping[str, float]) -> sampling_lib.Sampling:
+    """A distribution with other numbers; ValueError for those out of range."""
+    values: dict[str, Any] = {name: np.float32(value) for name, value in numbers.items()}
+    changed = dataclasses.replace(sampling, **values)
+    sampling_lib.check(changed)
+    return changed
 
 
 def words_of(key: jax.Array, uids: np.ndarray) -> list[tuple[int, int]]:

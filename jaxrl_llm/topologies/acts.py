@@ -5,6 +5,7 @@
     Begin(at=3, parts=(Part(Role.HINT, "Think of primes. "),), limit=200)  # the policy goes on after a text, to 200 tokens
     groups(prompts, 8)                                                     # eight at each of these prompts
 """
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -31,7 +32,8 @@ class Part(NamedTuple):
     logprobs: Sequence[float] | None = None
 
 
-class Begin(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Begin:
     """Begins `count` trajectories at a prompt, neither more nor fewer.
 
     at: the prompt, a row of the forest.  parts: what each of them begins with.
@@ -43,7 +45,7 @@ class Begin(NamedTuple):
     count: int = 1
     parts: tuple[Part, ...] = ()
     limit: int | None = None
-    sampling: Mapping[str, float] = {}
+    sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 class Stop(NamedTuple):
@@ -64,7 +66,7 @@ def groups(prompts: Sequence[int] | np.ndarray, count: int | np.ndarray) -> tupl
 
 def limited(acts: Sequence[Act], limits: np.ndarray) -> list[Act]:
     """The acts with at most `limits` i32[P] tokens after each prompt."""
-    return [act._replace(limit=int(min(limits[act.at], limits[act.at] if act.limit is None else act.limit)))
+    return [dataclasses.replace(act, limit=int(min(limits[act.at], limits[act.at] if act.limit is None else act.limit)))
             if isinstance(act, Begin) else act for act in acts]
 
 
@@ -74,7 +76,7 @@ def numbered(acts: Sequence[Act], first: int, group: int) -> tuple[list[tuple[Be
     A block of uids, those with the same `uid // group`, is of one prompt: acts at one prompt that follow each other go on in
     its blocks, and the next prompt begins a new one. Processes share out blocks by their numbers.
     """
-    found, next_uid = [], -(-first // group) * group
+    found, next_uid = list[tuple[Begin, range]](), -(-first // group) * group
     for _, some in itertools.groupby((act for act in acts if isinstance(act, Begin)), key=lambda act: act.at):
         for act in some:
             found.append((act, range(next_uid, next_uid + act.count)))

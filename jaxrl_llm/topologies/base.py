@@ -146,9 +146,9 @@ def asked(forest: Forest) -> np.ndarray:
     return group_sizes(forest) + forest.lost
 
 
-def drawn_at_once(prompts: int, counts: Callable[[Forest], np.ndarray], choose: Callable[[Forest], np.ndarray],
+def drawn_at_once(prompts: int, counts: Callable[[Forest], np.ndarray | int], choose: Callable[[Forest], np.ndarray],
                   most: int | None = None) -> Topology:
-    """`prompts` problems; once all are drawn, each gets the number of trajectories given by `counts(forest) -> i64[P]`."""
+    """`prompts` problems; once all are drawn, each gets `counts(forest) -> i64[P]` trajectories, or one number for all."""
     def plan(forest):
         if not forest.problems:
             return Plan(draw=prompts)

@@ -1,4 +1,5 @@
 """Some completions begin with the problem's solution, or a part of it, in whatever another topology plans."""
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def guided(inner: Topology, *, group: int, guide: Guide) -> Topology:
     def aided(act):
         shares = guide.first(act.count)
         places = [0, *np.flatnonzero(np.diff(shares)) + 1, act.count]
-        return [act._replace(count=int(end - start), parts=act.parts + parts_of(shares[start]))
+        return [dataclasses.replace(act, count=int(end - start), parts=act.parts + parts_of(shares[start]))
                 for start, end in zip(places, places[1:])]
 
     def shares_of(forest):

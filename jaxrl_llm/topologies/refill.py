@@ -1,4 +1,5 @@
 """Further problems replace those that a filter drops (dynamic sampling, DAPO, arXiv 2503.14476)."""
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -44,8 +45,8 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
                                       "parts; leave one of the two out")
         if wanted.acts:
             rows = np.flatnonzero(last)
-            return wanted._replace(acts=tuple(act._replace(at=int(rows[act.at])) if isinstance(act, Begin) else act
-                                            for act in wanted.acts))
+            return wanted._replace(acts=tuple(dataclasses.replace(act, at=int(rows[act.at])) if isinstance(act, Begin) else act
+                                              for act in wanted.acts))
         enough = passed(forest).sum() >= prompts or forest.draw[-1] + 1 >= attempts
         return Plan() if enough else inner.plan(select(forest, np.zeros(len(last), bool)))
 

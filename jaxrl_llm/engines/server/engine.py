@@ -4,6 +4,7 @@ import hashlib
 import queue
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import jax
 import numpy as np
@@ -220,7 +221,7 @@ class ExternalEngine(Collects):
 
 def joined(begun: Node, rest: Node) -> Node:
     """A node whose first tokens are those of `begun`."""
-    columns = {name: np.concatenate([getattr(begun, name), getattr(rest, name)])
+    columns: dict[str, Any] = {name: np.concatenate([getattr(begun, name), getattr(rest, name)])
                for name in ("tokens", "logprobs", "entropies", "policy_version")}
     return dataclasses.replace(rest, start=begun.start, **columns)
 
