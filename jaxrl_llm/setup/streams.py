@@ -39,7 +39,7 @@ def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) ->
 
 def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, server: external.Server | None,
                 asked: Sequence[Sequence[tasks.Problem]], judge: Judge, wanted: Mapping[str, str] | None = None,
-                programs: int = 1, max_tokens: int = 0, columns: tuple[str, ...] = ()) -> Stream:
+                programs: int = 1, max_tokens: int = 0, columns: tuple[str, ...] = (), at_once: int | None = None) -> Stream:
     """The stream of a run.
 
     Args:
@@ -50,6 +50,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
       programs: kinds of distributions; evaluation sets that cut the distribution otherwise have another.
       max_tokens: T; 0: the one of training.
       columns: names of the further token columns that the method reads.
+      at_once: rollouts of a prompt that begin together; None: `sampling.group`.
     """
     s = config.sampling
     T = max_tokens or s.max_tokens
@@ -65,9 +66,9 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     replicas = parallel.sampler_mesh(mesh, s.tensor)
     if s.tensor:
         parallel.check_heads(replicas, model.config.num_heads, model.config.num_kv_heads)
-    run = Wanted(model, replicas, tokenizer, config.prompts.per_step, s.group, 1 if partner.goes_on else s.micro_batches,
-                 prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
-                 columns=columns)
+    run = Wanted(
+        model, replicas, tokenizer, config.prompts.per_step, at_once or s.group, 1 if partner.goes_on else s.micro_batches,
+        prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server, columns=columns)
     several = mesh.size > 1 and not partner.goes_on and server is None
     wanted = {**(wanted or {}), **({"extend": f"environment {config.environment!r}"} if partner.goes_on else {}),
               **({"mesh": f"a mesh of {mesh.size} devices"} if several else {}),

@@ -69,7 +69,8 @@ class Topology(NamedTuple):
     `most`: the maximum number of rollouts of a prompt; None: `sampling.group`. `metrics(forest) -> numbers by name`, of a
     complete batch. `finish(forest) -> forest` is called once with each complete batch, before `choose`: it may change parents,
     roles and rewards, or replace trajectories. `memory`: plain data that the functions change and that outlives a batch; None:
-    there is none. Checkpoints have it with the position in the data.
+    there is none. Checkpoints have it with the position in the data. `at_once`: how many rollouts of a prompt it begins
+    together, for which engines are compiled; None: `sampling.group`.
     """
 
     plan: Callable[[Forest], Plan]
@@ -78,6 +79,7 @@ class Topology(NamedTuple):
     metrics: Callable[[Forest], dict[str, float]] = lambda forest: {}
     finish: Callable[[Forest], Forest] = lambda forest: forest
     memory: dict[str, Any] | None = None
+    at_once: int | None = None
 
 
 TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False)
