@@ -168,12 +168,11 @@ class Learner:
         """
         weights = {knob.name for knob in self.reads if knob.shape is None}  # the learner alone reads them
         values = {name: value for name, value in self.controls.proposed(state.control).items() if name not in weights}
-        params, others = state.params, (state.lora, state.key, values)
-        prior = state.control.get("prior")
+        params, lora, key, prior = state.params, state.lora, state.key, state.control.get("prior")
         if apart:
             params = parallel.apart(params, self.mesh, self.policy.model.dtype, self.replicas)
-            others, prior = jax.tree.map(jax.numpy.copy, (others, prior))
-        return Snapshot(int(state.step), params, *others, self.controls.setters, prior)
+            lora, key, values, prior = jax.tree.map(jax.numpy.copy, (lora, key, values, prior))
+        return Snapshot(int(state.step), params, lora, key, values, self.controls.setters, prior)
 
     def evaluated(self, state: TrainState, score: float) -> tuple[TrainState, bool]:
         """The state after an evaluation with this score, and whether the controllers requested a reset, which is then done.
