@@ -7,15 +7,14 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny_config
 from run_files import assert_same, lines, repeatable
 
-from jaxrl_llm import control
 from jaxrl_llm.compare.ledger import read_run
-from jaxrl_llm.control.base import Controller
 from jaxrl_llm.models import weights
-from jaxrl_llm.runs import loop, trained
+from jaxrl_llm.runs import loop, phases, trained
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.phases import phases_of
 from jaxrl_llm.setup.stored import stored_config, whole_config
@@ -164,16 +163,38 @@ def test_a_phase_ends_early_and_another_is_added(tmp_path):
         loop.train(tiny("flat(steps=8), other(steps=2)", steps=10), tmp_path, resume=True)
 
 
-@pytest.fixture
-def seen():
-    """A controller that counts the steps it has observed, and 100 for each phase that it entered."""
-    def counter():
-        return Controller(lambda prompts: jnp.zeros(prompts, jnp.int32), lambda count: {}, lambda count, facts: count + 1,
-                          facts=("step",), knobs=(), begin=lambda count: count + 100)
+@pytest.mark.slow
+def test_what_a_phase_takes_over():
+    """Moments and records of problems go on; what is fresh, of other problems or learned before a fresh start begins anew."""
+    text = "a, b, c(fresh=optimizer), d(weights=first), e(learner.max_skipped=7)"
+    _, *others = phases_of(tiny(text, steps=5, method="historical_variance", objective=""))
+    run, params = setup.build(others[0].config)
+    state = setup.initial_state(run, params)
+    steps = run.schedule.steps(run.source, run.learner, state, run.learner.frozen(state.params))
+    for _ in range(2):
+        last = next(steps).learned.state
+    last = jax.device_get(last.replace(key=jax.random.key_data(last.key)))
 
-    control.base.CONTROLLERS["counter"] = counter
-    yield
-    del control.base.CONTROLLERS["counter"]
+    def taken(phase, same=True):
+        again = jax.tree.map(jnp.array, last)
+        key = jax.random.wrap_key_data(again.key)
+        return phases.carried(run, again.replace(key=key), phase, same)
+
+    def moments(found):
+        return float(sum(np.abs(x).sum() for x in jax.tree.leaves(optax.tree.get(found.opt_state, "mu"))))
+
+    known = {name: taken(phase) for name, phase in zip("bcde", others)}
+    had = moments(last)
+    assert had > 0 and moments(known["b"]) == moments(known["e"]) == had and moments(known["c"]) == moments(known["d"]) == 0
+    for name, found in known.items():
+        visits = found.control["historical_variance"]
+        assert int(visits.times.sum()) == 8 and int(visits.chosen) >= 0, name
+        assert int(found.step) == 0
+        jax.tree.map(np.testing.assert_array_equal, found.params, last.params)
+    keys = {tuple(np.asarray(jax.random.key_data(found.key)).tolist()) for found in known.values()}
+    assert len(keys | {tuple(last.key.tolist())}) == 5, "each phase has random draws of its own"
+    other = taken(others[0], same=False)
+    assert int(other.control["historical_variance"].times.sum()) == 0 and moments(other) == had
 
 
 def test_faults_of_all_phases_come_before_the_first_step(tmp_path):

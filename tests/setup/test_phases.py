@@ -1,6 +1,7 @@
 """The text of phases as configurations, and all faults of all phases at once."""
 import pytest
 
+from jaxrl_llm.compare import plan
 from jaxrl_llm.setup import phases
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.store.begun import Begun
@@ -108,3 +109,21 @@ def test_the_configuration_of_the_phases_that_have_begun():
     assert phases.recorded(config).learner.epochs == 0, "each phase resolves it by its own method"
     config.phases = ""
     assert phases.at(config, []) is config and phases.recorded(config).learner.epochs == 1
+
+
+@pytest.mark.parametrize("text, follow", (
+    ("", False), ("all", False), ("a(steps=5), b", False), ("a, b", True), ("a(steps=50%), b", True),
+    ("a(steps=5), b(steps=5)", True),
+))
+def test_budgets_in_other_units_leave_the_number_of_steps_open(text, follow):
+    """The last phase has what is left of a run that a budget of tokens ends, and the others have numbers of steps."""
+    assert phases.follows_steps(text) == follow
+    config = default_config()
+    config.phases = text
+    entry, = plan.read_entries("rloo", config)
+    budget = plan.read_budget("tokens=1e5", config)
+    if follow:
+        with pytest.raises(ValueError, match="rloo: phases='.*' needs the number of steps, which a budget in"):
+            plan.check_schedule(entry, budget)
+    else:
+        plan.check_schedule(entry, budget)
