@@ -3,7 +3,7 @@
 To add one, write a function `(run: Wanted) -> EngineKind` under `@engine(name=..., provides=...)`, in a file of this folder or
 of your own, which `sampling.engine` names as "module:function".
 """
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from jax.sharding import Mesh
@@ -144,11 +144,16 @@ ENGINES = registry.PartTable("engine", EngineKind, keywords=False)  # by functio
 engine = ENGINES.enter
 
 
+def lacking(name: str, can: Container[str], wanted: Mapping[str, str]) -> list[str]:
+    """A line for each ability of `CAN` that a run wants and the engine of that name lacks; `wanted`: what -> what for."""
+    return [f"{why} needs an engine that {CAN[what]}, and {name!r} does not; set sampling.engine='auto' and server.url='', or "
+            "leave that out" for what, why in wanted.items() if what not in can]
+
+
 def check_can(kind: EngineKind, wanted: Mapping[str, str]) -> None:
-    """Raises ValueError if an engine lacks something of `CAN` that a run wants; `wanted`: what -> what for."""
-    if lacking := [f"{why} needs an engine that {CAN[what]}" for what, why in wanted.items() if what not in kind.can]:
-        raise ValueError(f"{'; '.join(lacking)}, and {kind.name!r} does not; set sampling.engine='auto' and server.url='', or "
-                         "leave that out")
+    """Raises ValueError with the lines of `lacking`, if there are any."""
+    if lines := lacking(kind.name, kind.can, wanted):
+        raise ValueError("\n".join(lines))
 
 
 def check_provides(kind: EngineKind, columns: Sequence[str]) -> None:

@@ -61,8 +61,8 @@ def sections() -> Iterator[tuple[str, list[ConfigKey]]]:
     places = {one.asname or one.name: f"{line.module}.{one.name}" for line in tree.body if isinstance(line, ast.ImportFrom)
               for one in line.names}
     joined = next(line.value for line in tree.body if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "ROOMS")
-    for name in joined.elts:
-        file = Path(__file__).parents[2] / f"{places[name.id].replace('.', '/')}.py"
+    for name in [node.id for node in ast.walk(joined) if isinstance(node, ast.Name)]:
+        file = Path(__file__).parents[2] / f"{places[name].replace('.', '/')}.py"
         yield from rooms(file.read_text(encoding="utf-8"))
 
 

@@ -100,7 +100,7 @@ def against(method: str, changes: Mapping[str, Any]) -> list[str]:
         config, judge, _, made, _, around = composed(phase.config)
         if judge.runner is not None:
             judge.runner.close()
-        lines = [*why.unmet(made), *why.conflicting(config, made, around)]
+        lines = why.against(config, made, around)
         found += [f"phase {phase.name!r}: {line}" for line in lines] if phase.name else lines
     return found
 

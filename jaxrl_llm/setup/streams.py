@@ -70,9 +70,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
         model, replicas, tokenizer, config.prompts.per_step, at_once or s.group, 1 if partner.goes_on else s.micro_batches,
         prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server, columns=columns)
     several = mesh.size > 1 and not partner.goes_on and server is None
-    wanted = {**(wanted or {}), **({"extend": f"environment {config.environment!r}"} if partner.goes_on else {}),
-              **({"mesh": f"a mesh of {mesh.size} devices"} if several else {}),
-              **({"paged": "sampling.paged_cache=True"} if s.paged_cache else {})}
+    wanted = wanted_of(config, wanted or {}, partner.goes_on, mesh.size if several else 1)
     sampling = dataclasses.replace(parts.sampling_of(config), max_tokens=np.int32(T),
                                    spread=np.float32(0) if "spread" in wanted else None)
     kind = kinds.choose(s.engine, run, wanted)
@@ -84,6 +82,16 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
                          "set sampling.engine='slots', or run it on one process")
     partner.alone = stream.alone
     return stream
+
+
+def wanted_of(config: ConfigDict, wanted: Mapping[str, str], goes_on: bool, devices: int = 1) -> dict[str, str]:
+    """What a run asks of its engine, see `engines.base.CAN`, and what for: what the method wants and what settings ask.
+
+    `goes_on`: whether trajectories go on after words of an environment. `devices`: of a mesh that the engine samples on.
+    """
+    return {**wanted, **({"extend": f"environment {config.environment!r}"} if goes_on else {}),
+            **({"mesh": f"a mesh of {devices} devices"} if devices > 1 else {}),
+            **({"paged": "sampling.paged_cache=True"} if config.sampling.paged_cache else {})}
 
 
 def make_partner(config: ConfigDict, tokenizer, judge: Judge, asked: Sequence[Sequence[tasks.Problem]], max_tokens: int

@@ -14,12 +14,15 @@ from jaxrl_llm.advantages import alike
 from jaxrl_llm.engines import kinds as engines
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines import sampling as sampling_lib
+from jaxrl_llm.engines.base import lacking
+from jaxrl_llm.engines.server import engine as server
 from jaxrl_llm.learning import optimizers, schedules
 from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.models import lora
 from jaxrl_llm.replay import pool
 from jaxrl_llm.sampling.stages import STAGES
 from jaxrl_llm.setup.parts import Parts, recorded_needs
+from jaxrl_llm.setup.streams import wanted_of
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import Conflict, Kind, PartTable
 from jaxrl_llm.values import critic
@@ -41,20 +44,24 @@ class Around(NamedTuple):
 
 
 def check(config: ConfigDict, made: Parts, around: Around = Around()) -> None:
-    """Raises one error with all lines of `unmet` and `conflicting`, if there are any.
+    """Raises one error with all lines of `against`, if there are any.
 
     It is a NotImplementedError if a need is not met, else a ValueError.
     """
-    lacks, against = unmet(made), conflicting(config, made, around)
-    if not lacks and not against:
+    lacks, lines = unmet(made), against(config, made, around)
+    if not lines:
         return
-    lines = [*lacks, *against]
     text = lines[0] if len(lines) == 1 else "\n".join([f"{len(lines)} things stand against this run:", *(
         f"- {line}" for line in lines)])
     if lacks:
         raise NotImplementedError(f"{text}. Parts can be used from your own loop; `python -m jaxrl_llm.methods` lists the "
                                   "other methods")
     raise ValueError(text)
+
+
+def against(config: ConfigDict, made: Parts, around: Around = Around()) -> list[str]:
+    """All that stands against a run, a line each; empty: it can begin."""
+    return [*unmet(made), *unable(config, made), *conflicting(config, made, around)]
 
 
 def unmet(made: Parts) -> list[str]:
@@ -69,6 +76,16 @@ def conflicting(config: ConfigDict, made: Parts, around: Around = Around()) -> l
     values = values_of(config, made, around)
     return list(dict.fromkeys(line for part, conflicts in declared(config, made) for conflict in conflicts
                               for line in _lines(part, conflict, values)))
+
+
+def unable(config: ConfigDict, made: Parts) -> list[str]:
+    """A line for each ability that the run wants and the engine that it names lacks; "auto" is an engine that has them."""
+    name, can = config.sampling.engine, frozenset[str]()
+    if config.server.url:
+        name, can = "server", server.CAN
+    elif name != "auto":
+        can = frozenset(engines.ENGINES.find(name).provides)
+    return lacking(name, can, wanted_of(config, made.wanted, bool(config.environment))) if can else []
 
 
 def _lines(part: str, conflict: Conflict, values: Mapping[str, Any]) -> Iterable[str]:

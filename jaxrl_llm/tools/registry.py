@@ -82,8 +82,8 @@ class Kind:
         return {*self.provides, *getattr(made, "provides", ())}
 
 
-class PartTable(dict[str, Kind]):
-    """The parts of one sort by name.
+class PartTable(dict[str, Any]):
+    """The parts of one sort by name: an entry is a `Kind`, or of the table's own type of kinds.
 
     Args:
       what: the word for one part in errors.

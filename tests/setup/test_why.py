@@ -76,6 +76,17 @@ def test_parts_that_the_configuration_names_are_met_too():
         "method", "the budget 'paper'"]
 
 
+def test_an_engine_that_is_named_lacks_something():
+    config, made, *_ = composed("luffy", sampling__engine="scan", sampling__paged_cache=True, environment="guess_number")
+    assert why.unable(config, made) == [
+        f"{what}, and 'scan' does not; set sampling.engine='auto' and server.url='', or leave that out" for what in (
+            "environment 'guess_number' needs an engine that goes on with a trajectory after tokens of an environment",
+            "sampling.paged_cache=True needs an engine that keeps caches in pages")]
+    config, made, *_ = composed("aepo_advantage", server__url="http://127.0.0.1:1", server__weights="/tmp")
+    with pytest.raises(ValueError, match="'aepo_advantage' needs an engine that measures the entropy .*'server' does not"):
+        why.check(config, made)
+
+
 def test_a_part_from_outside_declares_its_conflicts(monkeypatch):
     def windy():
         return Controller(lambda: (), lambda state: {}, lambda state, facts: state, facts=("step",), knobs=())
@@ -109,7 +120,7 @@ def test_the_command_says_why(monkeypatch, capsys, words, status, told):
 @pytest.mark.parametrize("words, told", (
     (["grpo", "--why", "--config.sampling.grup=1"], "no key 'sampling.grup'; near: sampling.group"),
     (["grpo", "--why", "--sampling.group=1"], "write --config.KEY=VALUE"), (["--why"], "--why needs the NAME of a method"),
-    (["grop", "--why"], "Did you mean 'grpo'"), (["grpo", "--wy"], "not an argument: --wy")))
+    (["grop", "--why"], "Did you mean 'grpo'"), (["grpo", "--wy"], "cannot read '--wy'")))
 def test_what_the_command_cannot_read(monkeypatch, capsys, words, told):
     monkeypatch.setattr(sys, "argv", ["methods", *words])
     with pytest.raises(SystemExit) as ended:
