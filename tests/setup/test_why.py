@@ -105,10 +105,10 @@ def test_a_part_from_outside_declares_its_conflicts(monkeypatch):
     (["gigpo", "--config.lora.rank=4"], True, ["method 'gigpo' needs obs (from an environment, config.environment), which this "
                                                "run does not provide"]),
     (["prorl", "--config.lora.rank=4", "--config.optimizer.schedule=linear"], True, [
-        "method 'prorl' resets the optimiser, with which optimizer.schedule='linear' would begin again and not end at 0; set "
-        "optimizer.schedule=constant, or take another method",
-        "method 'prorl' updates the reference from full weights; LoRA does not change them; set lora.rank=0, or take another "
-        "method"])))
+        "phase 'first': method 'prorl' resets the optimiser, with which optimizer.schedule='linear' would begin again and not "
+        "end at 0; set optimizer.schedule=constant, or take another method",
+        "phase 'first': method 'prorl' updates the reference from full weights; LoRA does not change them; set lora.rank=0, or "
+        "take another method"])))
 def test_the_command_says_why(monkeypatch, capsys, words, status, told):
     monkeypatch.setattr(sys, "argv", ["methods", *words, "--why"])
     with pytest.raises(SystemExit) as ended:
