@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
 from jaxrl_llm.setup import keys, phase_words
+from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.resolve import as_in_paper, resolve
 from jaxrl_llm.store.begun import Begun
 from jaxrl_llm.tools import registry, written
@@ -59,7 +60,7 @@ class Phase:
 
 def text_of(config: ConfigDict) -> str:
     """The phases of a configuration as text: its own, or those of its method; empty for a run without phases."""
-    return config.phases or methods.get(config.method).phases
+    return config.phases or method_of(config).phases
 
 
 def follows_steps(text: str) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from jaxrl_llm import methods
 from jaxrl_llm.methods import composition
+from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import numbers, parts
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.names import method_of
@@ -131,6 +132,12 @@ def test_all_faults_of_all_texts_are_one_error():
             ("config.topology='sngle'", "Did you mean 'single'?"), ("config.recorders='teachr'", "Did you mean 'teacher'?")),
             strict=True):
         assert line.startswith(f"  {where}") and what in line
+
+
+def test_a_run_begins_with_these_faults(tmp_path):
+    with pytest.raises(ValueError, match="3 faults of the composition:"):
+        loop.train(tiny(method="grppo", task="arithmetik", estimator="rlo"), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.parametrize("changes, message", (
