@@ -2,6 +2,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,8 +30,8 @@ def wanted(run: Run, state: TrainState) -> np.ndarray | None:
     return times if times.any() else None
 
 
-def measured(run: Run, state: TrainState, seen: tuple, times: np.ndarray, folder: Path, progress: Progress, timer: PhaseTimer,
-             again: bool = False) -> Asked:
+def measured(run: Run, state: TrainState, seen: tuple[Any, Any], times: np.ndarray, folder: Path, progress: Progress,
+             timer: PhaseTimer, again: bool = False) -> Asked:
     """The whole measure with the weights `seen`; a run that was resumed (`again`) continues one that this step had begun."""
     step, total = int(state.step), int((times > 0).sum())
     begun = parallel.first(_begun(folder / FILE, step, times) if again else asked.none(len(times)))

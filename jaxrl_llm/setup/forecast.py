@@ -84,6 +84,12 @@ def critic_programs(run: Run) -> int:
     return max(one.shapes for one in layout.update_programs) + 2 if packed else run.source.ladders.programs
 
 
+def replay_programs(run: Run) -> int:
+    """Programs that update on replayed batches, where these have an objective of their own."""
+    again = run.learner.rehearsal
+    return 0 if again is None or again.layout is run.learner.layout else sum(one.shapes for one in again.layout.update_programs)
+
+
 def forecast(run: Run) -> list[tuple[str, str]]:
     """Rows for the head of a run: memory per device and useful operations of a step at maximum lengths, and programs.
 
@@ -104,7 +110,7 @@ def forecast(run: Run) -> list[tuple[str, str]]:
         warnings.warn(refusal, RuntimeWarning, stacklevel=2)
     operations, layout = sum(plan.step_flops(c, w).values()), run.learner.layout
     counts = {"updates": sum(one.shapes for one in layout.update_programs),
-              "updates of the critic": critic_programs(run),
+              "updates on replayed batches": replay_programs(run), "updates of the critic": critic_programs(run),
               "log-probs": sum(one.shapes for one in layout.logprob_programs)}
     programs = [f"{count} of {what}" for what, count in counts.items() if count]
     rows = [("memory per device, estimated", f"{estimate.updating / 1e9:.2f} GB updating, {estimate.sampling / 1e9:.2f} GB "

@@ -29,8 +29,9 @@ from jaxrl_llm.topologies import Topology, narrowed, oracle, refill
 def with_topology(config: ConfigDict, made: Parts, source: Source, policy: Policy, prior: Prior | None) -> Source:
     """The source with the topology and the stages of the method; `prior`: predicts what to expect of problems, if not None."""
     source = dataclasses.replace(source, topology=make_topology(config, made, config.prompts.per_step))
-    if made.estimator.has_critic:  # half of the update programs are the critic's
-        source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // 2))
+    kinds = 1 + made.estimator.has_critic + (made.rehearsed is not None)  # programs of updates: of the critic, of replays
+    if kinds > 1:
+        source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // kinds))
 
     def fewer(prompts):
         return filtered(config, made.filters, make_topology(config, made, prompts), source.view, prompts)
