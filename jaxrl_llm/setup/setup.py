@@ -67,7 +67,7 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     sets = make_sets(config, task)
     mesh = make_mesh(config)
     policy = dataclasses.replace(
-        policy_of(config, model, mesh), replays=made.objective.replays, slopes=CURRENT_ENTROPIES in made.objective.needs)
+        policy_of(config, model, mesh), replays=made.objective.replays, slopes=CURRENT_ENTROPIES in made.needs)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
     agreement.check_data(task, source.data, config.eval.problems)
     made = made.with_controllers(moments.controllers(source))

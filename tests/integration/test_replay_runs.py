@@ -61,8 +61,8 @@ def by_uid(forest, rollouts):
 
 def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
-    assert {*NAMES, *APART, "rapo_curriculum", "rapo_steps", "dots_rr", "dart_tis", "props"} == replaying
-    assert replaying - {"rapo_steps"} <= set(methods.runnable()), "the step reward reads what an environment counts"
+    assert {*NAMES, *APART, "rapo_curriculum", "rapo_steps", "dots_rr", "dart_tis", "props", "archer"} == replaying
+    assert replaying - {"rapo_steps", "archer"} <= set(methods.runnable()), "these read what an environment counts"
     run, _ = setup.build(tiny("grpo"))
     assert "buffer" not in run.source.position()
     with pytest.raises(ValueError, match="config.replay='reuse=1.0': .* method 'grpo' has no replay rule here"):
