@@ -17,7 +17,7 @@ from jaxrl_llm.objectives.schedules import is_schedule, takes_steps
 from jaxrl_llm.runs.progress import ENDLESS  # of runs with a budget in another unit than steps, which ends them
 from jaxrl_llm.setup.keys import set_key
 from jaxrl_llm.setup.names import method_of
-from jaxrl_llm.setup.phases import follows_steps, recorded, text_of
+from jaxrl_llm.setup.phases import follows_steps, phases_of, recorded, text_of
 from jaxrl_llm.store import own_code
 from jaxrl_llm.store.workdir import config_changes, read_config, resolve_config
 from jaxrl_llm.tools import written
@@ -200,8 +200,12 @@ def read_budget(text: str, config: ConfigDict) -> Budget:
 
 
 def check_schedule(entry: Contestant, budget: Budget) -> None:
-    """Raises ValueError if the budget does not give what a run needs: a number of steps for its schedules, evaluations."""
+    """Raises ValueError if the budget does not give what a run needs: steps for schedules and phases, evaluations."""
     if budget.unit == "steps":
+        try:
+            phases_of(changed(entry.config, {"steps": int(budget.size)}))
+        except ValueError as error:
+            raise ValueError(f"{entry.label}: {error}") from None
         return
     if following := _following_steps(entry.config):
         raise ValueError(f"{entry.label}: {', '.join(following)} needs the number of steps, which a budget in {budget.unit} "

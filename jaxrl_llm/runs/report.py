@@ -52,5 +52,7 @@ def _print_report(evaluations: dict, workdir: PurePath) -> None:
         print("this run was already finished; raise --config.steps to continue it")
         return
     print_table({f"{when} training" if when in ("before", "after") else when: one for when, one in evaluations.items()})
+    if evaluations.keys() - {"before", "after"}:
+        print("each column is of the held-out problems and the limits of its own phase; eval.sets are the same in all phases")
     Console().print(f"Curves: {workdir}/curves.png   samples: {workdir}/samples/   metrics: {workdir}/metrics.jsonl\n"
                     f"TensorBoard: tensorboard --logdir {workdir}", highlight=False, soft_wrap=True)

@@ -139,18 +139,22 @@ def _phase(name: str, number: int, texts: Mapping[str, str], base: ConfigDict, f
     for key in ("method", "setting"):
         if key in texts:
             change(key)
-    if config.setting == "paper" and config.method in methods.METHODS:  # the phase's own keys stand above the paper's
-        config = as_in_paper(config, methods.get(config.method).defaults)
+    row = _row(config.method)
+    if config.setting == "paper" and row is not None:  # the phase's own keys stand above the paper's
+        config = as_in_paper(config, row.defaults)
         config.setting = ""
     for key in texts:
         if key not in ("method", "setting"):
             change(key)
-    if "method" in changes and (own := _own_phases(config.method)):
-        faults.append(f"phase {name!r}: method {config.method!r} has phases of its own, {own!r}; write them in its place")
+    if "method" in changes and row is not None and row.phases:
+        faults.append(f"phase {name!r}: method {config.method!r} has phases of its own, {row.phases!r}; write these here")
     words = phase_words.checked(name, number, changes, config.eval.every, faults)
     return Phase(name=name, number=number, config=config, changes=changes, **words)
 
 
-def _own_phases(method: str) -> str:
-    """The phases of a method's row; of an unknown method, which is reported where the phase is built, none."""
-    return methods.METHODS[method].phases if method in methods.METHODS else ""
+def _row(method: str) -> methods.Method | None:
+    """The row of a method; None for an unknown one, which is reported where the phase is built."""
+    try:
+        return methods.get(method)
+    except ValueError:
+        return None

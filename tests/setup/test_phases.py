@@ -83,6 +83,7 @@ def test_all_faults_of_all_phases_are_said_at_once():
     ("a(steps=100), b", "config.steps=100 leaves 0 for the phases without a number of steps, b; each needs one or more"),
     ("a(steps=2.5), b", "config.steps=2.5: it is 100 here, of type int"),
     ("a(phases='b')", "phases is of the whole run"),
+    ("a, b(method=sws)", "phase 'b': method 'sws' has phases of its own, 'first, second(weights=first)'; write these here"),
 ))
 def test_steps_and_nested_phases(text, fault):
     with pytest.raises(ValueError, match="config.phases=.a") as caught:
@@ -127,3 +128,12 @@ def test_budgets_in_other_units_leave_the_number_of_steps_open(text, follow):
             plan.check_schedule(entry, budget)
     else:
         plan.check_schedule(entry, budget)
+
+
+def test_steps_of_a_comparison_are_shared_out_before_any_run():
+    config = default_config()
+    config.phases = "a(steps=5), b(steps=5)"
+    entry, = plan.read_entries("rloo", config)
+    plan.check_schedule(entry, plan.Budget("steps", 10))
+    with pytest.raises(ValueError, match="rloo: config.phases=.*\n  the phases have 10 steps together, and config.steps is 12"):
+        plan.check_schedule(entry, plan.Budget("steps", 12))
