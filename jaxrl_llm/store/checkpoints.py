@@ -165,7 +165,7 @@ class Checkpoints:
                 target = next((tree for tree in targets if _named_leaves(tree).keys() <= stored.keys()), targets[-1])
                 abstract = jax.tree.map(_abstract, target)
                 _check_tensors(abstract, stored, f"{self.directory}/{candidate}", part)
-                stored, problem = _in_all(self._read, candidate, abstract, part)
+                stored, problem = _in_all(self._read, candidate, abstract)
             if problem is None:  # every process has its pieces now, and the checksums need all of them
                 (state, content), (_, problem) = stored, _in_all(_check_sums, *stored)
             if problem is None:
@@ -195,20 +195,19 @@ class Checkpoints:
         leaves = jax.tree.leaves(metadata.tree, is_leaf=lambda x: hasattr(x, "shape"))
         return {leaf.name: leaf for leaf in leaves if hasattr(leaf, "shape")}
 
-    def _read(self, step: int, abstract: PyTree, part: bool) -> tuple[PyTree, Any]:
+    def _read(self, step: int, abstract: PyTree) -> tuple[PyTree, Any]:
         """The stored arrays and `{"host": ..., "checksums": ...}`.
 
-        It uses the manager's handlers without its barriers: a process that cannot read its pieces must be able to tell others.
+        Branches without arrays need not be stored: states of later versions have further ones. It uses handlers without the
+        manager's barriers: a process that cannot read its pieces must be able to tell others.
         """
         folder = self.directory / str(step)
         content = self._handlers["host"].restore(folder / "host", args=ocp.args.JsonRestore())
-        if part:
-            plain = _plain(abstract)
-            placed = ocp.checkpoint_utils.construct_restore_args(plain)
-            asked = ocp.args.PyTreeRestore(plain, placed, partial_restore=True)
-            state = ocp.PyTreeCheckpointHandler().restore(folder / "state", args=asked)
-            return jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(state)), content
-        state = self._handlers["state"].restore(folder / "state", args=ocp.args.StandardRestore(abstract))
+        plain = _plain(abstract)
+        placed = ocp.checkpoint_utils.construct_restore_args(plain)
+        asked = ocp.args.PyTreeRestore(plain, placed, partial_restore=True)
+        state = ocp.PyTreeCheckpointHandler().restore(folder / "state", args=asked)
+        state = jax.tree.unflatten(jax.tree.structure(abstract), jax.tree.leaves(state))
         return state, content
 
     def _check_room(self, step: int, arrays: PyTree, others: int) -> None:

@@ -104,6 +104,14 @@ def test_a_part_of_a_checkpoint_is_read_and_checked_alone(tmp_path):
         reader.restore({"params": {"v": jnp.zeros(3)}}, part=True)
 
 
+def test_a_state_of_a_later_version_has_further_branches_without_arrays(tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, Counters(jnp.int32(5), None)._asdict())
+    later = {"seen": jnp.int32(0), "nothing": None, "replayed": None, "models": {}}
+    assert Checkpoints(tmp_path, read_only=True).restore(later).state == {
+        "seen": 5, "nothing": None, "replayed": None, "models": {}}
+
+
 def test_buffers_may_be_donated_right_after_save(tmp_path):
     overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
     expected = np.random.default_rng(0).standard_normal((512, 2048)).astype(np.float32)
