@@ -61,11 +61,11 @@ def renewed(method: str, text: str) -> str:
     if "kl_coef" in numbers:
         estimator = numbers.pop("kl_estimator", "k3")
         estimator = "unbiased" if numbers.pop("kl_ratio", False) else estimator
-        terms.append(("kl", {"coef": numbers.pop("kl_coef")} | ({} if estimator == "k3" else {"estimator": estimator})))
+        terms.append(f"kl({numbers.pop('kl_coef')}{f', estimator={estimator}' * (estimator != 'k3')})")
     if "entropy_coef" in numbers:
-        terms.append(("entropy", {"coef": numbers.pop("entropy_coef")}))
+        terms.append(f"entropy({numbers.pop('entropy_coef')})")
     base = written.written("", numbers)[1:-1]
-    return " + ".join([base, *(written.written(*term) for term in terms)]).strip()
+    return " + ".join([base, *terms]).strip()
 
 
 def _checked(parts: Sequence[Part]) -> Sequence[Part]:

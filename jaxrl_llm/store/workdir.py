@@ -24,6 +24,7 @@ from jaxrl_llm.store.lock import Held, at_home, writing
 from jaxrl_llm.tools import files
 
 SCHEMA_VERSION = 3
+_SINCE_3 = ("filters", "topology", "recorders", "replay_estimator", "replay_objective", "phases", "stages")  # keys
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
 
 
@@ -218,15 +219,15 @@ def current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
     """A stored configuration as it is now.
 
     Runs of version 1 have alpha / rank in A: their adapters have alpha = rank. Up to version 2 `controllers` was `control`,
-    and filters, topologies and recorders were those of the method; divergences, entropy bonuses and the balance of experts
-    were numbers of objectives and of the learner.
+    and the parts under `_SINCE_3` were those of the method; divergences, entropy bonuses and the balance of experts were
+    numbers of objectives and of the learner.
     """
     lora = config.get("lora", {})
     if version == 1 and lora.get("rank"):
         config = config | {"lora": lora | {"alpha": float(lora["rank"])}}
     if version in (1, 2) and "control" in config:
         renamed = {"controllers" if key == "control" else key: value for key, value in config.items()}
-        config = {"filters": "", "topology": "", "recorders": ""} | renamed
+        config = dict.fromkeys(_SINCE_3, "") | renamed
     return config if version not in (1, 2) else _with_terms(config)
 
 
