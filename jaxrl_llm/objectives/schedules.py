@@ -28,7 +28,7 @@ def after(value: float, step: int) -> Schedule:
     return lambda now: jnp.where(now < step, 0.0, value)
 
 
-SCHEDULES = {"linear": linear, "cosine": cosine, "after": after}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"linear": linear, "cosine": cosine, "after": after}
 
 
 def is_schedule(value: Any) -> bool:

@@ -29,7 +29,7 @@ def example():
 def test_worked_example(truncate, counts, loss):
     logprobs, rollouts, A = example()
     assert within_budget(rollouts.mask, 5, truncate=truncate).sum(2).tolist() == [counts]
-    one = objectives.make("c3po", budget=5, truncate=truncate)
+    one = objectives.of("c3po + kl(0.001)", budget=5, truncate=truncate)
     (result, (metrics, _)), slope = jax.value_and_grad(one.update, has_aux=True)(logprobs, rollouts, A, ())
     close(result, loss, rtol=2e-6)
     assert ((slope != 0).sum(2) <= jnp.asarray([counts])).all()

@@ -152,6 +152,28 @@ def test_a_text_schedules_numbers_of_its_parts():
         objectives.of("ppo_clip + kl(linear(0.1, 0))")  # no run says over how many steps
 
 
+OWN_TERM = """
+import jax.numpy as jnp
+from jaxrl_llm.objectives.terms import Term
+
+def unlikely(*, coef, least=-1.0):
+    return Term("unlikely", coef, lambda logprobs, rollouts: jnp.maximum(least - logprobs, 0), metric="unlikely")
+"""
+
+
+def test_a_term_of_your_own_costs_one_file(tmp_path, monkeypatch):
+    (tmp_path / "terms_of_mine.py").write_text(OWN_TERM)
+    monkeypatch.syspath_prepend(tmp_path)
+    logprobs, rollouts, A = example()
+    plain = objectives.ppo_clip().update(logprobs, rollouts, A, ())[0]
+    one = methods.build("grpo", objective="ppo_clip + terms_of_mine:unlikely(after(0.5, 1))")[1]
+    state, mean = one.init(), np.maximum(-1 - np.asarray(logprobs), 0)[np.asarray(rollouts.mask)].mean()
+    for coef in (0, 0.5):
+        loss, (metrics, state) = one.update(logprobs, rollouts, A, state)
+        close(loss, plain + coef * mean, rtol=1e-5)
+        close(metrics["unlikely"], mean, rtol=1e-5)
+
+
 def test_sums_that_are_none():
     for text, message in (("kl(0.1)", "a loss begins with an objective, and 'kl' is a term"),
                           ("ppo_clip + gspo", "gspo in the sum after 'ppo_clip': a loss has one objective"),

@@ -111,7 +111,7 @@ def _loads(terms: list[Term], loads, chosen, per_token, state) -> tuple[Array, M
     """The loss of the experts' loads, and its metrics."""
     losses = {one.name: one.loads(loads, chosen, per_token) for one in terms}
     metrics = {one.metric: lax.stop_gradient(losses[one.name]) for one in terms if one.metric}
-    return sum(one.coef * losses[one.name] for one in terms), metrics
+    return sum((one.coef * losses[one.name] for one in terms), jnp.zeros(())), metrics
 
 
 def by_expert(rollouts: Rollouts) -> Array:
