@@ -26,7 +26,7 @@ from jaxrl_llm.sampling.exchange import exchange, is_mine
 from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies.acts import Act, Part, Share, Stop, numbered
+from jaxrl_llm.topologies.acts import Act, BeginPart, ExpertShare, Stop, numbered
 
 READS = (
     Knob("temperature", least=0, doc="f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the "
@@ -305,7 +305,8 @@ class Stream:
             if self.alone and not is_mine(uid, self.group):
                 continue
             ids = prompts[act.at]
-            planted = [Planted(part.role, filled, part.logprobs and list(part.logprobs)) for part in map(Part._make, act.parts)
+            planted = [Planted(part.role, filled, part.logprobs and list(part.logprobs))
+                       for part in map(BeginPart._make, act.parts)
                        if (filled := self._filled(part.what, forest.problems[act.at], uid))]
             self._queue.append((uid, Trajectory(
                 list(ids), act.at, ids, most=act.limit, limits=self._under.limits, planted=planted, sampling=act.sampling,
@@ -351,9 +352,9 @@ class Stream:
             self._heard(nodes, False, PhaseTimer())
             nodes = self._engine.finished()
 
-    def _filled(self, what: Sequence[int] | str | Share, problem: Problem, uid: int) -> list[int]:
+    def _filled(self, what: Sequence[int] | str | ExpertShare, problem: Problem, uid: int) -> list[int]:
         """The token ids of a part."""
-        if isinstance(what, Share):
+        if isinstance(what, ExpertShare):
             return self.partner.beginning(problem, uid, what.share)
         return list(self.tokenizer.encode(what) if isinstance(what, str) else what)
 

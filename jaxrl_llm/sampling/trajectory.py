@@ -26,7 +26,7 @@ class TurnLimits(NamedTuple):
 
 
 class Planted(NamedTuple):
-    """Tokens that a trajectory begins with, see `topologies.acts.Part`."""
+    """Tokens that a trajectory begins with, see `topologies.acts.BeginPart`."""
 
     role: int
     ids: list[int]

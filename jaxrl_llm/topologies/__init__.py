@@ -11,7 +11,7 @@ The `guides` decide how much of its problem's solution a completion begins with.
 from collections.abc import Iterable
 
 from jaxrl_llm.tools import registry
-from jaxrl_llm.topologies.acts import Act, Begin, Part, Share, Stop, groups
+from jaxrl_llm.topologies.acts import Act, Begin, BeginPart, ExpertShare, Stop, groups
 from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.guided import guided
@@ -48,6 +48,7 @@ def provided(name: str | None, there: Iterable[str]) -> set[str]:
     return {field for kind in kinds for field in kind.provides}
 
 
-__all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Act", "Begin", "Guide", "Part", "Plan", "Rule", "Share", "Stop", "Topology",
-           "budgets", "by_rule", "chosen", "groups", "guide", "guided", "implied", "make", "make_guide", "make_rule",
-           "narrowed", "oracle", "provided", "refill", "rounds", "rule", "rule_names", "single", "sized", "topology"]
+__all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Act", "Begin", "BeginPart", "ExpertShare", "Guide", "Plan", "Rule", "Stop",
+           "Topology", "budgets", "by_rule", "chosen", "groups", "guide", "guided", "implied", "make", "make_guide",
+           "make_rule", "narrowed", "oracle", "provided", "refill", "rounds", "rule", "rule_names", "single", "sized",
+           "topology"]

@@ -1,9 +1,9 @@
 """Acts: what a plan asks of the stream of trajectories.
 
-    Begin(at=3, count=5)                                                   # five trajectories at prompt 3
-    Begin(at=3, parts=(Part(Role.EXPERT, Share(0.5)),))                    # the first half is what an expert says
-    Begin(at=3, parts=(Part(Role.HINT, "Think of primes. "),), limit=200)  # the policy goes on after a text, to 200 tokens
-    groups(prompts, 8)                                                     # eight at each of these prompts
+    Begin(at=3, count=5)                                             # five trajectories at prompt 3
+    Begin(at=3, parts=(BeginPart(Role.EXPERT, ExpertShare(0.5)),))   # the first half is what an expert says
+    Begin(at=3, parts=(BeginPart(Role.HINT, "Primes? "),), limit=9)  # the policy goes on after a text, to nine tokens
+    groups(prompts, 8)                                               # eight at each of these prompts
 """
 import dataclasses
 import itertools
@@ -13,22 +13,22 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Share(NamedTuple):
+class ExpertShare(NamedTuple):
     """The first `share` of what an expert says in a trajectory: 1 is all of it, with its end token."""
 
     share: float
 
 
-class Part(NamedTuple):
+class BeginPart(NamedTuple):
     """Tokens that are planted in a trajectory before sampling goes on, as the beginning of its first turn.
 
-    role: a `Role`; the policy's and an expert's are trained on.  what: token ids, a text, or a `Share`, which the task or the
-    environment fills for each trajectory.  logprobs: f32[n] of the distribution that the ids were drawn from; None: those that
-    the engine computes.
+    role: a `Role`; the policy's and an expert's are trained on.  what: token ids, a text, or an `ExpertShare`, which the task
+    or the environment fills for each trajectory.  logprobs: f32[n] of the distribution that the ids were drawn from; None:
+    those that the engine computes.
     """
 
     role: int
-    what: Sequence[int] | str | Share
+    what: Sequence[int] | str | ExpertShare
     logprobs: Sequence[float] | None = None
 
 
@@ -43,7 +43,7 @@ class Begin:
 
     at: int
     count: int = 1
-    parts: tuple[Part, ...] = ()
+    parts: tuple[BeginPart, ...] = ()
     limit: int | None = None
     sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
 

@@ -7,7 +7,7 @@ import numpy as np
 from jaxrl_llm.data.forest import outcomes
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.tools.registry import Conflict
-from jaxrl_llm.topologies.acts import Begin, Part, Share
+from jaxrl_llm.topologies.acts import Begin, BeginPart, ExpertShare
 from jaxrl_llm.topologies.base import Plan, Topology, asked, topology
 from jaxrl_llm.topologies.guides import Guide
 
@@ -77,6 +77,6 @@ def guided(inner: Topology, *, group: int, guide: Guide) -> Topology:
     return inner._replace(plan=plan, most=(inner.most or group) + group * last)
 
 
-def parts_of(share: float) -> tuple[Part, ...]:
+def parts_of(share: float) -> tuple[BeginPart, ...]:
     """What a completion with this share of a solution begins with."""
-    return (Part(Role.EXPERT, Share(float(share))),) if share else ()
+    return (BeginPart(Role.EXPERT, ExpertShare(float(share))),) if share else ()

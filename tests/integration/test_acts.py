@@ -15,7 +15,7 @@ from jaxrl_llm.sampling.source import jsonable
 from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.setup.judge import make_judge
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies import Begin, Part, Plan, Stop, Topology, groups
+from jaxrl_llm.topologies import Begin, BeginPart, Plan, Stop, Topology, groups
 from jaxrl_llm.topologies.base import everyone
 
 G, KEY = 4, jax.random.key(0)
@@ -103,7 +103,7 @@ def test_rows_sample_and_learn_exact_numbers(method, engine, changes, wanted):
             assert learned.metrics["trained/rollouts"] == trained == int(np.asarray(learned.rollouts.valid).sum())
 
 
-PARTS = (Part(Role.POLICY, [50, 51], [-1.5, -2.5]), Part(Role.HINT, "7"))
+PARTS = (BeginPart(Role.POLICY, [50, 51], [-1.5, -2.5]), BeginPart(Role.HINT, "7"))
 
 
 @pytest.mark.parametrize("engine", ("scan", "slots"))
@@ -126,7 +126,8 @@ def test_a_rollout_goes_on_behind_parts_of_any_role(engine):
 
 
 def test_an_environment_hears_parts_as_the_beginning_of_a_message():
-    stream, forest = begun(chatter.get_config(method="luffy"), [Begin(0, 1, (Part(Role.HINT, "a"), Part(Role.EXPERT, "bc")))])
+    parts = BeginPart(Role.HINT, "a"), BeginPart(Role.EXPERT, "bc")
+    stream, forest = begun(chatter.get_config(method="luffy"), [Begin(0, 1, parts)])
     whole = grown(stream, forest)
     (first, ids, _), (second, said, _), (role, _, text), *_ = nodes_of(whole, 100)
     assert (first, ids, second, said) == (Role.HINT, [97], Role.EXPERT, [98, 99])

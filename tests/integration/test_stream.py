@@ -18,7 +18,7 @@ from jaxrl_llm.sampling import heldout
 from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.setup.judge import make_judge
 from jaxrl_llm.setup.resolve import of_one_turn
-from jaxrl_llm.topologies import Begin, Part, groups
+from jaxrl_llm.topologies import Begin, BeginPart, groups
 
 TOOLS = {"environment": "tool_use(tools=('calculator',), options={'level': 'digit', 'chat': True}, turns=3)",
          "prompts.max_tokens": 0, "sampling.max_tokens": 96, "sampling.turn_tokens": 12}
@@ -107,7 +107,7 @@ def test_the_two_engines_cut_what_an_expert_wrote_at_the_limit_of_a_prompt():
         stream, problem = source.stream, source.task.train[0]
         stream.publish(Snapshot(0, params, None, jax.random.key(0)))
         forest = source.planted([(problem, stream.partner.encode([problem], stream.tokenizer)[0])], 0)
-        forests.append(stream.run(forest, [Begin(0, 1, (Part(Role.EXPERT, [49] * n),), limit=2) for n in range(4)], 0))
+        forests.append(stream.run(forest, [Begin(0, 1, (BeginPart(Role.EXPERT, [49] * n),), limit=2) for n in range(4)], 0))
     assert forests[0].length[1:].tolist() == [2, 1, 1, 2, 2]  # the policy's; an expert's and the policy's; an expert's twice
     for name in ("length", "role", "tokens", "stopped", "rewards"):
         np.testing.assert_array_equal(forests[0].columns[name], forests[1].columns[name], err_msg=name)

@@ -7,7 +7,20 @@ import pytest
 from jaxrl_llm.data.forest import grow, join, outcomes, plant
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.topologies import Begin, Part, Plan, Share, Stop, Topology, budgets, groups, narrowed, refill, rounds, single
+from jaxrl_llm.topologies import (
+    Begin,
+    BeginPart,
+    ExpertShare,
+    Plan,
+    Stop,
+    Topology,
+    budgets,
+    groups,
+    narrowed,
+    refill,
+    rounds,
+    single,
+)
 from jaxrl_llm.topologies.acts import numbered
 from jaxrl_llm.topologies.base import asked as asked_of
 from jaxrl_llm.topologies.base import everyone
@@ -136,14 +149,16 @@ def test_refilling_of_rounds_asks_the_prompts_of_the_last_draw():
 
 def test_refilling_keeps_what_a_plan_says_of_its_acts():
     """Beginnings, for the prompts of the second draw; what is measured of whole batches is refused."""
+    half = (BeginPart(Role.EXPERT, ExpertShare(0.5)),)
+
     def plan(forest):
         if not forest.problems:
             return Plan(draw=2)
-        return Plan() if len(forest.ends) else Plan(acts=(Begin(1, 1, (Part(Role.EXPERT, Share(0.5)),)), Begin(0, 2, limit=3)))
+        return Plan() if len(forest.ends) else Plan(acts=(Begin(1, 1, half), Begin(0, 2, limit=3)))
 
     plans, _ = follow(refill(Topology(plan, everyone), 2, keep=disagree, attempts=2), lambda problem, number: 0.0)
     assert asked(plans) == [2, {1: 1, 0: 2}, 2, {3: 1, 2: 2}]
-    assert plans[3].acts == (Begin(3, 1, (Part(Role.EXPERT, Share(0.5)),)), Begin(2, 2, limit=3))
+    assert plans[3].acts == (Begin(3, 1, half), Begin(2, 2, limit=3))
     measuring = Topology(lambda forest: Plan(measure="gradient_norms") if forest.problems else Plan(draw=2), everyone)
     with pytest.raises(NotImplementedError, match="gradient_norms are measured of a whole batch, and a filter draws"):
         follow(refill(measuring, 2, keep=disagree, attempts=2))
