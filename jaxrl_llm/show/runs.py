@@ -9,6 +9,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jaxrl_llm.compare.ledger import read_run
+from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.runs.progress import format_seconds
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.stored import whole_config
@@ -91,8 +92,9 @@ def _read(path: Path, name: str) -> RunFolder:
         raise FileNotFoundError(f"{path} holds no metrics yet; wait for its first step")
     metrics = {visible(name): values for name, values in ledger.metrics.items()}  # rewards, which anyone may write, name them
     work = "environment" if config.environment else "task"  # an environment brings its own task
-    facts = {"method": config.method, work: config[work], **_of_phases(begun, int(metrics["step"][-1])),
-             **_facts(metrics, ledger.spent, config.steps)}
+    parts = "; ".join(f"{key} = {config[key]}" for key in SLOTS if config[key])
+    facts = {"method": config.method, **({"parts": parts} if parts else {}), work: config[work],
+             **_of_phases(begun, int(metrics["step"][-1])), **_facts(metrics, ledger.spent, config.steps)}
     return RunFolder(path, name, flat(config.to_dict()), metrics, facts, findings(metrics), starts_of(path), begun)
 
 

@@ -49,4 +49,5 @@ def test_a_row_of_ones_own_runs_resumes_and_is_read_again(tmp_path, monkeypatch)
     command = [sys.executable, "-m", "jaxrl_llm.commands.cli", "show", str(tmp_path / "mine")]
     shown = subprocess.run(command, capture_output=True, text=True)
     assert shown.returncode == 0 and "my_gspo:row" in shown.stdout, shown.stderr
+    assert "objective = clip_high=0.3" in shown.stdout
     sys.modules.pop("my_gspo", None)
