@@ -153,8 +153,9 @@ def entered(course: Course, last: Reached, work: Workdir) -> tuple[Run, Reached,
     state = carried(run, state, course.phase, same)
     goes_on = same and all(before["data"][name] == place["data"][name] for name in ("seed", "batch_size"))
     run.source.set_position(place | {"next_uid": before["next_uid"]} | ({"data": before["data"]} if goes_on else {}))
-    frozen = beginning.frozen_weights(run, state, work, course.origin, fresh | {
-        one.name for one in run.learner.keeping if not (work.held.weights / one.name).is_dir()})
+    new = fresh | {one.name for one in run.learner.keeping if not (work.held.weights / one.name).is_dir()}
+    parallel.barrier(f"phase_{course.phase.number}")  # no folder is made before every process has looked
+    frozen = beginning.frozen_weights(run, state, work, course.origin, new)
     course.record(work)
     return run, Reached(state, run.source.position(), observed=True), frozen
 
@@ -203,5 +204,5 @@ def _controlled(learner: Learner, name: str, own: Any, before: Any, phase: Phase
 
 def alike(one: Any, other: Any) -> bool:
     """Whether two trees have the same structure, shapes and types."""
-    leaves = [[(x.shape, x.dtype) for x in jax.tree.leaves(tree)] for tree in (one, other)]
-    return jax.tree.structure(one) == jax.tree.structure(other) and leaves[0] == leaves[1]
+    first, second = ((jax.tree.structure(tree), [(x.shape, x.dtype) for x in jax.tree.leaves(tree)]) for tree in (one, other))
+    return first == second
