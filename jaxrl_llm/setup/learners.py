@@ -7,6 +7,7 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods, parallel, recorders, tasks
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES
 from jaxrl_llm.data.shapes import Ladders, row_lengths
 from jaxrl_llm.learning import gradient_norms, offload, optimizers
 from jaxrl_llm.learning.layouts import Layout, packed, rectangular
@@ -28,6 +29,7 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
 
     The tokenizer and the task of the prompts are read for features, whose states end at a text, and for teachers.
     """
+    policy = dataclasses.replace(policy, slopes=CURRENT_ENTROPIES in made.needs)
     c, learner, estimator, clip_norm = config, config.learner, made.estimator, config.optimizer.clip_norm or None
     alone = c.critic.pretrain_steps if estimator.has_critic else 0
     optimizer, schedule = optimizer_of(c, c.optimizer.learning_rate, c.steps - alone)

@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm.control import knobs
-from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState
@@ -66,8 +65,7 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     (tokenizer, model, read_weights), task = opened_model, judge.task
     sets = make_sets(config, task)
     mesh = make_mesh(config)
-    policy = dataclasses.replace(
-        policy_of(config, model, mesh), replays=made.objective.replays, slopes=CURRENT_ENTROPIES in made.needs)
+    policy = dataclasses.replace(policy_of(config, model, mesh), replays=made.objective.replays)
     source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
     agreement.check_data(task, source.data, config.eval.problems)
     made = made.with_controllers(moments.controllers(source))
