@@ -157,3 +157,19 @@ def test_an_example_twice_in_a_batch_is_visited_once():
     visits = control.make("historical_variance").init(3)
     value = historical_variance.visited(visits, jnp.array([1, 1, 7]), jnp.array([1.0, 0.0, 1.0]), jnp.array([True, True, True]))
     assert value.times.tolist() == [0, 1, 0] and value.mean.tolist() == [0, 0.5, 0] and value.squares.tolist() == [0, 0, 0]
+
+
+def test_an_anchor_that_is_replaced_every_third_step():
+    """The other reading of T1: a copy of the policy that stays for three steps. Half of the way each second step also works."""
+    def anchors(**numbers):
+        one = control.make("moving_reference", **numbers)
+        state, seen = one.init({"w": jnp.zeros(1)}), []
+        for step in range(1, 7):
+            state = jax.jit(one.observe)(state, {"params": {"w": jnp.full(1, float(step))}})
+            seen.append(float(one.propose(state)["reference"]["w"][0]))
+        return seen
+
+    assert anchors(decay=0.0, every=3) == [0, 0, 3, 3, 3, 6]
+    assert anchors(decay=0.5, every=2) == [0, 1, 1, 2.5, 2.5, 4.25]
+    with pytest.raises(ValueError, match="every=0; the reference moves after this number of steps, 1 or more"):
+        control.make("moving_reference", every=0)
