@@ -124,11 +124,6 @@ class Learner:
         """The optimiser; for another one make another `layout`."""
         return self.layout.optimizer
 
-    @property
-    def reads(self) -> tuple[Knob, ...]:
-        """The knobs that learning reads: its numbers, and weights of recorders that keep some, by their names."""
-        return (*READS, *(Knob(one.name, None) for one in self.measuring if one.init is not None))
-
     def known(self, params) -> tuple[Known, ...]:
         """What controllers may take from the learner to begin."""
         return (Known("params", "parameters before the first step", lambda: params),
@@ -166,7 +161,7 @@ class Learner:
         Copied weights have the layout and the dtype in which sampling reads them, see `parallel.apart`; the numbers sampled are
         the same. A sampler is compiled for one of the two kinds, so that a run takes one of them throughout.
         """
-        weights = {knob.name for knob in self.reads if knob.shape is None}  # the learner alone reads them
+        weights = {knob.name for knob in READS if knob.shape is None}  # the learner alone reads them
         values = {name: value for name, value in self.controls.proposed(state.control).items() if name not in weights}
         params, lora, key, prior = state.params, state.lora, state.key, state.control.get("prior")
         if apart:

@@ -5,9 +5,7 @@ prints the same.
 """
 import argparse
 import ast
-import importlib
 import io
-import pkgutil
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,12 +105,8 @@ Numbers that controllers set before each step. N is the number of training probl
 
 def knob_rows() -> list[str]:
     """A line for each knob that a part of the package declares."""
-    from jaxrl_llm.learning import learner
-    from jaxrl_llm.sampling import asked, stages, stream
-    parts = {"sampling": stream, "the learner": learner, "a measure between steps": asked}
-    parts |= {f"stage `{one.name}`": importlib.import_module(f"{stages.__name__}.{one.name}")
-              for one in pkgutil.iter_modules(stages.__path__)}
-    found = [(knob, part) for part, module in parts.items() for knob in getattr(module, "READS", ())]
+    from jaxrl_llm.setup.readers import readers
+    found = [(knob, part) for part, reads in readers().items() for knob in reads]
     return [f"| `{knob.name}` | {part} | {knob.doc} |" for knob, part in sorted(found, key=lambda pair: pair[0].name)]
 
 

@@ -5,12 +5,9 @@ import optax
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
-from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.learner import Learner
-from jaxrl_llm.sampling import asked
 from jaxrl_llm.sampling.source import Source
-from jaxrl_llm.sampling.stages import moments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +21,3 @@ class Run:
     learning_rate: optax.Schedule
     needs: frozenset[str]
     schedule: schedules.Schedule
-
-    @property
-    def reads(self) -> dict[str, tuple[Knob, ...]]:
-        """The knobs that each part of the run reads, by the words for the part."""
-        return {**moments.reads(self.source), "the learner": self.learner.reads, "a measure between steps": asked.READS}

@@ -8,7 +8,6 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxrl_llm.control import knobs
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState
@@ -72,8 +71,6 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     learner, rate = make_learner(config, made, policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
     run = Run(config, made.method, source, learner, rate, made.needs, schedule)
-    if unread := knobs.unread(learner.controls.by_name, run.reads):
-        raise ValueError("; ".join(unread))
     return run, functools.partial(read_weights, mesh, config.seed)
 
 

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, recorders, replay, rewards, tasks, topologies
 from jaxrl_llm.advantages import alike
+from jaxrl_llm.control import knobs
 from jaxrl_llm.engines import kinds as engines
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines import sampling as sampling_lib
@@ -22,6 +23,7 @@ from jaxrl_llm.models import lora
 from jaxrl_llm.replay import pool
 from jaxrl_llm.sampling.stages import STAGES
 from jaxrl_llm.setup.parts import Parts, recorded_needs
+from jaxrl_llm.setup.readers import readers
 from jaxrl_llm.setup.streams import wanted_of
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import Conflict, Kind, PartTable
@@ -61,7 +63,8 @@ def check(config: ConfigDict, made: Parts, around: Around = Around()) -> None:
 
 def against(config: ConfigDict, made: Parts, around: Around = Around()) -> list[str]:
     """All that stands against a run, a line each; empty: it can begin."""
-    return [*unmet(made), *unable(config, made), *conflicting(config, made, around)]
+    unread = knobs.unread(made.controls.by_name, readers(config))
+    return [*unmet(made), *unable(config, made), *unread, *conflicting(config, made, around)]
 
 
 def unmet(made: Parts) -> list[str]:

@@ -24,6 +24,7 @@ from jaxrl_llm.runs import beginning, loop
 from jaxrl_llm.sampling.heldout import sample_held_out
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.first_state import known_of
+from jaxrl_llm.setup.readers import readers
 from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.store.lock import at_home
 from jaxrl_llm.store.workdir import Workdir
@@ -329,7 +330,7 @@ def test_runs_know_what_controllers_begin_with_and_read_what_they_set():
     made = {name: control.make(name) for name in control.names()}
     for name, one in made.items():
         assert known >= {*inspect.signature(one.init).parameters}, name
-    assert unread(made, run.reads) == []
+    assert unread(made, readers()) == []
 
 
 def test_what_two_set_and_values_that_do_not_fit_are_refused():

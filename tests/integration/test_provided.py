@@ -11,6 +11,7 @@ from jaxrl_llm.engines import measures
 from jaxrl_llm.methods import provision
 from jaxrl_llm.setup import parts, setup
 from jaxrl_llm.setup.judge import make_judge
+from jaxrl_llm.setup.readers import readers
 from jaxrl_llm.setup.resolve import resolve
 
 
@@ -52,7 +53,7 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     environment = None if runner is None else runner.environment
     made = parts.make_parts(run.config, run.learner.policy.model.config.hidden_size, run.source.task, environment)
     said = provision.provided(made.method, made.estimator, made.there)
-    fields = {name for name in said if "." not in name} - {knob.name for reads in run.reads.values() for knob in reads}
+    fields = {name for name in said if "." not in name} - {knob.name for reads in readers().values() for knob in reads}
     on_demand = recorders.recordable(said) | {"prior"} | {*measures.MEASURES}  # made for methods that need them
     if environment is not None:
         on_demand |= {"answers"}  # refused, see `environments.base.CONFLICTS`
