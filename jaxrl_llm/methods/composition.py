@@ -7,7 +7,7 @@ from typing import Any
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages import Estimator
 from jaxrl_llm.methods.base import Method
-from jaxrl_llm.methods.texts import SLOTS, Named, faults, joined
+from jaxrl_llm.methods.texts import SLOTS, Named, faults, head, joined
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import unknown
@@ -33,6 +33,9 @@ def composed(row: Method, given: Mapping[str, str], of_the_run: Mapping[str, Any
             changed[key] = overridden(row, key, text)
         except ValueError as error:
             found.append(f"{where}{key}={text!r}: {error}")
+            if terms := written.parts(text, "+")[1:] if SLOTS[key].sign == "+" else []:
+                whole = " + ".join([str(row.part(key) or row.part("objective")), *terms])
+                found += [f"{where}{key}={text!r}: {line}" for line in faults(key, whole, of_the_run)]
             continue
         place = f"{where}{key}={text!r}" if text else f"method {row.slug!r} has {key}={changed[key]!r}"
         found += [f"{place}: {line}" for line in faults(key, changed[key], of_the_run)]
@@ -66,7 +69,7 @@ def overridden(row: Method, key: str, given: str) -> str:
         raise ValueError(f"{given!r} names no term")
     if first and not are_numbers(first):
         return given
-    names = {re.split(r"[^\w.:]", text)[0] for text in rest}
+    names = {head(text) for text in rest}
     base, added = _renumbered(row, key, row.parts(key)[:1], first), row.parts(key)[1:]
     kept = [*base, *(term for term in added if term.name not in names)]
     return " + ".join([joined(key, kept), *rest])
@@ -83,16 +86,21 @@ def _renumbered(row: Method, key: str, named: Sequence[Named], given: str) -> li
     if not named:
         raise ValueError(f"these are numbers or terms, and method {row.slug!r} has no {table.what} here; name one of "
                          f"{', '.join(sorted(table))}")
-    known = {part.name: [*table.parameters(part.name)] for part in named}
+    known, found = {part.name: [*table.parameters(part.name)] for part in named}, []
     for keyword in numbers:
         owners = [name for name, keywords in known.items() if keyword in keywords]
-        for name in known if not owners else ():
-            table.check_former(name, keyword, numbers[keyword])
-        if not owners:
-            raise unknown(f"keyword of {table.what} {' or '.join(map(repr, known))}", keyword, {*sum(known.values(), [])})
+        try:
+            for name in known if not owners else ():
+                table.check_former(name, keyword, numbers[keyword])
+            if not owners:
+                raise unknown(f"keyword of {table.what} {' or '.join(map(repr, known))}", keyword, {*sum(known.values(), [])})
+        except ValueError as error:
+            found.append(str(error))
         if len(owners) > 1:
-            raise ValueError(f"{keyword} is a number of {' and '.join(owners)}; name the {key} with their numbers in brackets: "
-                             f"{joined(key, named)}")
+            found.append(f"{keyword} is a number of {' and '.join(owners)}; name the {key} with their numbers in brackets: "
+                         f"{joined(key, named)}")
+    if found:
+        raise ValueError("; ".join(found))
     return [Named(name, old | {key: value for key, value in numbers.items() if key in known[name]}) for name, old in named]
 
 

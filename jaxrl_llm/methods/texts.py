@@ -1,13 +1,15 @@
 """The parts that a row of the catalogue, or a configuration, names as text, and what is wrong with such a text."""
 import functools
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import advantages, control, objectives, recorders, replay, topologies
 from jaxrl_llm.objectives import terms
-from jaxrl_llm.objectives.schedules import is_schedule
-from jaxrl_llm.tools import written
+from jaxrl_llm.objectives.schedules import ends, is_schedule
+from jaxrl_llm.objectives.sums import misplaced
+from jaxrl_llm.tools import ranges, written
 from jaxrl_llm.tools.registry import PartTable, one_of
 
 
@@ -48,8 +50,8 @@ class Slot(NamedTuple):
     def check(self, part: Named, table: PartTable, of_the_run: Mapping[str, Any]) -> None:
         """Raises ValueError for an unknown name or number, and for a number outside its range.
 
-        `of_the_run`: values of `given`. Numbers that follow a schedule are checked where the steps of the run are known. Parts
-        that runs alone can make are not made.
+        `of_the_run`: values of `given`. Numbers of a loss may follow a schedule, whose ends are checked. Parts that runs alone
+        can make are not made.
         """
         if not table.keywords:
             for keyword in part.numbers:
@@ -58,10 +60,23 @@ class Slot(NamedTuple):
             return
         known = table.parameters(part.name)
         numbers = {key: value for key, value in of_the_run.items() if key in known} | part.numbers
-        for key, value in part.numbers.items():
+        for key, value in part.numbers.items() if self.sign == "+" else ():
             if is_schedule(value) and key in known:
-                numbers[key] = 1.0 if known[key].default is inspect.Parameter.empty else known[key].default
+                numbers[key] = _unscheduled(part.name, table, key, value)
         table.make(part.name, **numbers)
+
+
+def _unscheduled(name: str, table: PartTable, key: str, text: str) -> Any:
+    """A number in the place of a schedule: its default, or 1.
+
+    Raises ValueError for a text that is no schedule, one that ends outside the range of the number, and for what is no number.
+    """
+    default, bounds = table.parameters(name)[key].default, ends(text)
+    if isinstance(default, str | bool):
+        raise ValueError(f"{table.what} {name!r}: {key}={text!r}; numbers alone follow a schedule, and {key} is {default!r}")
+    for end in bounds if name in table else ():
+        ranges.check(table.what, name, key, end, default)
+    return 1.0 if default is inspect.Parameter.empty else default
 
 
 control.names()  # fills the tables of filters and controllers
@@ -98,9 +113,16 @@ def pieces(key: str, text: str) -> list[tuple[str, PartTable]]:
     """The text of each part, with the table of its name; ValueError for several parts where the key has one."""
     slot = SLOTS[key]
     split = written.parts(text, slot.sign or ",")
+    if slot.sign == "+" and text.rstrip().endswith("+"):
+        raise ValueError(f"{text!r} ends with a sign and names no term behind it")
     if len(split) > 1 and not slot.sign:
         raise ValueError(f"{text!r} names {len(split)} parts; give one {slot.table.what}")
     return list(zip(split, slot.tables(len(split)), strict=True))
+
+
+def head(piece: str) -> str:
+    """The name at the beginning of the text of a part."""
+    return re.split(r"[^\w.:]", piece)[0]
 
 
 def joined(key: str, named: Sequence[Named]) -> str:
@@ -110,16 +132,20 @@ def joined(key: str, named: Sequence[Named]) -> str:
 
 def faults(key: str, text: str, of_the_run: Mapping[str, Any] = {}) -> list[str]:
     """What is wrong with the names and numbers of a text, a line for each part of it."""
-    found = []
+    found, summed = [], SLOTS[key].sign == "+"
     try:
         split = pieces(key, text)
-        for piece, table in split:
+        for place, (piece, table) in enumerate(split):
             try:
+                if summed and (wrong := misplaced(place, head(piece))):
+                    raise ValueError(wrong)
                 SLOTS[key].check(SLOTS[key].read(piece, table), table, of_the_run)
             except ValueError as error:
                 found.append(f"in {piece}: {error}" if len(split) > 1 else str(error))
         if not found:
-            parts(key, text)
+            named = parts(key, text)
+            if summed and named:
+                objectives.made(named, steps=1, **of_the_run)
     except ValueError as error:
         found.append(str(error))
     return found

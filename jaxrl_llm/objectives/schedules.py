@@ -55,6 +55,13 @@ def schedule(text: str, steps: int | None = None) -> Schedule:
     return SCHEDULES[name](**given)
 
 
+def ends(text: str) -> tuple[float, ...]:
+    """The numbers between which the values of a schedule lie; ValueError: it reads otherwise."""
+    schedule(text, 1)
+    _, given = _read(text)
+    return tuple(given[name] for name in ("start", "end", "value") if name in given)
+
+
 def _read(text: str) -> tuple[str, dict[str, Any]]:
     def order(name: str) -> list[str]:
         return [*inspect.signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters]

@@ -29,16 +29,18 @@ def made(parts: Sequence[Part], *, steps: int | None = None, per_step: int = 1, 
     objective that has them and does not set them itself. Raises ValueError: as parts and schedules do, for a term in the place
     of the objective, or two objectives.
     """
-    (name, numbers), *added = _checked(parts)
+    if found := [line for place, (name, _) in enumerate(parts) if (line := misplaced(place, name))]:
+        raise ValueError("; ".join(found))
+    (name, numbers), *added = parts
     own = OBJECTIVES.parameters(name)
     numbers = {key: value for key, value in of_the_run.items() if value is not None and key in own} | numbers
     timed = {key: schedule(value, steps) for key, value in numbers.items() if is_schedule(value)}
     places = {key: (0, key) for key in timed}
     for place, (term, given) in enumerate(added, 1):
-        for key, value in given.items():
-            if is_schedule(value):
-                metric = f"{_term(term, given, {key: 1.0}).name}_{key}"
-                timed[metric], places[metric] = schedule(value, steps), (place, key)
+        by_schedule = [key for key, value in given.items() if is_schedule(value)]
+        for key in by_schedule:
+            metric = f"{_term(term, given, dict.fromkeys(by_schedule, 1.0)).name}_{key}"
+            timed[metric], places[metric] = schedule(given[key], steps), (place, key)
 
     def whole(**now: Any) -> Objective:
         at: list[dict[str, Any]] = [{} for _ in parts]
@@ -68,15 +70,14 @@ def renewed(method: str, text: str) -> str:
     return " + ".join([base, *terms]).strip()
 
 
-def _checked(parts: Sequence[Part]) -> Sequence[Part]:
-    """The parts; ValueError if the first is a term, or another one an objective."""
-    first, *added = (name for name, _ in parts)
-    if first in TERMS:
-        raise ValueError(f"a loss begins with an objective, and {first!r} is a term; write for example ppo_clip + {first}(...)")
-    if bases := [name for name in added if name in OBJECTIVES]:
-        raise ValueError(f"{', '.join(bases)} in the sum after {first!r}: a loss has one objective, and terms, which are "
-                         f"{', '.join(sorted(TERMS))}")
-    return parts
+def misplaced(place: int, name: str) -> str:
+    """What is wrong with a name at this place of a sum, from 0: a term before an objective, or a second objective; "": nothing.
+    """
+    if not place and name in TERMS:
+        return f"a loss begins with an objective, and {name!r} is a term; write for example ppo_clip + {name}(...)"
+    if place and name in OBJECTIVES:
+        return f"{name!r} is a second objective: a loss has one, and terms behind it, which are {', '.join(sorted(TERMS))}"
+    return ""
 
 
 def _term(name: str, given: dict[str, Any], now: dict[str, Any]) -> Term:

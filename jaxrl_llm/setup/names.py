@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import environments, methods, rewards, tasks
 from jaxrl_llm.learning.schedules import SCHEDULES
 from jaxrl_llm.methods import composition, texts
+from jaxrl_llm.sampling.stages import STAGES
 from jaxrl_llm.tools import registry, written
 from jaxrl_llm.values.features import feature_size
 
@@ -11,8 +12,8 @@ from jaxrl_llm.values.features import feature_size
 def method_of(config: ConfigDict) -> methods.Method:
     """The row of `config.method`, whose texts those of the configuration change, see `methods.composition`.
 
-    Raises ValueError that lists all unknown names of methods, parts, tasks, environments, rewards and schedules, and all
-    numbers of parts that do not exist or are out of their range.
+    Raises ValueError that lists all unknown names of methods, parts, tasks, environments, rewards, schedules and stages, and
+    all numbers of parts that do not exist or are out of their range.
     """
     found = unknown_names(config)
     of_the_run = {"max_len": config.sampling.max_tokens, "feature_size": feature_size(config.model.hidden_size)}
@@ -29,10 +30,10 @@ def method_of(config: ConfigDict) -> methods.Method:
 
 
 def unknown_names(config: ConfigDict) -> list[str]:
-    """A line for each name of a task, an environment, a reward or a schedule that does not exist, and for unreadable texts."""
+    """A line for each unknown name of a task, an environment, a reward, a schedule or a stage, and for unreadable texts."""
     found = []
     for key, table in (("task", tasks.TASKS), ("environment", environments.factories()), ("rewards", rewards.REWARDS),
-                       ("schedule", SCHEDULES)):
+                       ("schedule", SCHEDULES), ("stages", STAGES)):
         for piece in written.parts(config[key]):
             try:
                 name, _ = written.call(piece)

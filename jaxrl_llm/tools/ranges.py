@@ -40,14 +40,20 @@ def check(kind: str, slug: str, name: str, value: Any, default: Any) -> None:
 
     Arrays, as of numbers that follow a schedule, and None pass.
     """
-    def refused(allowed: object) -> ValueError:
-        return ValueError(f"{kind} {slug!r}: {name}={value!r}; give {allowed}")
-
-    numeric = isinstance(default, Real) and not isinstance(default, bool)
-    if isinstance(value, str) and (numeric or name == "coef"):
-        raise refused(f"a number, for example {default if numeric else 0.01!r}")
+    check_number(kind, slug, name, value, default)
     if not isinstance(value, Real) or isinstance(value, bool):
         return
     allowed = RANGES.get((slug, name)) or RANGES.get((kind, name), RANGES.get(name, _ANY if name.endswith("_coef") else None))
     if math.isnan(value) or allowed is not None and not allowed.has(float(value)):
-        raise refused(allowed or "a number")
+        raise _refused(kind, slug, name, value, allowed or "a number")
+
+
+def check_number(kind: str, slug: str, name: str, value: Any, default: Any) -> None:
+    """Raises ValueError for text in the place of a number, which a coefficient or a numeric default tells."""
+    numeric = isinstance(default, Real) and not isinstance(default, bool)
+    if isinstance(value, str) and (numeric or name == "coef"):
+        raise _refused(kind, slug, name, value, f"a number, for example {default if numeric else 0.01!r}")
+
+
+def _refused(kind: str, slug: str, name: str, value: Any, allowed: object) -> ValueError:
+    return ValueError(f"{kind} {slug!r}: {name}={value!r}; give {allowed}")

@@ -154,18 +154,26 @@ class PartTable(dict[str, Any]):
 
         @functools.wraps(factory)
         def checked(**hyper):
-            for key in hyper:
-                if key not in parameters:
-                    self.check_former(slug, key, hyper[key])
-                    raise unknown(f"keyword of {self.what} {slug!r}", key, parameters)
-                if self.pure:
-                    ranges.check(self.what, slug, key, hyper[key], parameters[key].default)
-            for key, parameter in parameters.items():
-                if parameter.default is inspect.Parameter.empty and key not in hyper:
-                    raise ValueError(f"{self.what} {slug!r} needs the keyword {key!r}, which has no default")
+            if found := self._faults(slug, parameters, hyper):
+                raise ValueError(found[0] if len(found) == 1 else "; ".join(line.removesuffix(".") for line in found))
             return made(**hyper)
 
         return checked
+
+    def _faults(self, slug: str, parameters: Mapping[str, inspect.Parameter], hyper: Mapping[str, Any]) -> list[str]:
+        """A sentence for each keyword that is unknown, out of its range or missing."""
+        check, found = ranges.check if self.pure else ranges.check_number, []
+        for key, value in hyper.items():
+            try:
+                if key not in parameters:
+                    self.check_former(slug, key, value)
+                    raise unknown(f"keyword of {self.what} {slug!r}", key, parameters)
+                check(self.what, slug, key, value, parameters[key].default)
+            except ValueError as error:
+                found.append(str(error))
+        return found + [f"{self.what} {slug!r} needs the keyword {key!r}, which has no default"
+                        for key, parameter in parameters.items()
+                        if parameter.default is inspect.Parameter.empty and key not in hyper]
 
 
 def module_of(kind: Kind) -> str:

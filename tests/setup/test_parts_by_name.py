@@ -3,10 +3,13 @@ import importlib
 import re
 import sys
 
+import jax.numpy as jnp
 import pytest
 
-from jaxrl_llm import methods
+from jaxrl_llm import methods, objectives
+from jaxrl_llm.data.rollouts import from_lists
 from jaxrl_llm.methods import composition
+from jaxrl_llm.objectives.terms import TERMS, Term, term
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import numbers, parts
 from jaxrl_llm.setup.config import default_config
@@ -140,11 +143,32 @@ def test_a_run_begins_with_these_faults(tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+def test_faults_of_one_part_are_said_together_with_those_of_its_terms():
+    with pytest.raises(ValueError) as raised:
+        method_of(tiny(objective="clip_hig=1, kl_coef=2 + kll(1) + kl(linaer(0, 1))", estimator="grpo(eps=-1, epps=2)"))
+    head, *lines = str(raised.value).splitlines()
+    assert head == "4 faults of the composition:" and "eps=-1; give 0 or more" in lines[0] and "Did you mean 'eps'" in lines[0]
+    for line, what in zip(lines[1:], (r"'clip_high'\? .* has no kl_coef: it is a term", r"in kll.*Did you mean 'kl'\?",
+                                      r"in kl.linaer.*Did you mean 'linear'\?"), strict=True):
+        assert re.search(what, line)
+
+
 @pytest.mark.parametrize("changes, message", (
     ({"estimator": "none"}, "every method has an estimator; name one, or leave it empty for the method's own"),
     ({"estimator": "rloo, grpo"}, "'rloo, grpo' names 2 parts; give one estimator"),
     ({"objective": "+"}, "'+' names no term"), ({"objective": "ppo_clip + clip_high=3"}, "cannot read 'clip_high=3'"),
-    ({"objective": "ppo_clip(0.1"}, "cannot read 'ppo_clip(0.1'"), ({"objective": "kl(0.1)"}, "Unknown objective 'kl'"),
+    ({"objective": "ppo_clip(0.1"}, "cannot read 'ppo_clip(0.1'"),
+    ({"objective": "kl(0.1)"}, "a loss begins with an objective, and 'kl' is a term; write"),
+    ({"objective": "gspo + cispo"}, "in cispo: 'cispo' is a second objective: a loss has one"),
+    ({"objective": "gspo +"}, "'gspo +' ends with a sign and names no term"),
+    ({"objective": "+ kl(0.1) + kl(0.2)"}, "config.objective='+ kl(0.1) + kl(0.2)': the loss has kl more than once"),
+    ({"objective": "+ kl(linear(0.1))"}, "in kl(linear(0.1)): 'linear(0.1)': the schedule linear has the numbers start, end"),
+    ({"objective": "+ kl(linear(-0.1, 0))"}, "in kl(linear(-0.1, 0)): term 'kl': coef=-0.1; give 0 or more, finite"),
+    ({"objective": "aggregation=linear(0, 1)"}, "numbers alone follow a schedule, and aggregation is 'token_mean'"),
+    ({"objective": "dual_clip=linear(2, 3)"}, "config.objective='dual_clip=linear(2, 3)': dual_clip of this objective cannot"),
+    ({"estimator": "eps=linear(0, 1)"}, "estimator 'grpo': eps='linear(0, 1)'; give a number"),
+    ({"guidance": "adhint(high=half)"}, "guide 'adhint': high='half'; give a number, for example 0.8"),
+    ({"stages": "shorter"}, "config.stages='shorter': Unknown stage 'shorter'"),
     ({"controllers": "every=5"}, "these are numbers or terms, and method 'grpo' has no controller here; name one of acereason"),
     ({"controllers": "siri, siri"}, "'siri, siri' names siri more than once"),
     ({"filters": "dynamic_sampling) + (sws"}, "cannot read 'dynamic_sampling) + (sws'"),
@@ -183,6 +207,23 @@ def test_values_of_schedules_in_bases_and_terms():
     config = tiny(objective="cispo + kl(linear(start=0.4, end=0)) + entropy(0.1)", steps=4)
     _, objective = numbers.method_parts(config, method_of(config), 16)
     assert {"ref_logprobs"} <= {*objective.needs} and int(objective.init().updates) == 0
+
+
+def test_two_numbers_of_a_term_follow_schedules():
+    """Each is the other's at its time, and both are metrics."""
+    @term
+    def floored(*, coef: float, least: float = -5.0) -> Term:
+        return Term("floored", coef, lambda logprobs, rollouts: jnp.maximum(least - logprobs, 0))
+
+    try:
+        loss = objectives.of("reinforce + floored(linear(0, 1), least=linear(-2, -1))", steps=2)
+        rollouts = from_lists([[1.0]], lengths=[[1]])
+        state = loss.init()
+        for step, wanted in enumerate(((0, -2), (0.5, -1.5))):
+            _, (metrics, state) = loss.update(jnp.full((1, 1, 1), -3.0), rollouts, jnp.zeros((1, 1, 1)), state)
+            assert (metrics["objective/floored_coef"], metrics["objective/floored_least"]) == wanted, step
+    finally:
+        TERMS.pop("floored")
 
 
 def test_the_formula_of_a_composition():
