@@ -36,6 +36,7 @@ ELSEWHERE = {
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
 }
+SET = {"group_sizes": "a controller that sets it"}  # knobs by which a topology is made
 AWAITED = {
     "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
@@ -108,6 +109,8 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, given: Ite
     """
     there = provided(method, estimator, given)
     needs = needs_of(method, estimator, objective) | replay_needs_of(again)
+    for name, _ in method.parts("topology"):
+        needs |= {*topologies.TOPOLOGIES.find(name).needs}
     missing = [Lack(name, _provider(name, there)) for name in sorted(needs - there)]
     for name, _ in method.parts("filters"):
         if not _known(name, FILTERS):
@@ -131,13 +134,17 @@ def _known(name: str, table: PartTable) -> bool:
 
 def _provider(field: str, there: set[str]) -> str:
     """Who could provide a missing field, to a run that has everything that is `there`."""
+    sort, _, part = field.partition(".")
+    if part:  # of the run, by which a topology is made
+        ways = {"method": f"a part under config.{part}", "estimator": "an estimator that has it"}
+        return ways.get(sort, "a value of this key")
     tables: dict[str, Mapping[str, Any]] = {"recorder": recorders.RECORDERS, "topology": topologies.TOPOLOGIES}
     for what, table in tables.items():
         for name, kind in table.items():
             if field in kind.provides:
                 without = [need for need in kind.needs if need not in there]
                 return f"the {what} `{name}`" + (f" with {' and '.join(without)}" if without else ", if the row names it")
-    return ELSEWHERE.get(field) or AWAITED.get(field, "a recorder, a topology or a task of your own")
+    return ELSEWHERE.get(field) or SET.get(field) or AWAITED.get(field, "a recorder, a topology or a task of your own")
 
 
 def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts: int = 1, apart: bool = False

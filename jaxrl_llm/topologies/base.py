@@ -101,10 +101,11 @@ def implied(there: Iterable[str], wrapping: bool = False) -> dict[str, registry.
 def chosen(name: str | None, there: Iterable[str]) -> str:
     """The topology of a run with the parts that are `there`: the one that its method names, or implies by its parts.
 
-    Raises ValueError if that one does not read a part by which others decide what is sampled.
+    A name of one that wraps others implies nothing. Raises ValueError if the topology does not read a part by which others
+    decide what is sampled.
     """
     by_parts = implied(there)
-    best = name or next(iter(by_parts), "single")
+    best = name if name and not wraps(name) else next(iter(by_parts), "single")
     if lost := {need for kind in by_parts.values() for need in kind.needs} - {*TOPOLOGIES.find(best).needs}:
         raise ValueError(f"the topology {best!r} does not read {' and '.join(sorted(lost))}, which this method has; leave that "
                          f"out, or take one that does: {', '.join(by_parts)}")
@@ -112,17 +113,19 @@ def chosen(name: str | None, there: Iterable[str]) -> str:
 
 
 def make(name: str | None, there: Iterable[str], known: Mapping[str, Any], hyper: Mapping[str, Any]) -> Topology:
-    """The `chosen` topology from its numbers and what is `known` (`KNOWN`), in those that wrap it by parts that are `there`.
+    """The `chosen` topology from what is `known` (`KNOWN`), in those that wrap it by parts that are `there`, or by their name.
 
-    Raises ValueError if one takes other arguments.
+    `hyper`: numbers of the named one. Raises ValueError if one takes other arguments.
     """
     def called(name, known, hyper):
         taken = {key: value for key, value in known.items() if key in TOPOLOGIES.parameters(name)}
         return registry.call("topology", name, TOPOLOGIES.find(name).make, {**taken, **hyper}, Topology)
 
-    made = called(chosen(name, there), known, hyper)
-    for outer in implied(there, wrapping=True):
-        made = called(outer, {**known, "inner": made}, {})
+    inner = chosen(name, there)
+    made = called(inner, known, hyper if inner == name else {})
+    named = [name] if name and wraps(name) else []
+    for outer in dict.fromkeys([*implied(there, wrapping=True), *named]):
+        made = called(outer, {**known, "inner": made}, hyper if outer == name else {})
     return made
 
 

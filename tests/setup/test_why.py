@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from jaxrl_llm import methods, rewards
+from jaxrl_llm import methods, rewards, topologies
 from jaxrl_llm.control.base import CONTROLLERS, Controller
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.methods import __main__ as command
-from jaxrl_llm.setup import parts, why
+from jaxrl_llm.setup import parts, setup, why
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.setup.why import Around
@@ -126,3 +126,24 @@ def test_what_the_command_cannot_read(monkeypatch, capsys, words, told):
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code == 2 and told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("topology, need", (
+    ("by_rule", "method.allocation (from a part under config.allocation)"),
+    ("guided", "method.guidance (from a part under config.guidance)"),
+    ("rounds", "estimator.wants_more (from an estimator that has it)"),
+    ("sized", "group_sizes (from a controller that sets it)"),
+    ("budgets", "config.budget.utility (from a value of this key)")))
+def test_a_topology_that_is_named_has_its_needs(topology, need):
+    assert setup.against("grpo", {"topology": topology}) == [f"method 'grpo' needs {need}, which this run does not provide"]
+
+
+def test_a_topology_that_wraps_others_is_named(tmp_path, monkeypatch):
+    """It wraps what the parts imply, with numbers of its own."""
+    (tmp_path / "wraps_others.py").write_text(
+        "def narrow(inner, *, group, most=0):\n    assert most == 3\n    return inner._replace(most=group + most)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    known = {"prompts": 4, "group": 2, "most": 8, "rule": topologies.make_rule("dars")}
+    made = topologies.make("wraps_others:narrow", {"method.allocation"}, known, {"most": 3})
+    rule = topologies.make(None, {"method.allocation"}, known, {})
+    assert (made.most, rule.most) == (5, 8)
