@@ -305,7 +305,7 @@ class Stream:
             if self.alone and not is_mine(uid, self.group):
                 continue
             ids = prompts[act.at]
-            planted = [Planted(part.role, filled, part.logprobs and list(part.logprobs))
+            planted = [Planted(part.role, filled, None if part.logprobs is None else list(part.logprobs))
                        for part in map(BeginPart._make, act.parts)
                        if (filled := self._filled(part.what, forest.problems[act.at], uid))]
             self._queue.append((uid, Trajectory(
