@@ -142,6 +142,8 @@ def test_numbers_are_set_from_outside():
         sizes.append(knobs["group_sizes"].tolist())
         nothing = np.zeros(len(run.source.task.train), np.int32)
         state = run.learner.learn(state, None, facts={"tried": nothing, "right": nothing}).state
+        facts = {"measured_tried": run.learner.controls.proposed(state.control)["measured_times"], "measured_right": nothing}
+        state = run.learner.told(state, facts)
     assert sizes == [[G] * P, [MOST] * P] and np.asarray(knobs["prompt_weights"]).sum() == 41  # half of 82
     row = parts.controls_of(names.method_of(tiny("t1_oversampling")))
     given = parts.controls_of(names.method_of(tiny("t1_oversampling", controllers="decay=0.5")))
