@@ -408,10 +408,11 @@ def test_worked_example_of_table_gpt_r1():
     estimator, objective = methods.build("table_gpt_r1")
     counts = {"tool_calls": [[2, 1]], "tool_errors": [[0, 1]], "tool_failed": [[0, 0]], "tool_unknown": [[0, 1]]}
     rollouts = from_lists([[1.0, -0.1]], lengths=[[2, 1]], old_logprobs=np.log(np.full((1, 2, 2), 0.5, np.float32)),
-                          extras={name: jnp.asarray(x) for name, x in counts.items()})
+                          extras={name: jnp.asarray(x) for name, x in counts.items()} |
+                          {"current_entropies": jnp.full((1, 2, 2), 0.5)})
     A, _ = estimator.update(rollouts, ())
     np.testing.assert_allclose(A[0, :, 0], [0.707106, -0.707106], atol=2e-6)
-    loss, _ = objective.update(jnp.log(jnp.array([[[0.6, 0.5], [0.5, 0.5]]])), rollouts, A, ())
+    loss, _ = objective.update(jnp.log(jnp.array([[[0.6, 0.5], [0.5, 0.5]]])), rollouts, A, objective.init())
     assert float(loss) + 1e-3 * -0.5 == pytest.approx(-0.034245, abs=3e-6)  # the published loss has 0.001 of an entropy of 0.5
     counts |= {"tool_calls": [[4, 4]], "tool_errors": [[1, 4]], "tool_failed": [[1, 2]], "tool_unknown": [[0, 1]]}
     same = from_lists([[0.0, 1.5]], extras={name: jnp.asarray(x) for name, x in counts.items()})
