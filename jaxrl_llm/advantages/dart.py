@@ -21,14 +21,13 @@ def dart(*, quantile: float = 0.2) -> Estimator:
     def advantages(rollouts):
         mask, rewards = rollouts.token_mask, rollouts.rewards
         ids = jnp.zeros(mask.shape, jnp.int32) if rollouts.step_ids is None else rollouts.step_ids
-        tokens, last = step_totals(mask.astype(rewards.dtype), ids, mask)
+        entropies = mask.astype(rewards.dtype) if not quantile else jnp.where(mask, rollouts.entropies, 0)
+        entropy, last = step_totals(entropies, ids, mask, mean=True)
         of_steps, ends = (x.reshape(len(mask), -1) for x in (masked.to_tokens(rewards, last), last))
         std = masked.group_std(of_steps, ends, ddof=0)
         A = jnp.where(std > 0, (rewards - masked.group_mean(of_steps, ends)) / jnp.where(std > 0, std, 1), 0)
         if not quantile:
             return A
-        total, _ = step_totals(jnp.where(mask, rollouts.entropies, 0), ids, mask)
-        entropy = total / jnp.maximum(tokens, 1)
         least = jnp.nanquantile(jnp.where(last, entropy, jnp.nan), quantile)
         return jnp.where(entropy >= least, A[..., None], 0)
 

@@ -110,18 +110,20 @@ def discounted_return(x_PG: Array, valid_PG: Array, traj_PG: Array, step_PG: Arr
     return jnp.take_along_axis(returns.T, jnp.argsort(order, axis=1), axis=1)
 
 
-def step_totals(x_PGT: Array, step_ids_PGT: Array, mask_PGT: Array) -> tuple[Array, Array]:
+def step_totals(x_PGT: Array, step_ids_PGT: Array, mask_PGT: Array, mean: bool = False) -> tuple[Array, Array]:
     """([P, G, T] the sum of `x` over the token's step, on each token; bool[P, G, T] the last token of each step).
 
-    A step is a run of trained tokens with one id; ids do not decrease along a rollout. Tokens are added one after the
-    other, so that equal steps have exactly equal sums at every position.
+    With `mean` it is the sum over the number of the step's tokens. A step is a run of trained tokens with one id; ids do not
+    decrease along a rollout. Tokens are added one after the other, so that equal steps have exactly equal sums at every
+    position.
     """
     lowest, highest = jnp.iinfo(step_ids_PGT.dtype).min, jnp.iinfo(step_ids_PGT.dtype).max
 
     def add(before, inputs):
-        (total, reached), (x, step, real) = before, inputs
-        total = jnp.where(real, x + jnp.where(step > reached, 0, total), total)
-        return (total, jnp.where(real, step, reached)), total
+        (total, count, reached), (x, step, real) = before, inputs
+        total, count = (jnp.where(real, more + jnp.where(step > reached, 0, so_far), so_far)
+                        for more, so_far in ((x, total), (1, count)))
+        return (total, count, jnp.where(real, step, reached)), total / jnp.maximum(count, 1) if mean else total
 
     def spread(after, inputs):
         (total, coming), (so_far, step, real) = after, inputs
@@ -131,7 +133,7 @@ def step_totals(x_PGT: Array, step_ids_PGT: Array, mask_PGT: Array) -> tuple[Arr
 
     x, step, real = (jnp.moveaxis(a, -1, 0) for a in (x_PGT, step_ids_PGT, mask_PGT))
     nothing = jnp.zeros_like(x[0])
-    _, sums = lax.scan(add, (nothing, jnp.full_like(step[0], lowest)), (x, step, real))
+    _, sums = lax.scan(add, (nothing, nothing, jnp.full_like(step[0], lowest)), (x, step, real))
     _, (totals, last) = lax.scan(spread, (nothing, jnp.full_like(step[0], highest)), (sums, step, real), reverse=True)
     return jnp.moveaxis(totals, 0, -1), jnp.moveaxis(last, 0, -1)
 
