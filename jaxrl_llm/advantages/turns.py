@@ -38,13 +38,26 @@ def rows_of_turns(rollouts: Rollouts) -> Rollouts:
 def of_turns(estimator: Estimator) -> Estimator:
     """The estimator of trajectories that gives each token the advantage of its turn (`step_ids`).
 
-    `estimator` compares rows that are turns, and has no functions besides `init` and `update`; it may need a critic of turns.
+    `estimator` compares rows that are turns, and has no functions besides `init` and `update`. It may need a critic of turns,
+    and a baseline of tokens, whose `value_targets` are then the advantages of turns.
     """
-    def update(rollouts, state):
-        advantages, state = estimator.update(rows_of_turns(rollouts), state)
+    based = estimator.value_targets is not None
+
+    def of_turn(rollouts, state):
+        rows = rows_of_turns(rollouts)
+        if based:
+            rows = rows.replace(extras={**rows.extras, "values": jnp.zeros(rows.mask.shape, jnp.float32)})
+        advantages, state = estimator.update(rows, state)
         return _to_tokens(advantages[..., 0].reshape(rollouts.extras["step"].shape), rollouts), state
 
-    return _adapted(estimator, update)
+    def of_token(rollouts, state):
+        advantages, state = of_turn(rollouts, state)
+        return jnp.where(rollouts.token_mask, advantages - rollouts.extras["values"], 0), state
+
+    def targets(rollouts, monte_carlo):
+        return of_turn(rollouts, estimator.init())[0]
+
+    return _adapted(estimator, of_token)._replace(value_targets=targets) if based else _adapted(estimator, of_turn)
 
 
 def of_agents(estimator: Estimator) -> Estimator:

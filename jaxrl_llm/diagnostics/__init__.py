@@ -19,4 +19,4 @@ def make(slug: str, **options) -> Diagnostic:
 
 def about(slug: str) -> str:
     """The first line of a diagnostic's docstring."""
-    return (DIAGNOSTICS[slug].__doc__ or "").partition("\n")[0]
+    return (DIAGNOSTICS[slug].make.__doc__ or "").partition("\n")[0]

@@ -26,7 +26,7 @@ ROWS = (
            estimator="archer", objective="reinforce(aggregation=seq_mean_token_sum)",
            needs=("step_rewards", "step"), replay="recent_groups(reuse=1.0, max_age=20, updates=1, critic_only=True)",
            defaults={"pretrain_steps": 20, "epochs": 1},
-           omits="an encoder of the critic's own, fresh turns of the policy at replayed states, and the baseline of tokens"),
+           omits="an encoder of the critic's own, and fresh turns of the policy at replayed states"),
     Method(slug="scaling_inter_rl", title="Interaction horizons that grow in stages", arxiv=("2509.08755",),
            equation="turns of step k <= turns[min((k-1) // every, K-1)]; GRPO with 0.001 KL",
            objective="ppo_clip + kl(0.001)",

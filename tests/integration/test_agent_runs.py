@@ -27,7 +27,7 @@ ROWS = {
     "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,
     "rank_grpo": {"environment": "ranked_list(brief=True)", "sampling.turn_tokens": 24, "prompts.max_tokens": 40},
     "multi_context_grpo": CONTEXTS, "memsearcher": {**CONTEXTS, "method": "memsearcher"}, "markov_multi_turn": WINDOWS,
-    "archer": {"critic.pretrain_steps": 1, "estimator": "critic_epochs=4"},
+    "archer": {"critic.pretrain_steps": 1, "estimator": "critic_epochs=4, baseline=True"},
     "rstar2_roc": {"estimator": "train_rollouts=2, min_negative=1, min_positive=1"},
 }
 

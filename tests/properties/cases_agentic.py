@@ -101,6 +101,12 @@ def valued(rng, p, g, t):
     return fields
 
 
+def based(rng, p, g, t):
+    fields = valued(rng, p, g, t)
+    fields["extras"]["values"] = rng.normal(size=(p, g, t))
+    return fields
+
+
 def programs(rng, p, g, t):
     """Log-probs of the most likely tokens, of a frozen model's choices, and the number behind a value."""
     most = -rng.random((p, g, t))
@@ -125,7 +131,7 @@ BELLMAN = {"equal": "a target is compared with the policy's own log-prob, not wi
 VALUES = {"equal": "a critic compares a turn with what it expects, not with other turns"}
 
 ESTIMATORS = {
-    "archer": [Case(inputs=valued, exempt=VALUES)],
+    "archer": [Case(inputs=valued, exempt=VALUES), Case({"baseline": True}, inputs=based, exempt=VALUES)],
     "gigpo": [
         Case(inputs=turns, equal=even_turns),
         Case({"mode": "mean_std_norm", "singleton": "zero"}, inputs=turns, equal=even_turns),

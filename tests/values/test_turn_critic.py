@@ -55,12 +55,17 @@ def test_worked_example_of_the_critic():
     np.testing.assert_allclose(turn_critic.losses(q, v, y, u, jnp.ones((1, 2, 1), bool)), [.593062, .0725], atol=1e-6)
 
 
-def test_worked_example_of_the_policy():
+def spoken(**extras):
+    """Two trajectories of one turn, of two tokens and one, with advantages of 0.2 and -0.05."""
     mask = jnp.array([[[True, True], [True, False]]])
-    rollouts = Rollouts(mask=mask, valid=jnp.ones((1, 2), bool), rewards=jnp.zeros((1, 2)), step_ids=jnp.zeros((1, 2, 2), int),
-                        extras={"turn_q": jnp.array([[[.6, .5], [.1, .2]]])[:, :, None],
-                                "turn_v": jnp.array([[[.3, .35], [.15, .2]]])[:, :, None],
-                                "step": jnp.zeros((1, 2, 1), int), "step_rewards": jnp.zeros((1, 2, 1))})
+    return Rollouts(mask=mask, valid=jnp.ones((1, 2), bool), rewards=jnp.zeros((1, 2)), step_ids=jnp.zeros((1, 2, 2), int),
+                    extras={"turn_q": jnp.array([[[.6, .5], [.1, .2]]])[:, :, None],
+                            "turn_v": jnp.array([[[.3, .35], [.15, .2]]])[:, :, None],
+                            "step": jnp.zeros((1, 2, 1), int), "step_rewards": jnp.zeros((1, 2, 1)), **extras})
+
+
+def test_worked_example_of_the_policy():
+    rollouts = spoken()
     result, _ = of_environment(advantages.make("archer")).update(rollouts, ())
     np.testing.assert_allclose(result, [[[.2, .2], [-.05, 0]]], atol=1e-6)
     logprobs = jnp.array([[[-1, -.5], [-.2, 0]]])
@@ -68,6 +73,19 @@ def test_worked_example_of_the_policy():
     (loss, _), gradient = jax.value_and_grad(objective.update, has_aux=True)(logprobs, rollouts, result, objective.init())
     np.testing.assert_allclose(loss, .145, atol=1e-6)
     np.testing.assert_allclose(gradient, [[[-.1, -.1], [.025, 0]]], atol=1e-6)
+
+
+def test_worked_example_of_the_baseline_of_tokens():
+    rollouts = spoken(values=jnp.array([[[.1, .2], [0, .5]]]))
+    estimator = of_environment(advantages.make("archer", baseline=True))
+    result, _ = estimator.update(rollouts, ())
+    np.testing.assert_allclose(result, [[[.1, 0], [-.05, 0]]], atol=1e-6)
+    apart = jnp.where(rollouts.mask, estimator.value_targets(rollouts, False) - rollouts.extras["values"], 0)
+    np.testing.assert_allclose(jnp.mean(apart**2), .003125, atol=1e-7)
+    objective = of_turns(objectives.make("reinforce", aggregation="seq_mean_token_sum"))
+    loss, _ = objective.update(jnp.array([[[-1, -.5], [-.2, 0]]]), rollouts, result, objective.init())
+    np.testing.assert_allclose(loss, .045, atol=1e-6)
+
 
 
 def test_places_are_the_first_token_of_a_turn_and_the_slot_behind_it():
