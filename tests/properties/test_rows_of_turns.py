@@ -57,6 +57,7 @@ def trajectories(seed, apart=False):
     last = np.flip(np.cumsum(np.flip(mask, -1), axis=-1), -1) > 0
     role = np.where(mask, Role.POLICY, np.where(last, Role.ENVIRONMENT, Role.PADDING))
     numbers = np.sort(rng.integers(0, np.maximum(count, 1), (P, G, T)), axis=-1)
+    extras["values"] = rng.normal(size=(P, G, T))
     return Rollouts(**jax.tree.map(inputs.as_array, dict(
         mask=mask, valid=valid, role=role, rewards=rng.choice([-1.0, 0.0, 1.0], (P, G)), step_ids=numbers, extras=extras,
         old_logprobs=-rng.gamma(1.0, size=(P, G, T)))))
