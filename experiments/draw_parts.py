@@ -8,8 +8,6 @@ from absl import flags
 
 from jaxrl_llm.commands import command_line
 
-_OUT = flags.DEFINE_string("out", "docs/figures/parts.png", "The picture.")
-
 
 class Station(NamedTuple):
     """A station of a batch: what happens, and `(key, example)` of the parts that decide it."""
@@ -31,7 +29,7 @@ _WIDTH, _GAP, _TOP, _LOW = 1.9, 0.42, 1.62, -0.1
 
 def main():
     from jaxrl_llm.tools.figures import COLORS, figure_file
-    with figure_file(_OUT.value, 11.6, 3.5) as figure:
+    with figure_file(OUT.value, 11.6, 3.5) as figure:
         axes = figure.subplots()
         axes.set(xlim=(-0.1, len(STATIONS) * (_WIDTH + _GAP) - _GAP + 0.1), ylim=(-1.25, 2.25), xticks=[], yticks=[])
         axes.axis("off")
@@ -49,7 +47,7 @@ def main():
         _arrow(axes, (right - _WIDTH / 2, _LOW - 0.04), (right - 1.62, -0.8), COLORS[1], "facts of a step",
                (right - 0.62, -0.55))
         _arrow(axes, (1.58, -0.8), (_WIDTH / 2, _LOW - 0.04), COLORS[1], "knobs of the next", (0.5, -0.55))
-    print(_OUT.value)
+    print(OUT.value)
 
 
 def _box(axes, left: float, low: float, width: float, height: float, color: str) -> None:
@@ -68,5 +66,6 @@ def _arrow(axes, start, end, color: str, text: str = "", place=(0.0, 0.0)) -> No
     axes.text(*place, text, ha="center", va="center", fontsize=8.5, color=color)
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # an import of the stations defines no flag
+    OUT = flags.DEFINE_string("out", "docs/figures/parts.png", "The picture.")
     command_line.run(main)
