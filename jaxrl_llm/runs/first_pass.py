@@ -26,16 +26,20 @@ def wanted(run: Run, state: TrainState) -> np.ndarray | None:
     controls = run.learner.controls
     if asked.TIMES.name not in controls.knobs:
         return None
-    times = knobs.read([asked.TIMES], controls.proposed(state.control), run.source.numbers)[asked.TIMES.name]
+    proposed = controls.proposed(state.control)
+    times = knobs.read([asked.TIMES], proposed, run.source.numbers, controls.setters)[asked.TIMES.name]
     return times if times.any() else None
 
 
 def measured(run: Run, state: TrainState, seen: tuple[Any, Any], times: np.ndarray, folder: Path, progress: Progress,
-             timer: PhaseTimer, again: bool = False) -> Asked:
-    """The whole measure with the weights `seen`; a run that was resumed (`again`) continues one that this step had begun."""
-    step, total = int(state.step), int((times > 0).sum())
+             timer: PhaseTimer, origin: int = 0, again: bool = False) -> Asked:
+    """The whole measure with the weights `seen`; a run that was resumed (`again`) continues one that this step had begun.
+
+    `origin`: the steps of the run before its phase.
+    """
+    step, total = origin + int(state.step), int((times > 0).sum())
     begun = parallel.first(_begun(folder / FILE, step, times) if again else asked.none(len(times)))
-    key = jax.random.fold_in(jax.random.fold_in(state.key, _STREAM), step)
+    key = jax.random.fold_in(jax.random.fold_in(state.key, _STREAM), int(state.step))
     progress.phase("asking training problems", begun.done, total)
     for begun in asked.ask(run.source, *seen, times, key, begun, timer):
         if parallel.is_primary():

@@ -200,16 +200,16 @@ class _Session:
                 self.checkpoints.wait()  # a folder that cannot hold checkpoints ends the run before anything is trained
                 self.work.held.write()
             preemption.check()
-            self.ask()
+            if self.more(start):
+                self.ask()
             self.schedule = self.run.schedule.steps(
                 self.run.source, self.run.learner, self.reached.state, self.frozen, self.timer,
                 lambda phase: self.progress.phase(phase + self.note), self.reached.pending)
             self.changed = False
-            for step in range(start + 1, self.course.end + 1):
-                if self.course.phase.stalled([*self.reached.scores.values()]):
-                    break
-                self.step(step)
-                if step < self.course.end:
+            step = start
+            while self.more(step):
+                self.step(step := step + 1)
+                if self.more(step):
                     self.ask()
                 preemption.check()  # leaves through the handler below, which saves
             if self.step_of(self.reached) > self.saved:  # it ended early
@@ -219,12 +219,16 @@ class _Session:
             raise
         return self.evaluations
 
+    def more(self, step: int) -> bool:
+        """Whether the phase has steps after this one."""
+        return step < self.course.end and not self.course.phase.stalled([*self.reached.scores.values()])
+
     def ask(self) -> None:
         """Asks the training problems that controllers want to know about before the next step, and tells them the answers."""
         learner, state = self.run.learner, self.reached.state
         if (times := first_pass.wanted(self.run, state)) is not None:
             counts = first_pass.measured(self.run, state, self.seen(), times, self.folder, self.progress, self.timer,
-                                         again=self.work.resume)
+                                         origin=self.course.origin, again=self.work.resume)
             state = learner.told(state, counts.facts)
             self.reached, self.changed = self.reached._replace(state=state), True
 

@@ -1,7 +1,7 @@
 """The policy's answers to training problems that are counted and not learned from: a measure before a step.
 
 A controller asks for it by the knob `measured_times`, for instance of all problems before the first step, and observes the
-counts. The answers to a problem do not depend on which others are asked, nor on how far an interrupted measure had come.
+counts. The answers do not depend on how far an interrupted measure had come.
 """
 import functools
 from collections.abc import Iterator

@@ -11,9 +11,10 @@ import tiny_config
 from run_files import assert_same
 
 from jaxrl_llm.learning import schedules
-from jaxrl_llm.runs import first_pass, loop
+from jaxrl_llm.runs import first_pass, loop, phases
 from jaxrl_llm.sampling import asked
 from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.phases import phases_of
 
 P, G = 4, 4
 CONTROL = {"drive": "steps=(1, 2), keep=(0.5,), times=6", "arpo_replay": "times=6", "qwenlong_l15_adv": "times=6, bins=2"}
@@ -70,6 +71,27 @@ def test_a_pass_that_was_killed_goes_on_where_it_was(tmp_path, capsys):
     loop.train(config, tmp_path / "resumed", resume=True)
     assert json.loads(file.read_text()) == stored
     assert_same(*(run_files.saved(tmp_path / name, config) for name in ("resumed", "straight")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "second"), [
+    ("arpo_replay", "b(method=qwenlong_l15_adv, controllers='times=6, bins=2')"), ("drive", "b")])
+def test_a_phase_asks_for_itself(method, second, tmp_path, monkeypatch):
+    """Killed between two phases: a second pass of equal numbers has its own answers, and none comes after the last step."""
+    config = tiny(method, steps=2, phases=f"a, {second}", **{"sampling.max_group": 2 * G, "optimizer.learning_rate": 3e-2})
+    loop.train(config, tmp_path / "straight")
+
+    def dies(course, last, work):
+        raise InterruptedError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(phases, "entered", dies)
+        with pytest.raises(InterruptedError):
+            loop.train(config, tmp_path / "killed")
+    loop.train(config, tmp_path / "killed", resume=True)
+    last = phases_of(config)[1].config
+    assert_same(*(run_files.saved(tmp_path / name, last) for name in ("killed", "straight")))
+    assert json.loads((tmp_path / "killed" / first_pass.FILE).read_text())["step"] == 1
 
 
 @pytest.mark.slow
