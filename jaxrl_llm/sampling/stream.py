@@ -17,16 +17,18 @@ from jaxrl_llm.control import knobs
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.engines.base import Engine, EngineKind
-from jaxrl_llm.engines.requests import Node, Request
+from jaxrl_llm.engines.requests import Node, Request, check_tokens
 from jaxrl_llm.engines.sampler import row_keys, threefry
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.exchange import exchange, is_mine
 from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies.acts import Act, BeginPart, ExpertShare, Stop, numbered
+from jaxrl_llm.topologies.acts import Act, Begin, ExpertShare, Stop, numbered
 
 READS = (
     Knob("temperature", least=0, doc="f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the "
@@ -39,6 +41,7 @@ READS = (
     Knob("spread", least=0, doc="f32[], how strongly first tokens of a group avoid its earlier ones, see "
          "`engines.sampling.spread_out`"),
 )
+_OF_ONE = ("temperature", "top_k", "top_p", "min_p")  # numbers of `Sampling` that one trajectory may have
 REQUEST = 1 << 32  # the engine samples request n of a trajectory as `uid + n * REQUEST`: each has its own random numbers
 
 
@@ -288,30 +291,42 @@ class Stream:
         """Queues trajectories at prompts of the forest, those of this process (`exchange.is_mine`), with uids as in `numbered`.
 
         Others are stopped: at once, or as soon as the partner has answered. An engine that tells nothing of a turn before its
-        end leaves nothing of it. Raises ValueError before the first `publish`, for uids that grow already, and for uids to stop
-        that do not grow.
+        end leaves nothing of it. Raises ValueError before the first `publish`, for uids that grow already, for uids to stop
+        that do not grow, and for prompts, parts and distributions that cannot be; nothing is begun then.
         """
         if self._under is None or self._engine is None:
             raise ValueError("there are no weights to sample with; publish weights first")
+        begun = [(act, uid) for act, uids in numbered(acts, first_uid, self.group)[0] for uid in uids]
+        if far := [act.at for act, _ in begun if act.at >= len(forest.problems)]:
+            raise ValueError(f"prompt {far[0]} is to be sampled, and the forest has {len(forest.problems)}; rows count from 0")
+        if twice := {uid for _, uid in begun} & self._begun.keys():
+            raise ValueError(f"trajectory {min(twice)} grows already; give each its own uid")
+        prompts = {act.at: forest.prompt_ids(act.at).tolist() for act, _ in begun}
+        waiting = [(uid, self._planned(act, uid, forest.problems[act.at], prompts[act.at])) for act, uid in begun
+                   if not self.alone or is_mine(uid, self.group)]
         for act in acts:
             if isinstance(act, Stop) and (not self.alone or is_mine(act.uid, self.group)):
                 self._end(act)
-        begun = [(act, uid) for act, uids in numbered(acts, first_uid, self.group)[0] for uid in uids]
-        if twice := {uid for _, uid in begun} & self._begun.keys():
-            raise ValueError(f"trajectory {min(twice)} grows already; give each its own uid")
         self._problems = forest.problems
-        prompts = {act.at: forest.prompt_ids(act.at).tolist() for act, _ in begun}
-        for act, uid in begun:
-            if self.alone and not is_mine(uid, self.group):
+        self._queue.extend(waiting)
+        self._begun |= {uid: one.prompt for uid, one in waiting}
+
+    def _planned(self, act: Begin, uid: int, problem: Problem, ids: list[int]) -> Trajectory:
+        """A trajectory of the act, with the token ids of its prompt. Raises ValueError for what cannot begin or draw it."""
+        assert self._under is not None and self._engine is not None
+        if act.sampling:
+            changed(self.sampling, act.sampling)
+        planted = list[Planted]()
+        for role, what, logprobs in act.parts:
+            if not (filled := self._filled(what, problem, uid)):
                 continue
-            ids = prompts[act.at]
-            planted = [Planted(part.role, filled, None if part.logprobs is None else list(part.logprobs))
-                       for part in map(BeginPart._make, act.parts)
-                       if (filled := self._filled(part.what, forest.problems[act.at], uid))]
-            self._queue.append((uid, Trajectory(
-                list(ids), act.at, ids, most=act.limit, limits=self._under.limits, planted=planted, sampling=act.sampling,
-                version=self._engine.version)))
-            self._begun[uid] = act.at
+            check_tokens(uid, filled, self.tokenizer.vocab_size)
+            if logprobs is not None and len(logprobs) != len(filled):
+                raise ValueError(f"trajectory {uid} begins with {len(filled)} tokens of {Role(role).name}, and there are "
+                                 f"log-probs for {len(logprobs)}; give one for each token, or none")
+            planted.append(Planted(role, filled, None if logprobs is None else [float(one) for one in logprobs]))
+        return Trajectory(list(ids), act.at, ids, most=act.limit, limits=self._under.limits, planted=planted,
+                          sampling=act.sampling, version=self._engine.version)
 
     def _end(self, act: Stop) -> None:
         """Ends a trajectory, or marks it to be ended once it is answered."""
@@ -575,7 +590,9 @@ class Stream:
 
 
 def changed(sampling: sampling_lib.Sampling, numbers: Mapping[str, float]) -> sampling_lib.Sampling:
-    """A distribution with other numbers; ValueError for those out of range."""
+    """A distribution with other numbers; ValueError for those that it lacks or that are out of range."""
+    for name in numbers:
+        registry.one_of("number of the distribution of a trajectory", name, _OF_ONE)
     values: dict[str, Any] = {name: np.float32(value) for name, value in numbers.items()}
     changed = dataclasses.replace(sampling, **values)
     sampling_lib.check(changed)

@@ -12,6 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.data.rollouts import Role
+
+PLANTED = (Role.POLICY, Role.ENVIRONMENT, Role.HINT, Role.EXPERT)  # who may write what a trajectory begins with
+
 
 class ExpertShare(NamedTuple):
     """The first `share` of what an expert says in a trajectory: 1 is all of it, with its end token."""
@@ -22,9 +26,9 @@ class ExpertShare(NamedTuple):
 class BeginPart(NamedTuple):
     """Tokens that are planted in a trajectory before sampling goes on, as the beginning of its first turn.
 
-    role: a `Role`; the policy's and an expert's are trained on.  what: token ids, a text, or an `ExpertShare`, which the task
-    or the environment fills for each trajectory.  logprobs: f32[n] of the distribution that the ids were drawn from; None:
-    those that the engine computes.
+    role: one of `PLANTED`; the policy's and an expert's are trained on.  what: token ids, a text, or an `ExpertShare`, which
+    the task or the environment fills for each trajectory.  logprobs: f32[n] of the distribution that the ids were drawn from;
+    None: those that the engine computes.
     """
 
     role: int
@@ -39,6 +43,8 @@ class Begin:
     at: the prompt, a row of the forest.  parts: what each of them begins with.
     limit: maximum tokens after the prompt, at most that of the run; None: that of the run.
     sampling: numbers that replace the run's `Sampling`, such as {"temperature": 0.7}.
+
+    Raises ValueError with all numbers and roles that cannot be.
     """
 
     at: int
@@ -47,9 +53,21 @@ class Begin:
     limit: int | None = None
     sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self):
+        faults = [f"{name}={value!r}; give a whole number, {least} or more" for name, value, least in (
+            ("at", self.at, 0), ("count", self.count, 0), ("limit", 1 if self.limit is None else self.limit, 1))
+                  if not isinstance(value, int | np.integer) or value < least]
+        faults += [f"a part has the role {part[0]!r}; give {', '.join(role.name for role in PLANTED)}" for part in self.parts
+                   if part[0] not in PLANTED]
+        if faults:
+            raise ValueError(f"Begin at prompt {self.at!r}: {'. '.join(faults)}")
+
 
 class Stop(NamedTuple):
-    """Ends a trajectory that grows: with what is there of it (`keep`), or without a trace."""
+    """Ends a trajectory that grows: with what is there of it (`keep`), or without a trace.
+
+    `Stream.apply` takes it between two parts of a batch; plans are made while nothing grows.
+    """
 
     uid: int
     keep: bool = True

@@ -125,6 +125,33 @@ def test_a_rollout_goes_on_behind_parts_of_any_role(engine):
     assert rollouts.mask[0, 1:].sum(-1).max() <= 3
 
 
+def test_log_probs_of_a_part_may_be_an_array():
+    part = BeginPart(Role.POLICY, np.array([50, 51]), np.array([-1.5, -2.5]))
+    stream, forest = begun(tiny(method="luffy"), [Begin(0, 1, (part,))])
+    whole = grown(stream, forest)
+    assert whole.logprobs[whole.offset[whole.ends[0]]:][:2].tolist() == [-1.5, -2.5]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"at": 2}, "^prompt 2 is to be sampled, and the forest has 2;"),
+    ({"parts": (BeginPart(Role.POLICY, [50, 51], [-1.5]),)}, "begins with 2 tokens of POLICY, and there are log-probs for 1;"),
+    ({"parts": (BeginPart(Role.HINT, [999]),)}, "uid 108 was given a token outside the vocabulary"),
+    ({"sampling": {"temprature": 0}}, "Did you mean 'temperature'"),
+    ({"sampling": {"temperature": -1}}, "temperature=-1.0: must be >= 0")])
+def test_nothing_begins_with_an_act_that_cannot_be(change, said):
+    stream, forest = begun(tiny(), [Begin(0, 3)])
+    with pytest.raises(ValueError, match=said):
+        stream.apply(forest, [Stop(100), Begin(0, 1), Begin(**{"at": 1, **change})], 103)
+    assert grown(stream, forest).uid[2:].tolist() == [100, 101, 102]
+
+
+def test_an_act_says_all_that_is_wrong_with_it():
+    said = (r"^Begin at prompt -1: at=-1; give a whole number, 0 or more. count=2.5; give a whole number, 0 or more. "
+            r"limit=0; give a whole number, 1 or more. a part has the role <Role.PROMPT: 5>; give POLICY, ENVIRONMENT, HINT")
+    with pytest.raises(ValueError, match=said):
+        Begin(-1, 2.5, (BeginPart(Role.PROMPT, "a"),), limit=0)
+
+
 def test_an_environment_hears_parts_as_the_beginning_of_a_message():
     parts = BeginPart(Role.HINT, "a"), BeginPart(Role.EXPERT, "bc")
     stream, forest = begun(chatter.get_config(method="luffy"), [Begin(0, 1, parts)])
