@@ -38,10 +38,10 @@ def read(knobs: Iterable[Knob], values: Mapping[str, Any], sizes: Mapping[str, i
       sizes: the reader's numbers by the names that knobs have for them.
       setters: the controller that sets each of them, as far as that is known.
 
-    Raises ValueError: a value has another shape than its knob, or is outside its range.
+    Raises ValueError: a value has another shape than its knob, or is outside its range, that of each part which reads it.
     """
     found, sizes, like = dict[str, np.ndarray](), dict(sizes), dict[str, str]()
-    for knob in {one.name: one for one in knobs}.values():
+    for knob in dict.fromkeys(knobs):
         if values.get(knob.name) is None:
             continue
         value = found[knob.name] = np.asarray(parallel.fetch(values[knob.name]))

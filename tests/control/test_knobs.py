@@ -38,6 +38,11 @@ def test_a_value_of_another_shape_or_range_is_refused_with_its_controller(values
         read(KNOBS, values, SIZES, dict.fromkeys(values, "c"))
 
 
+def test_a_value_is_in_the_range_of_each_part_that_reads_it():
+    with pytest.raises(ValueError, match="^heat=0.2; give 0.5 or more$"):
+        read((Knob("heat", least=0.5), *KNOBS), {"heat": 0.2}, SIZES)
+
+
 def test_without_a_controller_the_error_names_the_knob_alone():
     with pytest.raises(ValueError, match="^heat=-1; give 0 or more$"):
         read(KNOBS, {"heat": -1}, SIZES)
