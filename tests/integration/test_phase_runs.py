@@ -197,6 +197,21 @@ def test_what_a_phase_takes_over():
     assert int(other.control["historical_variance"].times.sum()) == 0 and moments(other) == had
 
 
+@pytest.mark.slow
+def test_a_phase_takes_over_the_states_of_replayed_batches():
+    """The multiplier of R2VPO's loss on stored rollouts, as that on fresh ones."""
+    text = "a, b, c(weights=first)"
+    config = tiny(text, method="spear", objective="r2vpo", replay_objective="r2vpo", **{"model.num_layers": 1})
+    _, b, c = phases_of(config)
+    run, params = setup.build(b.config)
+    state = setup.initial_state(run, params)
+    moved = jax.tree.map(lambda leaf: leaf + 1, (state.objective_state, state.replayed))
+    assert len(jax.tree.leaves(moved)) == 2
+    for phase, wanted in ((b, moved), (c, (state.objective_state, state.replayed))):
+        found = phases.carried(run, state.replace(objective_state=moved[0], replayed=moved[1]), phase, same=True)
+        jax.tree.map(np.testing.assert_array_equal, (found.objective_state, found.replayed), wanted)
+
+
 def test_faults_of_all_phases_come_before_the_first_step(tmp_path):
     text = "a, b(task='arithmetic(level=x)'), c(method=gpro), d(sampling.top_p=2.0), e(patience=1, metric=eval/scores)"
     with pytest.raises(ValueError) as caught:
