@@ -173,7 +173,8 @@ def carried(run: Run, last: TrainState, phase: Phase, same: bool) -> TrainState:
     state = run.learner.init(last.params, last.lora, key_of(run, phase), known)
     moved: dict[str, Any] = {"skipped": last.skipped, "skipped_in_row": last.skipped_in_row}
     if phase.weights == "last":
-        wanted = ["average", "estimator_state", "objective_state", "replayed", *["opt_state"] * ("optimizer" not in phase.fresh)]
+        wanted = ["average", "estimator_state", "objective_state", "replayed"]
+        wanted += [] if "optimizer" in phase.fresh else ["opt_state"]
         moved |= {name: getattr(last, name) for name in wanted if alike(getattr(last, name), getattr(state, name))}
         moved["beside"] = {name: last.beside[name] if name in last.beside and alike(last.beside[name], own) else own
                            for name, own in state.beside.items()}

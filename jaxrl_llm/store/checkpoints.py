@@ -298,7 +298,10 @@ def _named_leaves(tree: PyTree) -> dict[str, Any]:
 
 def _plain(tree: PyTree) -> PyTree:
     """The tree with a plain dict for each dict of another type, which orbax cannot read in part; leaves keep their order."""
-    return {name: _plain(branch) for name, branch in tree.items()} if isinstance(tree, dict) else tree
+    def plain(branch):
+        return {name: _plain(inner) for name, inner in branch.items()} if isinstance(branch, dict) else branch
+
+    return jax.tree.map(plain, tree, is_leaf=lambda branch: isinstance(branch, dict))
 
 
 def _to_storage(state: PyTree) -> PyTree:

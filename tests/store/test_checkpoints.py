@@ -19,6 +19,7 @@ import optax
 import psutil
 import pytest
 
+from jaxrl_llm.models.lora import Adapters
 from jaxrl_llm.store.checkpoints import Checkpoints, _checksum
 
 
@@ -110,6 +111,15 @@ def test_a_state_of_a_later_version_has_further_branches_without_arrays(tmp_path
     later = {"seen": jnp.int32(0), "nothing": None, "replayed": None, "models": {}}
     assert Checkpoints(tmp_path, read_only=True).restore(later).state == {
         "seen": 5, "nothing": None, "replayed": None, "models": {}}
+
+
+def test_adapters_at_any_place_of_a_state_are_read(tmp_path):
+    """A dict of a type of its own, with a number that is no leaf."""
+    adapters = Adapters({"query": {"a": jnp.ones(2), "b": jnp.zeros(3)}}, 0.5)
+    state = make_state().replace(params=adapters, opt_state=optax.adam(1e-3).init(adapters))
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+    assert_identical(Checkpoints(tmp_path, read_only=True).restore(state).state, state)
 
 
 def test_buffers_may_be_donated_right_after_save(tmp_path):
@@ -332,7 +342,8 @@ def run_child(directory, body, prefix=(), flags=None):
     head = f"""
         import os, signal, sys, threading, time
         import jax, jax.numpy as jnp, numpy as np
-        from jaxrl_llm.store.checkpoints import Checkpoints
+        from jaxrl_llm.models.lora import Adapters
+from jaxrl_llm.store.checkpoints import Checkpoints
         checkpoints = Checkpoints({str(directory)!r}, keep=1)
         checkpoints.save(1, {{"w": jnp.arange(8.0)}}, host="good")
         checkpoints.wait()
