@@ -2,16 +2,23 @@
 from collections.abc import Callable
 
 from jaxrl_llm.data.packing import MAX_LENGTHS
-from jaxrl_llm.recorders.base import Context, Recorder, recorder
+from jaxrl_llm.recorders.base import Context, Recorder, recorded, recorder, texts_of
 from jaxrl_llm.values.critic import Critic, PackedCritic, in_packed_rows, make_packed, make_update
 
 
 def values(critic: Critic, predict: Callable, fit: Callable) -> Recorder:
-    """`values` f32[P, G, T]: `predict` and `fit` are the compiled `Critic.values` and `values.critic.make_update`."""
-    def record(own, params, lora, rollouts):
-        return {"values": predict(own.params, (params, lora), rollouts)}
+    """`values` f32[P, G, T]: `predict` and `fit` are the compiled `Critic.values` and `values.critic.make_update`.
 
-    return Recorder("critic", ("values",), record, init=critic.init, fit=fit)
+    Both see what they read alone, so that their programs serve fresh and replayed batches.
+    """
+    def record(own, params, lora, rollouts):
+        return {"values": predict(own.params, (params, lora), texts_of(rollouts))}
+
+    def fitted(own, policy, rollouts):
+        read = {name: rollouts.extras[name] for name in ("values", "value_targets")}
+        return fit(own, policy, recorded(texts_of(rollouts), read))
+
+    return Recorder("critic", ("values",), record, init=critic.init, fit=fitted)
 
 
 @recorder("critic", provides=("values",), needs=("estimator.value_targets",))

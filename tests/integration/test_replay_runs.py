@@ -150,6 +150,15 @@ def test_replayed_batches_are_updates_of_their_own(method):
 
 
 @pytest.mark.slow
+def test_programs_of_a_critic_serve_fresh_and_replayed_batches():
+    """In packed rows a critic has one program for the shape of a batch; it sees no fields of replayed batches alone."""
+    run, params = setup.build(tiny("sil", **{"learner.packed_rows": 2}))
+    steps = schedules.make("sync").steps(run.source, run.learner, setup.initial_state(run, params), {})
+    seen = [next(steps).learned.metrics for _ in range(2)]
+    assert [one["replay/updates"] for one in seen] == [2, 2] and all(np.isfinite(one["replay/value/loss"]) for one in seen)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["sync", "pipelined(lag=1)"])
 def test_priorities_reach_the_buffer_at_the_next_step(schedule):
     """The buffer has what the last update said of the groups that it learned from, and what is new since."""
