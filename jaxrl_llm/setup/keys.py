@@ -23,6 +23,8 @@ def set_key(config: ConfigDict, key: str, value: Any) -> None:
     if key not in known:
         raise ValueError(f"the configuration has no key {key!r}{near_keys([key])}; --help lists all")
     try:
+        if isinstance(value, bool) and not isinstance(known[key], bool):
+            raise TypeError("a truth value is no number")
         config.update_from_flattened_dict({key: value})
     except (TypeError, ValueError) as error:
         kind = type(known[key]).__name__

@@ -47,7 +47,10 @@ def value(key: str, text: str, known: Mapping[str, Any]) -> Any:
     if share and isinstance(own, int | float) and not isinstance(own, bool):
         part = float(share[1]) / 100 * own
         return max(math.ceil(part - 1e-4), 1) if isinstance(own, int) else part
-    found = written.keywords(f"value={text}")["value"]
+    try:
+        found = written.keywords(f"value={text}")["value"]
+    except ValueError:
+        raise ValueError(f"cannot read {key}={text}; texts with spaces or signs stand in quotes") from None
     return text if isinstance(own, str) and not isinstance(found, str) else found
 
 
@@ -61,7 +64,9 @@ def checked(name: str, number: int, changes: Mapping[str, Any], every: int, faul
     if number == 1 and {"weights", "fresh"} & changes.keys():
         faults.append(f"phase {name!r} is the first: no phase before it left weights, and everything begins with it; leave "
                       f"{' and '.join(sorted({'weights', 'fresh'} & changes.keys()))} out of it")
-    if not isinstance(patience, int) or patience < 0:
+    if "metric" in changes and not patience:
+        faults.append(f"phase {name!r}: metric={words['metric']} counts for patience alone; set patience, or leave it out")
+    if isinstance(patience, bool) or not isinstance(patience, int) or patience < 0:
         faults.append(f"phase {name!r}: patience={patience!r}; give a number of evaluations, or 0: it has all its steps")
     elif patience and not every:
         faults.append(f"phase {name!r}: patience={patience} ends it by its evaluations, and eval.every=0 leaves out "
@@ -73,9 +78,10 @@ def steps(total: int, names: Sequence[str], given: Sequence[int | None], faults:
     """The steps of each phase, `total` together: phases without a number share what is left, the last of them the remainder."""
     known, left = sum(count or 0 for count in given), [place for place, count in enumerate(given) if count is None]
     rest = total - known
-    faults += [f"phase {name!r}: steps={count}; give 1 or more" for name, count in zip(names, given, strict=True)
-               if count is not None and count < 1]
-    if not left and rest:
+    few = [f"phase {name!r}: steps={count}; give 1 or more" for name, count in zip(names, given, strict=True)
+           if count is not None and count < 1]
+    faults += few
+    if not left and rest and not few:
         faults.append(f"the phases have {known} steps together, and config.steps is {total}; set config.steps={known}, or "
                       "leave the steps out of a phase, which then has the rest")
     if rest < len(left):

@@ -82,13 +82,21 @@ def test_all_faults_of_all_phases_are_said_at_once():
     ("a(steps=30), b(steps=50)", "the phases have 80 steps together, and config.steps is 100; set config.steps=80, or"),
     ("a(steps=100), b", "config.steps=100 leaves 0 for the phases without a number of steps, b; each needs one or more"),
     ("a(steps=2.5), b", "config.steps=2.5: it is 100 here, of type int"),
+    ("a(steps=True), b", "config.steps=True: it is 100 here, of type int"),
     ("a(phases='b')", "phases is of the whole run"),
+    ("a, b(metric=eval/score)", "phase 'b': metric=eval/score counts for patience alone; set patience, or leave it out"),
+    ("a(task='arithmetic)", "phase 'a': cannot read task='arithmetic; texts with spaces or signs stand in quotes"),
     ("a, b(method=sws)", "phase 'b': method 'sws' has phases of its own, 'first, second(weights=first)'; write these here"),
 ))
-def test_steps_and_nested_phases(text, fault):
+def test_steps_words_and_nested_phases(text, fault):
     with pytest.raises(ValueError, match="config.phases=.a") as caught:
         made(text)
     assert fault in str(caught.value)
+
+
+def test_numbers_of_steps_that_cannot_be_are_not_added_up():
+    with pytest.raises(ValueError, match="phase 'b': steps=-40; give 1 or more$"):
+        made("a(steps=100), b(steps=-40)")
 
 
 @pytest.mark.parametrize("scores, stalled", (
