@@ -2,10 +2,11 @@
 import functools
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm import advantages, control, objectives, recorders, replay, topologies
+from jaxrl_llm.control import knobs
 from jaxrl_llm.objectives import terms
 from jaxrl_llm.objectives.schedules import ends, is_schedule
 from jaxrl_llm.objectives.sums import misplaced
@@ -27,13 +28,14 @@ class Slot(NamedTuple):
     """What the text under a key names: a part of `table`, and `rest` for those after the first (None: of `table` too).
 
     `sign`: what separates several parts, "," or "+"; "": there is one. `given`: arguments of factories that a run gives; those
-    that a text may set have names alone.
+    that a text may set have names alone. `together(parts, values of given)` raises ValueError for parts that exclude others.
     """
 
     table: PartTable
     sign: str = ""
     rest: PartTable | None = None
     given: frozenset[str] = frozenset()
+    together: Callable[[Sequence[Named], Mapping[str, Any]], None] | None = None
 
     def tables(self, count: int) -> list[PartTable]:
         """The tables of `count` parts."""
@@ -79,16 +81,27 @@ def _unscheduled(name: str, table: PartTable, key: str, text: str) -> Any:
     return 1.0 if default is inspect.Parameter.empty else default
 
 
+def _summed(named: Sequence[Named], of_the_run: Mapping[str, Any]) -> None:
+    """Raises ValueError for a loss with two terms of one name, or with a number that cannot follow its schedule."""
+    objectives.made(named, steps=1, **of_the_run)
+
+
+def _steered(named: Sequence[Named], of_the_run: Mapping[str, Any]) -> None:
+    """Raises ValueError for two controllers that set one knob."""
+    if twice := knobs.twofold({name: control.make(name, **numbers) for name, numbers in named}):
+        raise ValueError("; ".join(twice))
+
+
 control.names()  # fills the tables of filters and controllers
 RUN = frozenset(("max_len", "feature_size"))  # the longest completion in tokens, the width of `rollouts.features`
 SLOTS = {
     "estimator": Slot(advantages.base.ESTIMATORS, given=RUN),
-    "objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, given=RUN),
+    "objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, given=RUN, together=_summed),
     "filters": Slot(control.FILTERS, ","),
-    "controllers": Slot(control.CONTROLLERS, ","),
+    "controllers": Slot(control.CONTROLLERS, ",", together=_steered),
     "replay": Slot(replay.base.RULES),
     "replay_estimator": Slot(advantages.base.ESTIMATORS, given=RUN),
-    "replay_objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, given=RUN),
+    "replay_objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, given=RUN, together=_summed),
     "allocation": Slot(topologies.RULES),
     "guidance": Slot(topologies.GUIDES),
     "topology": Slot(topologies.TOPOLOGIES, given=frozenset(topologies.base.KNOWN)),
@@ -144,8 +157,8 @@ def faults(key: str, text: str, of_the_run: Mapping[str, Any] = {}) -> list[str]
                 found.append(f"in {piece}: {error}" if len(split) > 1 else str(error))
         if not found:
             named = parts(key, text)
-            if summed and named:
-                objectives.made(named, steps=1, **of_the_run)
+            if named and SLOTS[key].together is not None:
+                SLOTS[key].together(named, of_the_run)
     except ValueError as error:
         found.append(str(error))
     return found

@@ -38,7 +38,7 @@ RANGES = {  # an infinite bound is one that is never reached
 def check(kind: str, slug: str, name: str, value: Any, default: Any) -> None:
     """Raises ValueError for a number outside the range of its name, for NaN, and for text in the place of a number.
 
-    Arrays, as of numbers that follow a schedule, and None pass.
+    Arrays, as of numbers that follow a schedule, pass, and None where it is the default.
     """
     check_number(kind, slug, name, value, default)
     if not isinstance(value, Real) or isinstance(value, bool):
@@ -49,9 +49,9 @@ def check(kind: str, slug: str, name: str, value: Any, default: Any) -> None:
 
 
 def check_number(kind: str, slug: str, name: str, value: Any, default: Any) -> None:
-    """Raises ValueError for text in the place of a number, which a coefficient or a numeric default tells."""
+    """Raises ValueError for text, a truth value or None in the place of a number, which the default or its name tells."""
     numeric = isinstance(default, Real) and not isinstance(default, bool)
-    if isinstance(value, str) and (numeric or name == "coef"):
+    if isinstance(value, str | bool | None) and (numeric or name == "coef"):
         raise _refused(kind, slug, name, value, f"a number, for example {default if numeric else 0.01!r}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def keywords(text: str, order: Callable[[], Sequence[str]] = tuple) -> dict[str, Any]:
-    """`"a=1, b='x'"` as a dict of Python literals; bare words, paths and calls `name(...)` are strings.
+    """`"a=1, b='x'"` as a dict of Python literals and `inf`; other bare words, paths and calls `name(...)` are strings.
 
     Values without a name come first and take the names of `order()`, which is called only for them.
     Raises ValueError: when a part cannot be read, a name is repeated, or there are more values without a name than names.
@@ -18,7 +18,7 @@ def keywords(text: str, order: Callable[[], Sequence[str]] = tuple) -> dict[str,
         match = re.fullmatch(r"([^\W\d]\w*)\s*=\s*(.*)", part, re.DOTALL)
         name, value = match.groups() if match else ("", part)
         try:
-            literal = ast.literal_eval(value)
+            literal = float(value) if value in ("inf", "-inf") else ast.literal_eval(value)
         except (ValueError, SyntaxError):
             literal = value
         unreadable = literal is value and not re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", value, re.DOTALL)

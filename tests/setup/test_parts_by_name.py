@@ -98,6 +98,8 @@ def tiny(**changes):
     ("rapo", "controllers", "siri, pass_rate", "siri, pass_rate"), ("rapo", "replay", "none", ""),
     ("dart_curation", "controllers", "longest=3", None),
     ("grpo", "objective", "cispo(max_ratio=4) + kl(0.01)", "cispo(max_ratio=4) + kl(0.01)"),
+    ("gspo", "objective", "clip_high=inf", "gspo(clip_high=inf)"),
+    ("gspo", "objective", "clip_high=1e999", "gspo(clip_high=inf)"),
     ("gspo", "objective", "clip_high=0.3", "gspo(clip_high=0.3)"), ("gspo", "objective", "+ kl(0.01)", "gspo + kl(0.01)"),
     ("gspo", "objective", "clip_high=1e+2 + kl(0.01)", "gspo(clip_high=100.0) + kl(0.01)"),
     ("gspo", "objective", "+ kl(0.01) + entropy(0.1)", "gspo + kl(0.01) + entropy(0.1)")))
@@ -170,6 +172,9 @@ def test_faults_of_one_part_are_said_together_with_those_of_its_terms():
     ({"guidance": "adhint(high=half)"}, "guide 'adhint': high='half'; give a number, for example 0.8"),
     ({"stages": "shorter"}, "config.stages='shorter': Unknown stage 'shorter'"),
     ({"controllers": "every=5"}, "these are numbers or terms, and method 'grpo' has no controller here; name one of acereason"),
+    ({"controllers": "remix, moving_reference", "estimator": "rlo"}, "'remix' and 'moving_reference' both set reference"),
+    ({"objective": "clip_low=None"}, "objective 'ppo_clip': clip_low=None; give a number, for example 0.2"),
+    ({"objective": "clip_low=-inf"}, "objective 'ppo_clip': clip_low=-inf; give 0 or more"),
     ({"controllers": "siri, siri"}, "'siri, siri' names siri more than once"),
     ({"filters": "dynamic_sampling) + (sws"}, "cannot read 'dynamic_sampling) + (sws'"),
     ({"guidance": "experts(traces=0)"}, "traces=0 of an expert's text"),
