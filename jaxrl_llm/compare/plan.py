@@ -120,7 +120,10 @@ def _read_entry(text: str) -> tuple[str, dict[str, Any]]:
     call = re.fullmatch(r"([\w.]+(?::\w+)?)\s*(?:\((.*)\))?", text, re.DOTALL)
     if call is None:
         raise ValueError(f"cannot read the method {text!r}; write method, or method(key=value, key=value)")
-    return call[1], read_options(call[2] or "")
+    try:
+        return call[1], read_options(call[2] or "")
+    except ValueError as error:
+        raise ValueError(f"{text}: {error}") from error
 
 
 def _everyone() -> list[str]:
@@ -129,13 +132,13 @@ def _everyone() -> list[str]:
 
 
 def read_options(text: str) -> dict[str, Any]:
-    """`"a.b=1, c='x'"` as `config.keywords` reads it, with dotted names."""
+    """`"a.b=1, c='x'"` as `written.keywords` reads it, with dotted names; texts of parts need no quotes."""
     options = {}
     for part in written.parts(text):
         name, equals, value = part.partition("=")
         if not equals or not re.fullmatch(r"[\w.]+", name.strip()) or name.strip() in options:
             raise ValueError(f"cannot read {part!r} in {text!r}; write key=value, key=value, each key once")
-        options[name.strip()] = written.keywords(f"value={value}")["value"]
+        options[name.strip()] = (written.unquoted if name.strip() in texts.SLOTS else written.literal)(value.strip())
     return options
 
 

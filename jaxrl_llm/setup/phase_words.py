@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.setup.keys import near_keys
 from jaxrl_llm.tools import registry, written
 
@@ -47,6 +48,8 @@ def value(key: str, text: str, known: Mapping[str, Any]) -> Any:
     if share and isinstance(own, int | float) and not isinstance(own, bool):
         part = float(share[1]) / 100 * own
         return max(math.ceil(part - 1e-4), 1) if isinstance(own, int) else part
+    if key in SLOTS:
+        return written.unquoted(text)
     try:
         found = written.keywords(f"value={text}")["value"]
     except ValueError:

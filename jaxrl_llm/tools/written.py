@@ -18,18 +18,36 @@ def keywords(text: str, order: Callable[[], Sequence[str]] = tuple) -> dict[str,
         match = re.fullmatch(r"([^\W\d]\w*)\s*=\s*(.*)", part, re.DOTALL)
         name, value = match.groups() if match else ("", part)
         try:
-            literal = float(value) if value in ("inf", "-inf") else ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            literal = value
-        unreadable = literal is value and not re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", value, re.DOTALL)
-        if unreadable or name in named or (not name and (named or order is tuple)):
-            raise ValueError(f"cannot read {part!r} in {text!r}; write options as name=value, name=value, each name once, "
-                             "and text with spaces or signs in quotes")
+            read = literal(value)
+        except ValueError:
+            raise _unreadable(part, text) from None
+        if name in named or (not name and (named or order is tuple)):
+            raise _unreadable(part, text)
         if name:
-            named[name] = literal
+            named[name] = read
         else:
-            values.append(literal)
+            values.append(read)
     return {**_positional(text, values, tuple(order()) if values else (), named), **named}
+
+
+def _unreadable(part: str, text: str) -> ValueError:
+    return ValueError(f"cannot read {part!r} in {text!r}; write options as name=value, name=value, each name once, and text "
+                      "with spaces or signs in quotes")
+
+
+def literal(text: str) -> Any:
+    """A value of Python, or `inf`; other bare words, paths and calls `name(...)` are strings. ValueError for any other text."""
+    try:
+        return float(text) if text in ("inf", "-inf") else ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        if re.fullmatch(r"[\w.+:/~-]+|\w+\(.*\)", text, re.DOTALL):
+            return text
+        raise ValueError(f"cannot read {text!r}; write text with spaces or signs in quotes") from None
+
+
+def unquoted(text: str) -> str:
+    """A text such as `clip_high=0.3 + kl(0.1)` as it is, or without the quotes around it; ValueError if these do not close."""
+    return str(literal(text)) if text[:1] in ("'", '"') else text
 
 
 def _positional(text: str, values: Sequence[Any], names: Sequence[str], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def test_entries_carry_their_overrides_and_leave_the_base_alone():
     ("grpo, rloo(eval.problems=7)", "eval.problems differs (64 of grpo, 7 of rloo"),
     ("", "no methods to compare"),
     ("grpo(estimator=rlo)", "grpo.estimator=rlo.: config.estimator='rlo': Unknown estimator 'rlo'. Did you mean 'rloo'"),
+    ("grpo(task=one + two)", "task=one . two.: cannot read 'one . two'; write text with spaces or signs in quotes"),
     ("grpo, nowhere_to_be:row", "nowhere_to_be:row: config.method='nowhere_to_be:row': .*there is no module"),
 ))
 def test_entries_that_cannot_be_read(text, message):
@@ -57,6 +58,12 @@ def test_compositions_are_contestants_with_readable_labels():
                               "grpo(estimator='rloo'), siri(controllers=none)", base())
     assert [entry.label for entry in named] == [
         "grpo", "grpo(objective=cispo(max_ratio=4) + kl(0.01), filters=dynamic_sampling)", "grpo(estimator=rloo)", "siri"]
+    changed = plan.read_entries("grpo(objective=clip_high=0.3 + kl(0.1)), grpo(objective='+ kl(0.1)'), "
+                                "rapo(controllers=at_least=3)", base())
+    assert [entry.label for entry in changed] == [
+        "grpo(objective=clip_high=0.3 + kl(0.1))", "grpo(objective=+ kl(0.1))", "rapo"]
+    assert [entry.config.objective for entry in changed] == ["clip_high=0.3 + kl(0.1)", "+ kl(0.1)", ""]
+    assert changed[2].config.controllers == "at_least=3"
     assert named[1].config.objective == "cispo(max_ratio=4) + kl(0.01)" and named[1].config.filters == "dynamic_sampling"
     assert named[1].name == "grpo_objective=cispo_max_ratio=4_+_kl_0.01_filters=dynamic_sampling"
     long, other = plan.read_entries(

@@ -35,6 +35,13 @@ def test_phases_are_configurations_with_other_keys():
          "sampling.stop_strings=('.',)")]
 
 
+def test_texts_of_parts_need_no_quotes():
+    _, (first, second) = made("a(objective=clip_high=0.3 + kl(0.1), filters=none), b(objective='+ kl(0.1)', method=rapo, "
+                              "controllers=at_least=3)")
+    assert (first.config.objective, first.config.filters) == ("clip_high=0.3 + kl(0.1)", "none")
+    assert (second.config.objective, second.config.controllers) == ("+ kl(0.1)", "at_least=3")
+
+
 @pytest.mark.parametrize("text, steps", (
     ("a, b, c", [33, 33, 34]), ("a(steps=10), b, c", [10, 45, 45]), ("a(steps=25%), b, c(steps=60)", [25, 15, 60]),
     ("a(steps=40), b(steps=60)", [40, 60]), ("alone", [100]),
