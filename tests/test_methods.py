@@ -139,10 +139,13 @@ def test_command_writes_a_row_as_a_module_that_is_the_row(tmp_path, monkeypatch)
     again = command("jaxrl_llm.methods", "gvm_raft_pp", "--write", str(path))
     assert again.returncode == 2 and "is there already; give another name, or delete it" in again.stderr
     for arguments, message in ((["--write", str(tmp_path / "mine.md")], "mine.md is no name of a module"),
+                               (["--write", str(tmp_path / "class.py")], "class.py is no name of a module"),
+                               (["--write", str(tmp_path / "random.py")], "there is a module 'random' on the path"),
+                               (["--write", str(tmp_path / "optax.py")], "there is a module 'optax' on the path"),
                                (["--config.estmator=rloo"], "Did you mean 'estimator'?"),
                                (["--config.estimator=rlo"], "config.estimator='rlo': Unknown estimator 'rlo'")):
         done = command("jaxrl_llm.methods", "grpo", *arguments)
-        assert done.returncode == 2 and message in done.stderr and not (tmp_path / "mine.md").exists()
+        assert done.returncode == 2 and message in done.stderr and [file.name for file in tmp_path.glob("*.*")] == [path.name]
 
 
 def test_every_row_is_itself_again_as_a_module():

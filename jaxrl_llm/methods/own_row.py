@@ -1,5 +1,8 @@
 """A row of the catalogue as a module of one's own, to change: `jaxrl_llm methods grpo --write mine.py`."""
+import importlib.util
 import json
+import keyword
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,9 @@ _HEAD = '''"""{title}: a row to change. It runs as it is:
 
     PYTHONPATH=. jaxrl_llm train --config=arithmetic --workdir=runs/{name} --config.method={name}:row
 
-`jaxrl_llm methods {name}:row` prints it, and `--why` says what stands against a run of it. A part may be a function of this
-file, "{name}:my_part". Further keys: {others}.
+`PYTHONPATH=. jaxrl_llm methods {name}:row` prints it, and `--why` says what stands against a run of it. A part may be a
+function of this file, "{name}:my_part". Further keys:
+{others}.
 """
 from jaxrl_llm.methods import Method
 
@@ -22,12 +26,17 @@ row = Method(
 def write(row: Method, path: Path) -> str:
     """Writes a row as the module `path`; returns the text that names it, `mine:row`.
 
-    Raises ValueError for a path that is no module's, FileExistsError if it is there already.
+    Raises ValueError for a path that is no module's, or of a name that another module on the path has, FileExistsError if it
+    is there already.
     """
-    if path.suffix != ".py" or not path.stem.isidentifier():
+    if path.suffix != ".py" or not path.stem.isidentifier() or keyword.iskeyword(path.stem):
         raise ValueError(f"{path.name} is no name of a module of Python, as which a row is written; give for example mine.py")
     if path.exists():
         raise FileExistsError(f"{path} is there already; give another name, or delete it")
+    there = importlib.util.find_spec(path.stem)
+    if path.stem in sys.stdlib_module_names or there is not None and there.origin is not None:
+        raise ValueError(f"there is a module {path.stem!r} on the path, whose place {path.name} would take; give another name, "
+                         "such as mine.py")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source(row, path.stem), encoding="utf-8")
     return f"{path.stem}:row"
