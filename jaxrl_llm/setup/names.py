@@ -30,15 +30,20 @@ def method_of(config: ConfigDict) -> methods.Method:
 
 
 def unknown_names(config: ConfigDict) -> list[str]:
-    """A line for each unknown name of a task, an environment, a reward, a schedule or a stage, and for unreadable texts."""
+    """A line for each unknown name of a task, an environment, a reward, a schedule or a stage, and for unreadable texts.
+
+    Stages are made, which checks their numbers.
+    """
     found = []
     for key, table in (("task", tasks.TASKS), ("environment", environments.factories()), ("rewards", rewards.REWARDS),
                        ("schedule", SCHEDULES), ("stages", STAGES)):
         for piece in written.parts(config[key]):
             try:
-                name, _ = written.call(piece)
+                name, numbers = written.call(piece)
                 if ":" not in name:
                     registry.one_of(table.what, name, table)
+                if table is STAGES:
+                    table.make(name, **numbers)
             except ValueError as error:
                 found.append(f"config.{key}={config[key]!r}: {error}")
     return found

@@ -170,6 +170,8 @@ def test_faults_of_one_part_are_said_together_with_those_of_its_terms():
     ({"objective": "dual_clip=linear(2, 3)"}, "config.objective='dual_clip=linear(2, 3)': dual_clip of this objective cannot"),
     ({"estimator": "eps=linear(0, 1)"}, "estimator 'grpo': eps='linear(0, 1)'; give a number"),
     ({"guidance": "adhint(high=half)"}, "guide 'adhint': high='half'; give a number, for example 0.8"),
+    ({"stages": "nowhere_to_be:shorter"}, "config.stages='nowhere_to_be:shorter': stage 'nowhere_to_be:shorter': there is"),
+    ({"stages": "fractions:Fraction(numerator=3)"}, "fractions:Fraction returned a Fraction; it must return a jaxrl_llm"),
     ({"stages": "shorter"}, "config.stages='shorter': Unknown stage 'shorter'"),
     ({"controllers": "every=5"}, "these are numbers or terms, and method 'grpo' has no controller here; name one of acereason"),
     ({"controllers": "remix, moving_reference", "estimator": "rlo"}, "'remix' and 'moving_reference' both set reference"),
