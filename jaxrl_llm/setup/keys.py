@@ -17,6 +17,14 @@ def flat(config: ConfigDict) -> dict[str, Any]:
     return flatten_dict(config.to_dict(), sep=".")
 
 
+def check_values(config: ConfigDict) -> None:
+    """Raises ValueError that lists the keys whose value is None, which a ConfigDict accepts for every key and no key has."""
+    given = flat(config)
+    if missing := [f"config.{key} is None; give a value such as its default, {value!r}"
+                   for key, value in flat(default_config()).items() if given.get(key, value) is None]:
+        raise ValueError("\n  ".join(missing))
+
+
 def set_key(config: ConfigDict, key: str, value: Any) -> None:
     """Sets the value of a dotted key; ValueError names a key that does not exist, or a value of another type."""
     known = flat(config)

@@ -5,6 +5,7 @@ from jaxrl_llm import environments, methods, rewards, tasks
 from jaxrl_llm.learning.schedules import SCHEDULES
 from jaxrl_llm.methods import composition, texts
 from jaxrl_llm.sampling.stages import STAGES
+from jaxrl_llm.setup.keys import check_values
 from jaxrl_llm.tools import registry, written
 from jaxrl_llm.values.features import feature_size
 
@@ -15,6 +16,7 @@ def method_of(config: ConfigDict) -> methods.Method:
     Raises ValueError that lists all unknown names of methods, parts, tasks, environments, rewards, schedules and stages, and
     all numbers of parts that do not exist or are out of their range.
     """
+    check_values(config)
     found = unknown_names(config)
     of_the_run = {"max_len": config.sampling.max_tokens, "feature_size": feature_size(config.model.hidden_size)}
     given = {key: config[key] for key in texts.SLOTS}

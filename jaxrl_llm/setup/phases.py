@@ -85,6 +85,7 @@ def phases_of(config: ConfigDict) -> tuple[Phase, ...]:
     Raises ValueError with all faults of all phases: texts that cannot be read, keys that the configuration lacks or that are of
     the whole run, values of another type, numbers of steps that do not add up to `config.steps`.
     """
+    keys.check_values(config)
     text = text_of(config)
     if not text:
         return (Phase(name="", number=1, config=config),)

@@ -14,6 +14,7 @@ from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import numbers, parts
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.names import method_of
+from jaxrl_llm.setup.phases import phases_of
 
 OWN = '''
 """A part of one's own for every key."""
@@ -143,6 +144,13 @@ def test_a_run_begins_with_these_faults(tmp_path):
     with pytest.raises(ValueError, match="3 faults of the composition:"):
         loop.train(tiny(method="grppo", task="arithmetik", estimator="rlo"), tmp_path / "run")
     assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_no_key_is_none():
+    config = tiny(filters=None, method=None)
+    for read in (method_of, phases_of):
+        with pytest.raises(ValueError, match="config.filters is None; give .* default, ''\n  config.method is None"):
+            read(config)
 
 
 def test_faults_of_one_part_are_said_together_with_those_of_its_terms():
