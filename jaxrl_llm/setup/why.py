@@ -145,7 +145,8 @@ def values_of(config: ConfigDict, made: Parts, around: Around) -> dict[str, Any]
     """
     estimator, knobs = made.estimator, made.controls.knobs
     unequal = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
-    unequal += ["its controllers"] * ("group_sizes" in knobs) + ["its allocation rule"] * (made.rule is not None)
+    unequal += [f"the controller {setter!r}" for knob, setter in made.controls.setters.items() if knob == "group_sizes"]
+    unequal += [f"the allocation rule {name!r}" for name, _ in made.method.parts("allocation")]
     topology = made.method.part("topology")
     objects = {"rule": made.rule, "guide": made.guide, "replay": made.replay, **around._asdict()}
     return {
@@ -159,7 +160,7 @@ def values_of(config: ConfigDict, made: Parts, around: Around) -> dict[str, Any]
         "topology": topology.name if topology else "", "replays": made.replay is not None, "measured": ", ".join(made.measured),
         "pilot": made.rule.pilot if made.rule else 0, "mean": made.rule.mean if made.rule else 1.0,
         "filters.refills": ", ".join(name for name, one in made.filters.items() if one.per == "prompt" and one.refills),
-        "sizes": unequal + ["its estimator"] * (estimator.wants_more is not None)}
+        "sizes": unequal + [f"the estimator {made.method.part('estimator').name!r}"] * (estimator.wants_more is not None)}
 
 
 def _numbers(made: Parts, key: str) -> dict[str, Any]:

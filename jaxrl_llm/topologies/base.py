@@ -106,9 +106,12 @@ def chosen(name: str | None, there: Iterable[str]) -> str:
     """
     by_parts = implied(there)
     best = name if name and not wraps(name) else next(iter(by_parts), "single")
-    if lost := {need for kind in by_parts.values() for need in kind.needs} - {*TOPOLOGIES.find(best).needs}:
-        raise ValueError(f"the topology {best!r} does not read {' and '.join(sorted(lost))}, which this method has; leave that "
-                         f"out, or take one that does: {', '.join(by_parts)}")
+    parts = {need for kind in by_parts.values() for need in kind.needs}
+    if lost := parts - {*TOPOLOGIES.find(best).needs}:
+        able = [name for name, kind in by_parts.items() if {*kind.needs} >= parts]
+        ways = f"leave that out, or take one that does: {', '.join(able)}" if able else (
+            f"no topology reads {' and '.join(sorted(parts))} together, so leave one of them out")
+        raise ValueError(f"the topology {best!r} does not read {' and '.join(sorted(lost))}, which this method has; {ways}")
     return best
 
 
@@ -181,15 +184,17 @@ def _equal(unequal: list[str], budget: str, most: int, group: int, pilot: int, m
             f"{mean:g} x {f'pilot={pilot}' if pilot else f'sampling.group={group}'}")
 
 
-_UNEQUAL = ("{1[0]} of method {method!r} gives prompts unequal numbers of rollouts, which critics, hidden-state baselines and "
-            "replay do not support", "take another method")
+_UNEQUAL = {  # who needs groups of one size, as values of `setup.why`
+    "estimator.has_critic": "critics do not support", "needs.features": "baselines on hidden states do not support",
+    "replay": "replay does not support"}
 CONFLICTS = (
     Conflict(("topology", "there"), _lost, "it is the topology of the method, or implied by its parts"),
-    Conflict(("sizes",), "{0[0]} and {0[1]} of method {method!r} both say how many rollouts a prompt gets",
-             "set budget.utility to nothing, or take another method", lambda sizes: len(sizes) > 1),
-    *(Conflict((part, "unequal"), *_UNEQUAL) for part in ("estimator.has_critic", "needs.features", "replay")),
+    Conflict(("sizes",), "{0[0]} and {0[1]} both say how many rollouts a prompt gets", "leave one of the two out",
+             lambda sizes: len(sizes) > 1),
+    *(Conflict((part, "unequal"), f"{{1[0]}} gives prompts unequal numbers of rollouts, which {who}", "leave out one of them")
+      for part, who in _UNEQUAL.items()),
     Conflict(("objective.aggregation", "sizes"),
-             "{1[0]} of method {method!r} gives prompts unequal numbers of rollouts, which are cut into rows, and "
+             "{1[0]} gives prompts unequal numbers of rollouts, which are cut into rows, and "
              "aggregation='prompt_mean' would weigh each row like a prompt",
              "set config.objective=\"aggregation=token_mean\" (or seq_mean_token_mean), or take another method",
              lambda aggregation, sizes: aggregation == "prompt_mean" and sizes),

@@ -173,7 +173,7 @@ def test_by_default_groups_grow_to_four_times_their_size(method):
     ({"method": "grpo", "allocation": "weighting=hardness"},
      "method 'grpo' has no allocation rule here; name one of [a-z_0-9, ]*dars"),
     ({"method": "dars", "budget.utility": "knapsack"}, "both say how many rollouts a prompt gets"),
-    ({"method": "dart_curation", "sampling.max_group": 2}, "its controllers would give all prompts the same number"),
+    ({"method": "dart_curation", "sampling.max_group": 2}, "controller 'dart_curation' would give all prompts the same"),
     ({"method": "dars", "sampling.max_group": 2}, "sampling.max_group=2 is no more than 1 x sampling.group=2"),
     ({"method": "xrpo_allocation", "sampling.max_group": 4}, "sampling.max_group=4 is no more than 2 x sampling.group=2"),
 ])

@@ -39,7 +39,7 @@ def test_all_lines_come_at_once():
         "empty, or take another method, for example grpo",
         "budget.prompts=2 of at most sampling.max_group=16 completions each take 32 of the 8 x 8 of a step, which leaves "
         "nothing to allocate; raise one of the two",
-        "the budget 'paper' of method 'dapo' gives prompts unequal numbers of rollouts, which are cut into rows, and "
+        "the budget 'paper' gives prompts unequal numbers of rollouts, which are cut into rows, and "
         "aggregation='prompt_mean' would weigh each row like a prompt; set config.objective=\"aggregation=token_mean\" (or "
         "seq_mean_token_mean), or take another method"]
     with pytest.raises(ValueError) as raised:
@@ -70,7 +70,7 @@ def test_what_is_around_a_method_is_met_too():
 def test_parts_that_the_configuration_names_are_met_too():
     lines = composed("grpo", estimator="rloo", objective="cispo(max_ratio=4, aggregation=prompt_mean) + kl(0.01)", lora__rank=2,
                      filters="dynamic_sampling", budget__utility="paper", controllers="moving_reference")[3]
-    assert [line.partition(" of method")[0] for line in lines] == [
+    assert [line.partition(" of method")[0].partition(" gives")[0] for line in lines] == [
         "config.budget.utility='paper' does not go together with the filter 'dynamic_sampling'",
         "method 'grpo' updates the reference from full weights; LoRA does not change them; set lora.rank=0, or take another "
         "method", "the budget 'paper'"]
@@ -147,3 +147,22 @@ def test_a_topology_that_wraps_others_is_named(tmp_path, monkeypatch):
     made = topologies.make("wraps_others:narrow", {"method.allocation"}, known, {"most": 3})
     rule = topologies.make(None, {"method.allocation"}, known, {})
     assert (made.most, rule.most) == (5, 8)
+
+
+@pytest.mark.parametrize("changes, lines", (
+    ({"allocation": "dars", "replay": "recent_groups"}, [
+        "the allocation rule 'dars' gives prompts unequal numbers of rollouts, which replay does not support; leave out one "
+        "of them"]),
+    ({"estimator": "ppo_gae", "controllers": "dart_curation"}, [
+        "the controller 'dart_curation' gives prompts unequal numbers of rollouts, which critics do not support; leave out one "
+        "of them"]),
+    ({"allocation": "dars", "topology": "single"}, [
+        "the topology 'single' does not read method.allocation, which this method has; leave that out, or take one that does: "
+        "by_rule; it is the topology of the method, or implied by its parts"]),
+    ({"allocation": "dars", "estimator": "reinforce_ada"}, [
+        "the topology 'rounds' does not read method.allocation, which this method has; no topology reads estimator.wants_more "
+        "and method.allocation together, so leave one of them out; it is the topology of the method, or implied by its parts",
+        "the allocation rule 'dars' and the estimator 'reinforce_ada' both say how many rollouts a prompt gets; leave one of "
+        "the two out"])))
+def test_conflicts_name_the_parts_of_a_composition(changes, lines):
+    assert setup.against("grpo", changes) == lines
