@@ -68,10 +68,21 @@ def against(config: ConfigDict, made: Parts, around: Around = Around()) -> list[
 
 
 def unmet(made: Parts) -> list[str]:
-    """A line for each need of the parts that nothing provides, with who could provide it."""
+    """A line for each need of the parts that nothing provides, with who could provide it, and the texts of who reads it."""
     missing = methods.provision.lacks(made.method, made.estimator, made.objective, made.there, made.rehearsed or ())
-    return [f"method {made.method.slug!r} needs {lack}, which this run does not provide"
+    return [f"method {made.method.slug!r} needs {lack}, which this run does not provide{_reader(made, lack.what)}"
             for lack in missing]
+
+
+def _reader(made: Parts, field: str) -> str:
+    """The end of a line that says which texts of the composition name parts that read a field."""
+    named: dict[str, Any] = {"estimator": made.estimator, "objective": made.objective}
+    named |= zip(("replay_estimator", "replay_objective"), made.rehearsed or ())
+    named |= {"topology": topologies.TOPOLOGIES.find(name) for name, _ in made.method.parts("topology")}
+    found = [f"{key}={text}" for key, one in named.items() if (text := getattr(made.method, key)) and field in one.needs]
+    found += [f"filters={name}" for name, one in made.filters.items() if field in one.needs]
+    found += [f"recorders={name}" for name, _ in made.method.parts("recorders") if field in recorders.named(name).provides]
+    return f"; {' and '.join(found)} read{'s' * (len(found) == 1)} it" if found else ""
 
 
 def conflicting(config: ConfigDict, made: Parts, around: Around = Around()) -> list[str]:

@@ -50,7 +50,7 @@ def test_all_lines_come_at_once():
 def test_unmet_needs_come_first_and_with_who_could_provide_them():
     config, made, lacks, against = composed("gopd", sampling__top_k=5)
     assert lacks == ["method 'gopd' needs teacher_logprobs (from the recorder `teacher` with config.teacher.path), which this "
-                     "run does not provide"]
+                     "run does not provide; estimator=gopd reads it"]
     assert against == ["method 'gopd' weighs tokens by learner over sampler probability, and top_k, top_p and min_p change "
                        "only the latter; switch them off (0, 1, 0)"]
     with pytest.raises(NotImplementedError) as raised:
@@ -103,7 +103,7 @@ def test_a_part_from_outside_declares_its_conflicts(monkeypatch):
 @pytest.mark.parametrize("words, status, told", (
     (["grpo"], False, ["nothing stands against a run of grpo"]),
     (["gigpo", "--config.lora.rank=4"], True, ["method 'gigpo' needs obs (from an environment, config.environment), which this "
-                                               "run does not provide"]),
+                                               "run does not provide; estimator=gigpo reads it"]),
     (["prorl", "--config.lora.rank=4", "--config.optimizer.schedule=linear"], True, [
         "phase 'first': method 'prorl' resets the optimiser, with which optimizer.schedule='linear' would begin again and not "
         "end at 0; set optimizer.schedule=constant, or take another method",
@@ -135,7 +135,18 @@ def test_what_the_command_cannot_read(monkeypatch, capsys, words, told):
     ("sized", "group_sizes (from a controller that sets it)"),
     ("budgets", "config.budget.utility (from a value of this key)")))
 def test_a_topology_that_is_named_has_its_needs(topology, need):
-    assert setup.against("grpo", {"topology": topology}) == [f"method 'grpo' needs {need}, which this run does not provide"]
+    assert setup.against("grpo", {"topology": topology}) == [f"method 'grpo' needs {need}, which this run does not provide; "
+                                                           f"topology={topology} reads it"]
+
+
+def test_needs_are_said_with_the_texts_that_have_them():
+    def ends(**changes):
+        return {line.split()[3]: line.partition("does not provide")[2] for line in setup.against("grpo", changes)}
+
+    assert ends(estimator="gigpo", objective="+ nll(0.1, expert)")["step"] == "; estimator=gigpo reads it"
+    assert ends(objective="ppo_clip + nll(0.1, expert)") == {"expert": "; objective=ppo_clip + nll(0.1, expert) reads it"}
+    assert ends(recorders="teacher")["teacher_logprobs"] == "; recorders=teacher reads it"
+    assert ends(filters="sws, ui_s1")["returns"] == "; filters=ui_s1 reads it"
 
 
 def test_a_topology_that_wraps_others_is_named(tmp_path, monkeypatch):
