@@ -133,7 +133,7 @@ def step_totals(x_PGT: Array, step_ids_PGT: Array, mask_PGT: Array, mean: bool =
 
     x, step, real = (jnp.moveaxis(a, -1, 0) for a in (x_PGT, step_ids_PGT, mask_PGT))
     nothing = jnp.zeros_like(x[0])
-    _, sums = lax.scan(add, (nothing, nothing, jnp.full_like(step[0], lowest)), (x, step, real))
+    sums = lax.scan(add, (nothing, nothing, jnp.full_like(step[0], lowest)), (x, step, real))[1]
     _, (totals, last) = lax.scan(spread, (nothing, jnp.full_like(step[0], highest)), (sums, step, real), reverse=True)
     return jnp.moveaxis(totals, 0, -1), jnp.moveaxis(last, 0, -1)
 

@@ -51,7 +51,7 @@ def value(key: str, text: str, known: Mapping[str, Any]) -> Any:
     if key in SLOTS:
         return written.unquoted(text)
     try:
-        found = written.keywords(f"value={text}")["value"]
+        found = written.literal(text)
     except ValueError:
         raise ValueError(f"cannot read {key}={text}; texts with spaces or signs stand in quotes") from None
     return text if isinstance(own, str) and not isinstance(found, str) else found
