@@ -18,8 +18,8 @@ from jaxrl_llm.rewards.call_kinds import COUNTS
 from jaxrl_llm.tools.registry import PartTable
 
 SAMPLED = frozenset((  # in the rollouts of every run
-    "tokens", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "policy_version", "truncated",
-    "current_version", "age",  # by the sampler, and the learner's stamps
+    "tokens", "mask", "valid", "prompt_tokens", "prompt_mask", "prompt_ids", "behavior_logprobs", "entropies", "truncated",
+    "policy_version", "current_version", "age",  # by the sampler, and the learner's stamps
     CURRENT_ENTROPIES,  # by the update
     "rewards", "reward_components", "correct", "answers",  # by the reward
     "task", "prior"))

@@ -149,6 +149,14 @@ def test_needs_are_said_with_the_texts_that_have_them():
     assert ends(filters="sws, ui_s1")["returns"] == "; filters=ui_s1 reads it"
 
 
+def test_every_run_has_what_rollouts_are_made_of(tmp_path, monkeypatch):
+    (tmp_path / "alive.py").write_text(
+        "from jaxrl_llm.control import Filter\n\n\n"
+        "def alive():\n    return Filter(lambda one: one.mask.any((1, 2)) & one.valid.any(1), needs=('mask', 'valid'))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert setup.against("grpo", {"filters": "alive:alive"}) == []
+
+
 def test_a_topology_that_wraps_others_is_named(tmp_path, monkeypatch):
     """It wraps what the parts imply, with numbers of its own."""
     (tmp_path / "wraps_others.py").write_text(
