@@ -342,8 +342,7 @@ def run_child(directory, body, prefix=(), flags=None):
     head = f"""
         import os, signal, sys, threading, time
         import jax, jax.numpy as jnp, numpy as np
-        from jaxrl_llm.models.lora import Adapters
-from jaxrl_llm.store.checkpoints import Checkpoints
+        from jaxrl_llm.store.checkpoints import Checkpoints
         checkpoints = Checkpoints({str(directory)!r}, keep=1)
         checkpoints.save(1, {{"w": jnp.arange(8.0)}}, host="good")
         checkpoints.wait()
