@@ -20,7 +20,7 @@ from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.sampling.views import Views
 from jaxrl_llm.tasks.loader import Batches
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies.base import remember
+from jaxrl_llm.topologies.base import remember, remembered
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -84,7 +84,7 @@ class Source(Views):
 
     def position(self) -> dict[str, Any]:
         """The position of the source; a checkpoint stores its `jsonable` form."""
-        kept = {} if self.topology.memory is None else {"topology": copy.deepcopy(self.topology.memory)}
+        kept = {} if self.topology.memory is None else {"topology": remembered(self.topology)}
         return {"data": self.data.get_state(), "next_uid": self.next_uid, **kept, **self.memory}
 
     def set_position(self, position: Mapping[str, Any]) -> None:

@@ -15,6 +15,7 @@ otherwise. A row of the catalogue names it, `Method.topology`: by its name alone
 "module:function". A `Source` takes the topology directly: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A
 learner is made for the `ladders` of its source (`setup.learners.make_learner`), which follow from `most`.
 """
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -68,9 +69,9 @@ class Topology(NamedTuple):
 
     `most`: the maximum number of rollouts of a prompt; None: `sampling.group`. `metrics(forest) -> numbers by name`, of a
     complete batch. `finish(forest) -> forest` is called once with each complete batch, before `choose`: it may change parents,
-    roles and rewards, or replace trajectories. `memory`: plain data that the functions change and that outlives a batch; None:
-    there is none. Checkpoints have it with the position in the data. `at_once`: how many rollouts of a prompt it begins
-    together, for which engines are compiled; None: `sampling.group`.
+    roles and rewards, or replace trajectories. `memory`: numbers, texts, lists and dicts with texts as keys, which the
+    functions change and which outlive a batch; None: there is none. Checkpoints have it as JSON, with the position in the data.
+    `at_once`: how many rollouts of a prompt it begins together, for which engines are compiled; None: `sampling.group`.
     """
 
     plan: Callable[[Forest], Plan]
@@ -130,6 +131,19 @@ def make(name: str | None, there: Iterable[str], known: Mapping[str, Any], hyper
     for outer in dict.fromkeys([*implied(there, wrapping=True), *named]):
         made = called(outer, {**known, "inner": made}, hyper if outer == name else {})
     return made
+
+
+def remembered(topology: Topology) -> dict[str, Any]:
+    """What a checkpoint has of the memory of a topology, as it comes back; ValueError for what JSON does not give back."""
+    try:
+        kept = json.loads(json.dumps(topology.memory))
+    except TypeError as error:
+        raise ValueError(f"a topology remembers {topology.memory!r}, which no checkpoint can have: {error}; keep numbers, "
+                         "texts, lists and dicts") from error
+    if kept != topology.memory:
+        raise ValueError(f"a topology remembers {topology.memory!r}, and a checkpoint would give back {kept!r}; keep lists and "
+                         "dicts with texts as keys")
+    return kept
 
 
 def remember(topology: Topology, memory: Mapping[str, Any] | None) -> None:

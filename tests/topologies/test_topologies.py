@@ -23,7 +23,7 @@ from jaxrl_llm.topologies import (
 )
 from jaxrl_llm.topologies.acts import numbered
 from jaxrl_llm.topologies.base import asked as asked_of
-from jaxrl_llm.topologies.base import everyone
+from jaxrl_llm.topologies.base import everyone, remembered
 from jaxrl_llm.topologies.one_more import one_more
 from jaxrl_llm.values.v0_5 import fuse, wants_more
 
@@ -235,3 +235,14 @@ def test_blocks_of_uids_are_of_one_prompt():
 def test_a_group_and_the_rollout_of_its_median():
     topology = one_more(2, group=4)
     assert asked(follow(topology)[0]) == [2, {0: 5, 1: 5}] and topology.most == 5
+
+
+def test_a_topology_remembers_what_a_checkpoint_gives_back():
+    topology = Topology(lambda forest: Plan(), everyone, memory={"tried": [1, 2.5], "of": {"a": None}})
+    kept = remembered(topology)
+    assert kept == topology.memory and kept["tried"] is not topology.memory["tried"]
+    for memory, said in (({3: 1}, "{3: 1}, and a checkpoint would give back {'3': 1}"),
+                         ({"a": (1,)}, "keep lists and dicts with texts as keys"),
+                         ({"a": np.int64(1)}, "which no checkpoint can have")):
+        with pytest.raises(ValueError, match=said):
+            remembered(topology._replace(memory=memory))
