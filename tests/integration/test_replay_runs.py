@@ -178,6 +178,22 @@ def test_priorities_reach_the_buffer_at_the_next_step(schedule):
             break
 
 
+@pytest.mark.slow
+def test_priorities_reach_the_buffer_beside_an_empty_batch():
+    """Under a lag the next batch has those of a later update already."""
+    run, params = setup.build(tiny("sil"))
+    state = setup.initial_state(run, params)
+    *_, done = [done for _, done in zip(range(2), schedules.make("sync").steps(run.source, run.learner, state, {}))]
+    snapshot, nothing = run.learner.publish(done.learned.state), run.source.topology._replace(
+        choose=lambda forest: np.zeros(len(forest.problems), bool))
+    empty = dataclasses.replace(run.source, topology=nothing)
+    assert empty.next(snapshot).rollouts is None
+    known = dict(zip(priorities.uids_of(snapshot.knobs["replayed_groups"]).tolist(), snapshot.knobs["priorities"].tolist()))
+    stored = empty.memory["buffer"]
+    now = dict(zip(buffers.group_uids(stored).tolist(), stored.facts["priority"].tolist()))
+    assert len(now.keys() & known.keys()) > 2 and {uid: known[uid] for uid in now if uid in known}.items() <= now.items()
+
+
 def test_numbers_of_an_update_on_stored_rollouts_need_that_update():
     with pytest.raises(ValueError, match="config.replay_objective='warmup=3': these are numbers or terms, and method 'remix'"):
         setup.build(tiny("remix", replay_objective="warmup=3"))

@@ -15,16 +15,16 @@ def rehearse(replay: Replay, prompts: int) -> Stage:
 
     The rollouts have `replayed` bool[P, G], which is True in these batches, and those of rules with weights `replay_weights`
     f32[P, G, T]. Rules that `renew` priorities get those of the last step before they draw; their groups are known to the
-    learner by `group_uid` i32[P, 2]. `prompts`: of a batch.
+    learner by `group_uid` i32[P, 2]. Nothing is drawn for a batch without fresh rollouts. `prompts`: of a batch.
     """
     def end(batch: Unfinished, source: Origin) -> Unfinished:
-        if not batch.forest.problems:
-            return batch
-        buffer = source.memory["buffer"]
         if replay.renew is not None:
             uids = priorities.uids_of(batch.knobs["replayed_groups"])
-            buffer = buffers.renewed(buffer, uids[uids >= 0], batch.knobs["priorities"][uids >= 0])
-        drawn = buffers.draw(replay, batch.forest, buffer, batch.snapshot.version, source.prompts, source.most,
+            source.memory["buffer"] = buffers.renewed(
+                source.memory["buffer"], uids[uids >= 0], batch.knobs["priorities"][uids >= 0])
+        if not batch.forest.problems:
+            return batch
+        drawn = buffers.draw(replay, batch.forest, source.memory["buffer"], batch.snapshot.version, source.prompts, source.most,
                              generator(batch.snapshot))
         source.memory["buffer"] = drawn.buffer
         return batch._replace(replayed=drawn.batches).measured(drawn.metrics)
