@@ -182,7 +182,7 @@ def kills_itself(function, when=lambda *arguments: True, number=signal.SIGTERM):
     return wrapped
 
 
-MOMENTS = {"build": (setup, "build"), "warm_up": (beginning, "imitate"), "evaluation": (loop, "evaluate"),
+MOMENTS = {"build": (setup, "opened"), "warm_up": (beginning, "imitate"), "evaluation": (loop, "evaluate"),
            "sampling": (Source, "next"), "learning": (Learner, "learn")}
 
 
