@@ -81,6 +81,8 @@ ROWS = (
                                            "aepo_clip")),
     Row("rstar2_roc", "calculator", {"estimator": "train_rollouts=4, min_negative=1, min_positive=1"}),  # of groups of 8
     Row("spear", "calculator", {"replay_objective": "warmup=10", "controllers": "decay=10"}),  # of 200 steps each in the paper
+    Row("rapo_steps", "calculator", {
+        "environment": "tool_use(options={'level': 'mul2'}, parser=llama3, turns=2, kinds={'calculator': 'query'})"}),
     Row("cleaner_saar", "purified calculator"),
     *(Row(name, "calculator with a memory") for name in ("multi_context_grpo", "memsearcher")),
     Row("markov_multi_turn", "treasure, last turns only"),

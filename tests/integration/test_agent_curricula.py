@@ -57,7 +57,7 @@ def test_two_steps_by_name(method):
         tried = check(knobs, done)
         seen.append(tried.sum())
         sizes = tried[tried > 0]
-        assert (sizes % G == 0).all() and sizes.max() <= MOST and not done.finished.metrics["environment/invalid"]
+        assert sizes.min() >= G and sizes.max() <= MOST and not done.finished.metrics["environment/invalid"]
         if "group_sizes" in knobs:
             assert tried[knobs["prompt_ids"]].tolist() == knobs["group_sizes"].tolist()
         if "max_tokens" in knobs:

@@ -176,7 +176,7 @@ def test_a_term_of_your_own_costs_one_file(tmp_path, monkeypatch):
 
 def test_sums_that_are_none():
     for text, message in (("kl(0.1)", "a loss begins with an objective, and 'kl' is a term"),
-                          ("ppo_clip + gspo", "gspo in the sum after 'ppo_clip': a loss has one objective"),
+                          ("ppo_clip + gspo", "'gspo' is a second objective: a loss has one, and terms behind it"),
                           ("ppo_clip + kl", "term 'kl' needs the keyword 'coef'"),
                           ("ppo_clip + kl(0.1) + kl(0.2)", "the loss has kl more than once"),
                           ("ppo_clip(kl_coef=0.1)", r"has no kl_coef: .* write objective=\"ppo_clip\(...\) \+ kl\(0.1\)\""),
