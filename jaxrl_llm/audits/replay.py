@@ -85,8 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         folder = bucket.local(given.workdir)
+        stored_config(folder)  # a folder of no run is an error before what it lacks
         step, lost = find(folder, given.uid)
-        config = stored_config(folder, step)
+        config = stored_config(folder, step)  # that of the phase of this step
         load_code(folder)
         name, options = named_environment(config)
         environment = environments.make(name, **options)

@@ -268,7 +268,7 @@ def test_the_share_of_lost_trajectories_is_one_of_an_evaluation_too():
     ({"model.chat_template": ""}, "config.model.chat_template"),
     ({"prompts.overlong": "truncate"}, "overlong='truncate'"),
     ({"environment": "guess"}, "Did you mean"),
-    ({"environment": "a, b"}, "names 2 environments"),
+    ({"environment": "guess_number, tic_tac_toe"}, "names 2 environments"),
     ({"environment": "chatter:letters(returns=(0.0, 1e999))"}, r"returns=\(0.0, inf\), .*give two finite numbers"),
     ({"environment": "chatter:letters(returns=(0.5, 0.5))"}, r"returns=\(0.5, 0.5\), .*give two finite numbers"),
     ({"method": "ttrl"}, "compares the answers"),
