@@ -260,11 +260,11 @@ def test_the_command_refuses_what_it_cannot_compile_for():
 
 @pytest.mark.slow
 def test_statistics_of_methods_are_summed_where_the_batch_lies():
-    """Advantages of prompts on eight shards: no estimator gathers tokens, but for two that look at those of the whole batch.
+    """Advantages of prompts on eight shards: no estimator gathers tokens, but for three that look at those of the whole batch.
 
     POISE fits its probe to the features of all rollouts, which its window has on every device.
     """
     result = job.result_of("estimator_cases.py", 8)
-    whole = {"d3s", "demystify_cot", "poise"}
+    whole = {"d3s", "dart", "demystify_cot", "poise"}
     assert {slug for slug, sent in result.items() if sent > 3} == whole
     assert sum(sent == 0 for sent in result.values()) >= 40 and len(result) > 60
