@@ -6,7 +6,7 @@ import pytest
 import tiny_config
 
 from jaxrl_llm import environments, methods, recorders, topologies
-from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Rollouts
 from jaxrl_llm.engines import measures
 from jaxrl_llm.methods import provision
 from jaxrl_llm.setup import parts, setup
@@ -54,7 +54,7 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     made = parts.make_parts(run.config, run.learner.policy.model.config.hidden_size, run.source.task, environment)
     said = provision.provided(made.method, made.estimator, made.there)
     fields = {name for name in said if "." not in name} - {knob.name for reads in readers().values() for knob in reads}
-    on_demand = recorders.recordable(said) | {"prior"} | {*measures.MEASURES}  # made for methods that need them
+    on_demand = recorders.recordable(said) | {"prior", CURRENT_ENTROPIES} | {*measures.MEASURES}  # for methods that need them
     if environment is not None:
         on_demand |= {"answers"}  # refused, see `environments.base.CONFLICTS`
     wanted = fields - (on_demand - made.needs)
