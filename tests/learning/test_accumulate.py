@@ -266,7 +266,7 @@ def test_a_part_of_a_group_needs_less_memory_than_all_of_it(monkeypatch):
     def temporary(length):
         packed = pack(forest, leaves, mask, [length])
         [(rows, start), *_], index = placed(policy, 1, packed)
-        compiled = parts.accumulate.lower(params, params, None, shapes(rows), index, start, (view, None)).compile()
+        compiled = parts.accumulate.lower(params, params, None, shapes(rows), index, start, (view, view, None)).compile()
         return packed.node.shape[0], compiled.memory_analysis().temp_size_in_bytes
 
     (whole_rows, whole), (part_rows, part) = temporary(1600), temporary(512)
