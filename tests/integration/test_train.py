@@ -162,10 +162,10 @@ def test_a_reference_is_kept_over_a_resume(with_reference, tmp_path, monkeypatch
     """Also with the reference and the moments on the host: the test reads them before each step, and no bit changes."""
     kinds, learn = [], learner.Learner.learn
 
-    def watched(one, state, sampled, frozen, timer, facts):
+    def watched(one, state, sampled, frozen, *rest):
         kinds.append([{x.sharding.memory_kind for x in jax.tree.leaves(tree)}
                       for tree in (state.opt_state, frozen, state.params)])
-        return learn(one, state, sampled, frozen, timer, facts)
+        return learn(one, state, sampled, frozen, *rest)
 
     monkeypatch.setattr(learner.Learner, "learn", watched)
     run(tmp_path, **KEPT | changes, steps=2)
