@@ -352,9 +352,10 @@ class _Session:
         """Saves the progress since the last checkpoint if that is still possible; `error` gets a note of it."""
         # An update consumes its state: after an error inside one only the last checkpoint is left. An error in one of several
         # processes did not occur in the others, which would not take part in saving.
-        state, saved, step = self.reached.state, self.saved, self.step_of(self.reached)
+        state, saved = self.reached.state, self.saved
         alone = not parallel.several() or isinstance(error, preemption.Preempted)
-        if alone and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)) and step > saved:
+        whole = not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        if alone and whole and (step := self.step_of(self.reached)) > saved:
             try:
                 self.save()
                 self.checkpoints.wait()

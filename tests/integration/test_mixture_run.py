@@ -17,6 +17,7 @@ SETS = ("arithmetic(level=add2, label=hard, problems=3, temperature=0, every=2, 
 def config(**changes):
     c = tiny_config.get_config()
     c.task, c.rewards, c.method, c.eval.sets, c.checkpoint.best = TASKS, "", "qwenlong_l15_adv", SETS, "eval/score"
+    c.controllers = "none"  # or problems are drawn by their pass rates, and tasks not in turns
     c.steps, c.eval.every, c.checkpoint.every = 4, 4, 2
     c.update_from_flattened_dict(changes)
     return c

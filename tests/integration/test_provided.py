@@ -48,13 +48,14 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
         finished = run.source.next(run.learner.publish(state))
         state, _, batch, _ = run.learner.learn(state, finished.rollouts, frozen, facts=finished.facts)
     there = {field.name for field in dataclasses.fields(Rollouts) if getattr(batch, field.name) is not None} | {*batch.extras}
+    there |= {CURRENT_ENTROPIES, *(name for one in finished.replayed for name in one.extras)}  # an update adds the first
 
     runner = run.source.stream.partner.runner
     environment = None if runner is None else runner.environment
     made = parts.make_parts(run.config, run.learner.policy.model.config.hidden_size, run.source.task, environment)
     said = provision.provided(made.method, made.estimator, made.there)
     fields = {name for name in said if "." not in name} - {knob.name for reads in readers().values() for knob in reads}
-    on_demand = recorders.recordable(said) | {"prior", CURRENT_ENTROPIES} | {*measures.MEASURES}  # for methods that need them
+    on_demand = recorders.recordable(said) | {"prior"} | {*measures.MEASURES}  # made for methods that need them
     if environment is not None:
         on_demand |= {"answers"}  # refused, see `environments.base.CONFLICTS`
     wanted = fields - (on_demand - made.needs)
