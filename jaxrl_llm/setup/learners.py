@@ -80,32 +80,34 @@ def with_rehearsal(config: ConfigDict, made: Parts, learner: Learner, ladders: L
         estimator, objective = made.rehearsed
         layout = make_layout(config, objective, learner.optimizer, learner.policy, ladders)
 
-    def measuring(needs: frozenset[str], without: set[str]) -> tuple[recorders.Recorder, ...]:
-        wanted = parts.recorded_needs(config, needs) - without
+    def measuring(needs: frozenset[str], as_sampled: bool) -> tuple[recorders.Recorder, ...]:
+        wanted = measured_needs(config, needs, as_sampled)
         return tuple(one for one in learner.recorders if {*one.provides} & wanted)
 
-    sampled = {"old_logprobs"}
     again = dataclasses.replace(
         learner, estimator=estimator, layout=layout, joint=None, epochs=1, filters={},
         as_sampled=as_sampled, critic_only=made.replay.critic_only,
-        recorders=measuring(made.rehearsed_needs, sampled if as_sampled else set()))
+        recorders=measuring(made.rehearsed_needs, as_sampled))
     if again.critic_only and not estimator.has_critic:
         raise ValueError(f"the replay {made.method.replay!r} trains a critic alone, and method {made.method.slug!r} has none; "
                          "leave critic_only out")
     return dataclasses.replace(
         learner, rehearsal=again, renew=made.replay.renew, renewed=made.replay.updates * config.prompts.per_step,
-        recorders=measuring(made.fresh_needs, sampled if learner.as_sampled else set()))
+        recorders=measuring(made.fresh_needs, learner.as_sampled))
+
+
+def measured_needs(config: ConfigDict, needs: frozenset[str], as_sampled: bool) -> set[str]:
+    """The needs that recorders provide; sampling itself gives the old log-probs of batches that learn `as_sampled`."""
+    return parts.recorded_needs(config, needs) - ({"old_logprobs"} if as_sampled else set())
 
 
 def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool,
                    as_sampled: bool = False) -> tuple[recorders.Recorder, ...]:
-    """The recorders of what the method needs; a `joint` update records features itself, and sampling the old log-probs."""
-    wanted = parts.recorded_needs(context.config, made.fresh_needs)
+    """The recorders of what the method needs; a `joint` update records features itself."""
+    wanted = measured_needs(context.config, made.fresh_needs, as_sampled)
     wanted -= {*recorders.RECORDERS["features"].provides} if joint else set()
-    wanted -= {"old_logprobs"} if as_sampled else set()
     if made.replay is not None and made.replay.updates:
-        again = parts.recorded_needs(context.config, made.rehearsed_needs)
-        wanted |= again - ({"old_logprobs"} if as_sampled or made.replay.as_sampled else set())
+        wanted |= measured_needs(context.config, made.rehearsed_needs, as_sampled or made.replay.as_sampled)
     first = [name for name, _ in made.method.parts("recorders")]
     asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED, first)
     several = [recorders.make(name, context._replace(asked=frozenset(fields))) for name, fields in sorted(asked.items())]
