@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from jaxrl_llm.tools import memo, ranges
 
@@ -168,12 +168,19 @@ class PartTable(dict[str, Any]):
                 if key not in parameters:
                     self.check_former(slug, key, value)
                     raise unknown(f"keyword of {self.what} {slug!r}", key, parameters)
-                check(self.what, slug, key, value, parameters[key].default)
+                if value is not None or not _may_be_none(parameters[key]):
+                    check(self.what, slug, key, value, parameters[key].default)
             except ValueError as error:
                 found.append(str(error))
         return found + [f"{self.what} {slug!r} needs the keyword {key!r}, which has no default"
                         for key, parameter in parameters.items()
                         if parameter.default is inspect.Parameter.empty and key not in hyper]
+
+
+def _may_be_none(parameter: inspect.Parameter) -> bool:
+    """Whether the annotation has None, as of numbers that switch a part of a formula off; files may annotate by text."""
+    annotation = parameter.annotation
+    return "None" in annotation.split() if isinstance(annotation, str) else type(None) in get_args(annotation)
 
 
 def module_of(kind: Kind) -> str:

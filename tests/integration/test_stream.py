@@ -215,7 +215,7 @@ def begun(config, at, uid=100, rows=2):
 def test_what_grows_goes_on_in_another_stream(environment):
     """Wherever it is cut: between turns, within one, while an environment answers, before a group is complete."""
     config = (chatter.get_config(environment=environment, **{"sampling.turn_tokens": 24, "sampling.max_tokens": 96})
-              if environment else tiny(**{"sampling.engine": "slots", "sampling.max_tokens": 40, "sampling.group": 3,
+              if environment else tiny(**{"sampling.engine": "slots", "sampling.max_tokens": 40, "sampling.group": 16,
                                                 "prompts.per_step": 2, "sampling.micro_batches": 2}))
     _, stream, forest, params = begun(config, 0)
     looks = 0
