@@ -1,7 +1,8 @@
-"""Finds named things by words: methods, keys of the configuration, recipes, tasks, rewards, environments, optimisers.
+"""Finds named things by words: methods and their numbers, keys of the configuration, recipes, tasks, environments and so on.
 
   jaxrl_llm search entropy            # or python -m jaxrl_llm.commands.search
   jaxrl_llm search 2402.03300         # the rows of a paper
+  jaxrl_llm search bnpo               # what a loss of TRL, verl or another code base is here
 """
 import argparse
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxrl_llm import methods
+from jaxrl_llm.methods import known_as
 from jaxrl_llm.tools.registry import nearest
 
 
@@ -29,7 +31,11 @@ def entries() -> Iterator[SearchEntry]:
     from jaxrl_llm.setup import config_page
     for row in methods.METHODS.values():
         paper = f" (arXiv {', '.join(row.arxiv)})" if row.arxiv else ""
-        yield SearchEntry("methods", row.slug, f"--config.method={row.slug}", f"{row.title}{paper}: {row.equation}")
+        about = f"{row.title}{paper}: {row.equation}{_peers(row.known_as)}"
+        yield SearchEntry("methods", row.slug, f"--config.method={row.slug}", about)
+    for number in known_as.NUMBERS:
+        usage = f'--config.{number.key}="{number.text}"'
+        yield SearchEntry("numbers", number.text, usage, f"{number.about}{_peers(number.known_as)}")
     for key in config_page.all_keys():
         if key.default is not None:
             yield SearchEntry("keys", key.name, f"--config.{key.name}={key.default}", key.meaning)
@@ -43,12 +49,23 @@ def entries() -> Iterator[SearchEntry]:
         yield SearchEntry("optimizers", name, f"--config.optimizer.name={name}", "an optimiser of optax")
 
 
+def _peers(names: tuple[str, ...]) -> str:
+    return f" [{known_as.said(names)}]" if names else ""
+
+
 def matching(words: list[str]) -> list[SearchEntry]:
-    """The entries in which every word occurs, those with a word in their name first within each kind."""
-    words = [word.lower() for word in words]
-    matches = [entry for entry in entries() if all(word in " ".join(entry).lower() for word in words)]
+    """The entries in which every word occurs, those with a word in their name first within each kind.
+
+    Capital letters are equal to small ones, and "-" to "_".
+    """
+    words = [_plain(word) for word in words]
+    matches = [entry for entry in entries() if all(word in _plain(" ".join(entry)) for word in words)]
     kinds = list(dict.fromkeys(entry.kind for entry in matches))
-    return sorted(matches, key=lambda entry: (kinds.index(entry.kind), not any(word in entry.name.lower() for word in words)))
+    return sorted(matches, key=lambda entry: (kinds.index(entry.kind), not any(word in _plain(entry.name) for word in words)))
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("-", "_")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import Estimator
-from jaxrl_llm.methods import composition, page, provision
+from jaxrl_llm.methods import composition, known_as, page, provision
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.tools import registry
@@ -19,7 +19,7 @@ from jaxrl_llm.tools import registry
 
 def _families() -> dict[str, tuple[Method, ...]]:
     """Family name -> rows, from every module of this folder that has `ROWS`."""
-    others = ("__main__", "base", "composition", "own_row", "page", "provision", "texts")
+    others = ("__main__", "base", "composition", "known_as", "own_row", "page", "provision", "texts")
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in others)
     families = {name: importlib.import_module(f"{__name__}.{name}").ROWS for name in modules}
     slugs = [row.slug for rows in families.values() for row in rows]
@@ -39,12 +39,12 @@ def names() -> list[str]:
 
 
 def get(slug: str) -> Method:
-    """The row of `slug`, or your own "module:row"; ValueError that names the nearest slugs if there is none."""
+    """The row of `slug`, or your own "module:row"; ValueError that says what a peer's name is here, or the nearest slugs."""
     if ":" in slug:
         return _own(slug)
     if slug not in METHODS:
-        near = registry.nearest(slug, METHODS, 5)
-        hint = f" Did you mean {near[0]!r}? Near: {', '.join(near)}." if near else ""
+        near, peers = registry.nearest(slug, METHODS, 5), known_as.answers(slug, METHODS)
+        hint = f" {'; '.join(peers)}." if peers else f" Did you mean {near[0]!r}? Near: {', '.join(near)}." if near else ""
         raise ValueError(f"Unknown method {slug!r}.{hint} `python -m jaxrl_llm.methods` lists all {len(METHODS)}")
     return METHODS[slug]
 

@@ -41,6 +41,7 @@ class Method:
     `recorders`: measurements of `jaxrl_llm.recorders` beyond those that the needs ask for. Every part may be your own, as
     "module:function". `phases`: stages of a run, see `setup.phases`. `defaults`: the paper's settings outside the parts, by the
     names in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of the published method that this row lacks.
+    `known_as`: the names by which other code bases know the row, `"verl loss_mode=geo_mean"`, see `known_as`.
     Whether a row can run follows from its needs, see `jaxrl_llm.methods.provision`.
     """
 
@@ -63,6 +64,7 @@ class Method:
     phases: str = ""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None
+    known_as: tuple[str, ...] = ()
 
     def parts(self, key: str) -> tuple[Named, ...]:
         """The parts that the text under `key`, an entry of `texts.SLOTS`, names."""

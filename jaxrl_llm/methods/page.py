@@ -5,6 +5,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxrl_llm import control
+from jaxrl_llm.methods import known_as
 from jaxrl_llm.methods.base import DEFAULTS, Method
 from jaxrl_llm.methods.provision import Lack
 
@@ -21,11 +22,16 @@ differ from its own.
 task's own solutions (*guidance*) and the rule of `jaxrl_llm.replay` that trains on rollouts of earlier steps again. A row with
 **not provided** does not run by name everywhere: it needs these fields, and the part in brackets provides them. If that part
 is an environment, a teacher or a `config.task`, the row runs with it; otherwise its estimator and objective work in your own
-loop. A row with *omits* lacks that part of the published method. The missing fields follow from the declared needs of the
-parts.
+loop. A row with *omits* lacks that part of the published method. *known as* is followed by the names of a row in the
+configurations of {peers}; `jaxrl_llm search NAME` finds it by them.
+The missing fields follow from the declared needs of the parts.
 """
 
 _FURTHER = ("topology", "allocation", "guidance", "replay", "replay_estimator", "replay_objective")
+NUMBERS = """## Numbers that peers name
+
+These change the objective of any row.
+"""
 CONTROL = """## Parts of `jaxrl_llm.control`
 
 A run calls the filters of single prompts, and the controllers whose facts it knows (`control.FACTS`). The rest is for your own
@@ -37,11 +43,14 @@ loop: `control.make(name)` makes a controller, and `jaxrl_llm.control.<module>` 
 def markdown(families: Mapping[str, tuple[Method, ...]], lacks: Callable[[str], Sequence[Lack]]) -> str:
     """The page of these families of rows; `lacks(slug)` lists the needs of a method that no run provides."""
     names = ", ".join(f"`{name}` ({meaning})" for name, meaning in DEFAULTS.items())
-    lines = [HEAD.format(names=names)]
+    lines = [HEAD.format(names=names, peers=", ".join(known_as.PEERS.values()))]
     for family, rows in families.items():
         columns = ("method", "paper", "estimator", "objective", "equation", "setting", "also needs")
         cells = [_cells(row, lacks(row.slug)) for row in sorted(rows, key=lambda row: row.slug)]
         lines += [f"## {family.replace('_', ' ').capitalize()}", "", table(columns, cells), ""]
+    numbers = [(f"`config.{number.key}={number.text!r}`", number.about, known_as.said(number.known_as))
+               for number in known_as.NUMBERS]
+    lines += [NUMBERS, table(("setting", "what it is", "known as"), numbers), ""]
     return "\n".join([*lines, CONTROL, table(("module", "what it is for", "parts"), _control_rows()), ""])
 
 
@@ -66,6 +75,7 @@ def described(row: Method, lacks: Sequence[Lack]) -> str:
         **{name: getattr(row, name) for name in ("filters", "controllers", *_FURTHER, "phases")},
         "not provided": ", ".join(f"{lack.what} ({lack.who})" for lack in lacks),
         "omits": row.omits or "",
+        "known as": known_as.said(row.known_as),
     }
     return "\n".join(f"{name:16}{value}" for name, value in entries.items() if value)
 
@@ -76,6 +86,7 @@ def _cells(row: Method, lacks: Sequence[Lack]) -> tuple[str, ...]:
     if lacks:
         notes.append(f"**not provided: {', '.join(f'`{lack.what}` ({lack.who})' for lack in lacks)}**")
     notes += [f"*omits {row.omits}*"] if row.omits else []
+    notes += [f"known as {known_as.said(row.known_as)}"] if row.known_as else []
     return (f"`{row.slug}` {row.title}", ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in row.arxiv),
             f"`{row.estimator}`", f"`{row.objective}`", f"`{row.equation}`",
             ", ".join(f"{name} {value}" for name, value in row.defaults.items()), ", ".join(notes))

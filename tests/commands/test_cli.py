@@ -69,7 +69,8 @@ def test_search_finds_what_has_a_name_by_words(tmp_path):
     assert "grpo" in {entry.name for entry in search.matching([paper])}
     assert one[0][:3] == ("keys", "optimizer.learning_rate", "--config.optimizer.learning_rate=0.0001")
     everything = list(search.entries())
-    assert {entry.kind for entry in everything} == {*"methods keys recipes tasks rewards environments optimizers".split()}
+    kinds = "methods numbers keys recipes tasks rewards environments optimizers"
+    assert {entry.kind for entry in everything} == {*kinds.split()}
     assert all(entry.about for entry in everything if entry.kind != "keys")
     assert [entry.name for entry in search.matching(["GSM8K"])][:2] == ["gsm8k", "distill"]  # the name comes first
     nothing = jaxrl_llm("search", "gropo", cwd=tmp_path)
