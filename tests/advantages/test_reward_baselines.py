@@ -1,0 +1,92 @@
+"""Baselines by length and shares of groups with a signal: literal numbers, and what peers compute on a random batch."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages, methods
+from jaxrl_llm.data.rollouts import Rollouts, from_lists
+
+P, G, T = 4, 5, 6
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def first(slug, rollouts, **hyper):
+    """[P, G], the advantage of the first token of each rollout."""
+    return np.asarray(advantages.make(slug, **hyper).update(rollouts, ())[0])[..., 0]
+
+
+def test_opo_worked_example():
+    """(2 x 1 + 3 x 0 + 5 x 0.4) / 10 = 0.4; equal rewards; (1 x 3 - 3 x 4/3) / 4 = -0.25; one rollout alone."""
+    rollouts = from_lists([[1, 0, 0.4], [0.7, 0.7, 0.7], [3, -4 / 3], [2]], [[2, 3, 5], [1, 7, 4], [1, 3], [4]])
+    wanted = [[0.6, -0.4, 0], [0, 0, 0], [3.25, -13 / 12, 0], [0, 0, 0]]
+    np.testing.assert_allclose(first("opo", rollouts), wanted, atol=1e-6)
+    np.testing.assert_allclose(first("opo", rollouts, singleton="raw"), [*wanted[:3], [2, 0, 0]], atol=1e-6)
+
+
+def test_gpg_worked_example():
+    """Seven rollouts, of which two groups with five have unequal rewards: 7 / 5; four rewards are not 0: 7 / 4."""
+    rollouts = from_lists([[1, 0, 0.5], [0, 0], [1, 0.5]])
+    for rescale, alpha in (("signal", 7 / 5), ("rewarded", 7 / 4), ("none", 1)):
+        wanted = [[0.5 * alpha, -0.5 * alpha, 0], [0, 0, 0], [0.25 * alpha, -0.25 * alpha, 0]]
+        np.testing.assert_allclose(first("gpg", rollouts, rescale=rescale), wanted, atol=1e-6)
+    assert not first("gpg", from_lists([[1, 1], [0, 0]])).any()  # no group has a signal
+
+
+def test_opo_is_the_best_baseline_where_the_squared_gradient_grows_with_the_length():
+    """Of all constants c, sum_i l_i (r_i - c)^2, the trace of the second moment of the gradient, is smallest at OPO's."""
+    rng = np.random.default_rng(0)
+    rewards, lengths = rng.normal(size=6), rng.integers(1, 9, 6)
+    best = rewards[0] - first("opo", from_lists([rewards], [lengths]))[0, 0]
+    power = [(lengths * (rewards - best - step) ** 2).sum() for step in (-1e-2, 0, 1e-2)]
+    assert power[1] < min(power[0], power[2])
+
+
+@pytest.fixture
+def data():
+    rng = np.random.default_rng(3)
+    mask = np.arange(T) < rng.integers(1, T + 1, (P, G, 1))
+    rewards = rng.choice([0.0, 0.5, 1.0], (P, G))
+    rewards[1] = 0.5
+    return {"mask": mask, "rewards": rewards, "logprobs": -rng.gamma(1.0, size=(P, G, T))}
+
+
+def as_verl_opo(scores, response_mask):
+    """verl's `adv_estimator=opo`: each score less the score of its group, averaged by the lengths of responses."""
+    lengths = response_mask.sum(-1)
+    return np.stack([row - np.average(row, weights=own) for row, own in zip(scores, lengths)])
+
+
+def as_verl_gpg(scores, response_mask):
+    """verl's `adv_estimator=gpg`: alpha is the size of the batch over the number of scores that are not 0."""
+    return scores.size / np.count_nonzero(scores) * (scores - scores.mean(1, keepdims=True))
+
+
+def as_gpg_trainer(rewards, completion_mask):
+    """The authors' trainer with `adjust_gd`: the loss over the share of samples in groups whose rewards have a deviation."""
+    return (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1) > 0).mean()
+
+
+@pytest.mark.parametrize(("slug", "estimator", "theirs", "seq_mean_token_sum"), [
+    ("opo", "", as_verl_opo, True), ("gpg", "rescale=rewarded", as_verl_gpg, False), ("gpg", "", as_gpg_trainer, False)])
+def test_losses_and_gradients_of_rows_are_those_of_peers(double, data, slug, estimator, theirs, seq_mean_token_sum):
+    """Policy-gradient losses, `loss_mode=gpg`, whose weights of tokens are those of `loss_agg_mode`."""
+    weights = data["mask"] / (P * G if seq_mean_token_sum else data["mask"].sum())
+    slope = -weights * theirs(data["rewards"], data["mask"])[..., None]
+    made, objective = methods.build(slug, estimator=estimator)
+    rollouts = Rollouts(mask=jnp.asarray(data["mask"]), valid=jnp.ones((P, G), bool), rewards=jnp.asarray(data["rewards"]))
+    values, _ = made.update(rollouts, ())
+    loss, gradient = jax.value_and_grad(
+        lambda logprobs: objective.update(logprobs, rollouts, values, objective.init())[0])(jnp.asarray(data["logprobs"]))
+    np.testing.assert_allclose(loss, (slope * data["logprobs"]).sum(), rtol=1e-9)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-9, atol=1e-15)
+    step = np.zeros((P, G, T))
+    step[0, 0, 0] = 1e-4
+    up, down = (objective.update(jnp.asarray(data["logprobs"] + sign * step), rollouts, values, objective.init())[0]
+                for sign in (1, -1))
+    np.testing.assert_allclose(gradient[0, 0, 0], (up - down) / 2e-4, rtol=1e-7)
