@@ -55,6 +55,14 @@ ROWS = (
            equation="w = (1.1 - p_sampler) / (1.1 - p); l = -sg(min(w, 3)) A log p, 0 where w left [0.8, 1.2] along A",
            objective="bpo",
            defaults={"group_size": 16, "minibatches": 8}, known_as=("trl BPOTrainer",)),
+    Method(slug="sao", title="Single-rollout asynchronous optimisation", arxiv=("2607.07508",),
+           equation="one rollout a prompt, GAE with lam = 1 - 1 / (1.5 length); k = p / p_sampler; "
+                    "l = -sg(k [0.7 <= k <= 6]) A log p",
+           # The band is that of mathematics with tools; that of agents that write code is [0.2, 4].
+           estimator="ppo_gae(length_alpha=1.5, whiten=False)",
+           objective="icepop_direct(min_ratio=0.7, max_ratio=6.0, veto=None, aggregation=token_mean)",
+           needs=("values",), defaults={"prompts": 128, "group_size": 1, "pretrain_steps": 10},
+           omits="a second update of the critic in each step, its frozen attention, its training before the run"),
     Method(slug="hispo", title="Hierarchical importance-sampling policy optimisation", arxiv=("2603.21065",),
            equation="r = p / p_sampler; l = [mean |k - 1| small][|k_t - 1| small] PPO(r), k = p_old / p_sampler",
            objective="hispo",
