@@ -6,6 +6,7 @@ from jax import Array, lax
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.data.rollouts import clean
 from jaxrl_llm.maths import masked
+from jaxrl_llm.maths.ngrams import repeated_starts
 
 
 def cosine_reward(right: Array, lengths: Array, *, max_len: int, correct: tuple[float, float] = (2.0, 1.0),
@@ -18,33 +19,6 @@ def cosine_reward(right: Array, lengths: Array, *, max_len: int, correct: tuple[
     share = (1 + jnp.cos(jnp.pi * lengths / max_len)) / 2
     short, long = (jnp.where(right, good, bad) for good, bad in zip(correct, wrong))
     return jnp.where(lengths + margin >= max_len, exceed, long + (short - long) * share)
-
-
-def _first_equal(a_T: Array, b_T: Array) -> Array:
-    """i32[T]: the first index with the same pair (a, b)."""
-    index = jnp.arange(a_T.shape[0], dtype=jnp.int32)
-    order = jnp.lexsort((index, b_T, a_T))
-    a, b = a_T[order], b_T[order]
-    begins = jnp.pad((a[1:] != a[:-1]) | (b[1:] != b[:-1]), (1, 0), constant_values=True)
-    head = lax.cummax(jnp.where(begins, index, 0))
-    return jnp.zeros_like(index).at[order].set(order[head].astype(jnp.int32))
-
-
-def repeated_starts(tokens_T: Array, mask_T: Array, size: int) -> Array:
-    """bool[T]: the `size` trained tokens from here on occurred before, overlaps included; exact, O(T log T log size).
-
-    The class of a window of 2m tokens is the pair of the classes of its halves (prefix doubling).
-    """
-    length = tokens_T.shape[0]
-    index = jnp.arange(length, dtype=jnp.int32)
-    # A token outside the mask equals no other token, and neither does a window that contains one.
-    classes = _first_equal(jnp.where(mask_T, tokens_T, -2 - index), jnp.zeros_like(index))
-    width = 1
-    while width < size:
-        shift = min(width, size - width)
-        further = jnp.pad(classes, (0, shift), constant_values=-1)[shift:]
-        classes, width = _first_equal(classes, further), width + shift
-    return (classes != index) & (index + size <= length)
 
 
 def repetition(tokens_PGT: Array, mask_PGT: Array, *, size: int, only_start: bool = False) -> Array:

@@ -207,8 +207,11 @@ def trim(forest: Forest, keep: np.ndarray) -> Forest:
 
 
 def graft(forest: Forest, other: Forest, onto: Sequence[int]) -> Forest:
-    """The forest with the trajectories of `other` added, those of its prompt p under the forest's prompt `onto[p]`."""
-    whole, count = join([forest, other]), len(forest.uid)
+    """The forest with the trajectories of `other` added, those of its prompt p under the forest's prompt `onto[p]`.
+
+    Facts are those of the forest; `other` may have others.
+    """
+    whole, count = join([forest.with_facts({}), other.with_facts({})]), len(forest.uid)
     root = whole.role == Role.PROMPT
     target = np.concatenate([np.arange(len(forest.problems)), onto]).astype(np.int32)[whole.prompt]
     first = (whole.parent >= 0) & root[whole.parent]

@@ -23,7 +23,7 @@ DEFAULTS = {
     "observation_tokens": "of a message of an environment",
     "top_p": "of sampling",
     "expert_traces": "expert completions in each group",
-    "max_staleness": "updates that a rollout may be old",
+    "schedule": "of sampling and learning, by how many steps rollouts are old",
 }
 
 

@@ -102,6 +102,6 @@ ROWS = (
            equation="A = (r - group mean) / batch std of the same; l = -sg(min(p / p_sampler, 5)) A log p",
            estimator="scalerl",  # the paper reports that bounds from 4 to 8 work equally well; TRL has 5 too
            objective="cispo(max_ratio=5.0, anchor=behavior, aggregation=prompt_mean)",
-           controllers="pass_rate", defaults={"group_size": 16, "epochs": 1},
-           omits="forced interruption of long thoughts, asynchronous generation"),
+           controllers="pass_rate", defaults={"group_size": 16, "epochs": 1, "schedule": "pipelined(lag=8)"},
+           omits="forced interruption of long thoughts"),
 )

@@ -1,6 +1,16 @@
 """Methods that keep entropy up or stay near an old policy by covariance, divergence, ratio or imitation terms."""
+import dataclasses
+
 from jaxrl_llm.methods.base import Method
 
+_SPEAR = Method(
+    slug="spear_clip", title="SPEAR: self-imitation of stored rollouts with a cut by covariance", arxiv=("2509.22601",),
+    equation="A = r - group mean, l = clipped on rollouts that end, answer and do not repeat themselves; then stored ones: "
+             "A = r - median of recent group means, only A >= 0, l = coef(step) clip_cov",
+    estimator="dr_grpo", objective="ppo_clip(clip_high=0.28, dual_clip=10.0, aggregation='fixed_length')",
+    filters="spear_clip, spear_rollouts", controllers="recent_median, tool_bonus",
+    replay="self_imitation", replay_estimator="spear", replay_objective="spear_clip",
+    omits="leaving unreadable texts out of the loss on fresh rollouts")
 ROWS = (
     Method(slug="clip_cov", title="Clip-Cov: no gradient on a few high-covariance tokens", arxiv=("2505.22617",),
            equation="l = max(-A rho, -A clip(rho)), 0 on drawn tokens with 1 < (A - mean A)(log p - mean log p) < 5",
@@ -12,13 +22,12 @@ ROWS = (
            objective="kl_cov",
            needs=("old_logprobs",), defaults={"group_size": 8, "minibatches": 8},
            known_as=("verl loss_mode=kl_cov", "skyrl policy_loss_type=kl_cov")),
-    Method(slug="spear_clip", title="SPEAR: self-imitation of stored rollouts with a cut by covariance", arxiv=("2509.22601",),
-           equation="A = r - group mean, l = clipped; then stored rollouts: A = r - median of recent group means, only A >= 0, "
-                    "l = coef(step) clip_cov",
-           estimator="dr_grpo", objective="ppo_clip(clip_high=0.28, dual_clip=10.0, aggregation='fixed_length')",
-           filters="spear_clip", controllers="recent_median, tool_bonus",
-           replay="self_imitation", replay_estimator="spear", replay_objective="spear_clip",
-           omits="leaving overlong, void, repetitive and unreadable rollouts out of the loss on fresh ones"),
+    _SPEAR,
+    dataclasses.replace(
+        _SPEAR, slug="spear", title="SPEAR without the covariance cut of its replay",
+        equation="r = score + fading(step) min(0.1 turns with calls, 1); A = r - group mean, l = clipped; then stored "
+                 "rollouts: A = r - median of recent group means, only A >= 0, l = coef(step) PPO",
+        replay_objective="spear_clip(fraction=0, clip_high=0.2, aggregation=token_mean)"),
     Method(slug="aepo_clip", title="Agentic entropy-balanced policy optimisation", arxiv=("2510.14545",),
            equation="A' = A (1 + 0.2 z(H)); l = max(-A' rho, -A' b), b = (1 + e) rho / sg(rho) above 1 + e",
            objective="aepo_clip",

@@ -199,14 +199,16 @@ def _equal(unequal: list[str], budget: str, most: int, group: int, pilot: int, m
 
 
 _UNEQUAL = {  # who needs groups of one size, as values of `setup.why`
-    "estimator.has_critic": "critics do not support", "needs.features": "baselines on hidden states do not support",
-    "replay": "replay does not support"}
+    "estimator.has_critic": "critics do not support", "needs.features": "baselines on hidden states do not support"}
 CONFLICTS = (
     Conflict(("topology", "there"), _lost, "it is the topology of the method, or implied by its parts"),
     Conflict(("sizes",), "{0[0]} and {0[1]} both say how many rollouts a prompt gets", "leave one of the two out",
              lambda sizes: len(sizes) > 1),
     *(Conflict((part, "unequal"), f"{{1[0]}} gives prompts unequal numbers of rollouts, which {who}", "leave out one of them")
       for part, who in _UNEQUAL.items()),
+    Conflict(("replay", "unequal"), "{1[0]} gives prompts unequal numbers of rollouts, and stored groups would take the places "
+             "of some prompts", "leave out one of them, or take a rule that replaces single rollouts, for example past_success",
+             lambda replay, unequal: replay.groups is not None and unequal),
     Conflict(("objective.aggregation", "sizes"),
              "{1[0]} gives prompts unequal numbers of rollouts, which are cut into rows, and "
              "aggregation='prompt_mean' would weigh each row like a prompt",

@@ -61,7 +61,8 @@ def by_uid(forest, rollouts):
 
 def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
-    assert {*NAMES, *APART, "rapo_curriculum", "rapo_steps", "dots_rr", "dart_tis", "props", "archer"} == replaying
+    others = {"rapo_curriculum", "rapo_steps", "dots_rr", "dart_tis", "dart_curation", "props", "archer"}
+    assert {*NAMES, *APART, *others} == replaying
     assert replaying - {"rapo_steps", "archer"} <= set(methods.runnable()), "these read what an environment counts"
     run, _ = setup.build(tiny("grpo"))
     assert "buffer" not in run.source.position()
@@ -243,6 +244,22 @@ def test_rapo_learns_from_replayed_successes():
         advantages, _ = run.learner.estimator.update(jax.tree.map(np.asarray, second), ())
         expected = np.where(second.extras["replayed"], np.sqrt(3), -1 / np.sqrt(3)) * solved[:, None] * P / solved.sum()
         np.testing.assert_allclose(np.asarray(advantages)[..., 0], expected, rtol=1e-5)
+
+
+def test_groups_of_unequal_sizes_keep_them_with_a_past_success():
+    """On the same problems, of which none is solved the second time."""
+    factor, sizes = [1.0], np.array([4, 2, 3, 4])
+    run, params = setup.build(tiny("dart_curation", **{"sampling.group": 2, "sampling.max_group": 4}))
+    run = with_factor(run, factor)
+    state = setup.initial_state(run, params)
+    knobs = {**run.learner.controls.proposed(state.control), "group_sizes": sizes}
+    first, second = (run.source.next(run.learner.publish(state)._replace(knobs=knobs)) for factor[0] in (1.0, 0.0))
+    owners = [done.forest.prompt[done.forest.ends] for done in (first, second)]
+    solved = np.bincount(owners[0], first.forest.rewards[first.forest.ends] > 0.5, minlength=P) > 0
+    again = second.forest.uid[second.forest.ends] <= first.forest.uid.max()
+    assert solved.any() and np.bincount(owners[1]).tolist() == np.bincount(owners[0]).tolist() == sizes.tolist()
+    assert (np.bincount(owners[1], again, minlength=P) == solved).all()
+    assert second.rollouts.extras["replayed"].sum() == solved.sum()
 
 
 def test_a_position_includes_the_buffer():

@@ -546,6 +546,7 @@ def test_sil_against_numpy(double):
     check("sil", b, rollouts, lambda x: each(x)[0], lambda x: each(x)[1], min_count=3, max_nlp=0.5)
 
 
+UNCUT = {"fraction": 0.0, "clip_high": 0.2, "aggregation": "token_mean"}  # of the row `spear`
 SPEAR = one_group([[0.5]] * 3, (1, 1, 0), extras={"age": np.array([[5, 20, 1]]), "reward_baseline": np.float32([0.4])})
 
 
@@ -553,7 +554,7 @@ def spear_at(step, new, rollouts=SPEAR, **hyper):
     """The update of that step of a run, with its own advantages."""
     values, _ = advantages.make("spear").update(rollouts, ())
     stamps = {"current_version": np.full(len(rollouts.valid), step, np.int32)}
-    return run("spear", new, rollouts.replace(extras=rollouts.extras | stamps), values, **hyper)
+    return run("spear_clip", new, rollouts.replace(extras=rollouts.extras | stamps), values, **UNCUT | hyper)
 
 
 def test_spear_worked_example():
@@ -583,7 +584,7 @@ def test_spear_is_ppo_on_what_is_kept(double):
     kept = b["valid"] & (age <= 10) & (b["rewards"] >= base[:, None])
     assert 0 < kept.sum() < b["valid"].sum()
     rollouts = to_rollouts(b, age=age, reward_baseline=base, current_version=np.full(len(base), 300))
-    loss, _, gradient = run("spear", b["new"], rollouts, b["advantage"], coef=0.5)
+    loss, _, gradient = run("spear_clip", b["new"], rollouts, b["advantage"], coef=0.5, **UNCUT)
     ppo = run("ppo_clip", b["new"], rollouts.replace(valid=jnp.asarray(kept)), b["advantage"])
     close(loss, 0.5 * ppo[0], rtol=1e-12)
     close(gradient, 0.5 * ppo[2], rtol=1e-12, atol=1e-15)

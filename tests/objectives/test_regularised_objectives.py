@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm import advantages, control, methods, objectives
 from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
-from jaxrl_llm.objectives.sil import imitation_coef
+from jaxrl_llm.objectives.spear_clip import imitation_coef
 
 # One prompt, two rollouts of 3 and 2 tokens; padded log-probs are log 0 = -inf on purpose.
 SIGNS = pad_lists([[[1, 1, 1], [-1, -1]]])

@@ -81,7 +81,6 @@ OBJECTIVES = {
     "r3l": [Case(inputs=retries)],
     "karl_oapl": [Case({"beta2": 0.1})],
     "sil": [Case({"min_count": 4, "max_nlp": 0.5}, inputs=critic)],
-    "spear": [Case({"warmup": 0}, inputs=stored)],
     "kepo": [
         Case({"gate": 0.5}, inputs=teacher),
         Case({"gate": 0.5, "jsd_beta": 0.0}, inputs=teacher),

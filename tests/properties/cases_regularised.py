@@ -53,6 +53,7 @@ OBJECTIVES = {
     "spear_clip": [
         Case({"max_len": 16, "fraction": 0.3, "cov_low": 0.1, "warmup": 0}, inputs=replay, exempt=BY_SLOT),
         Case({"aggregation": "token_mean"}, inputs=replay, exempt=BY_SLOT),
+        Case({"fraction": 0.0, "aggregation": "token_mean", "warmup": 0}, inputs=replay),
     ],
     "aepo_clip": [
         Case(),

@@ -170,8 +170,9 @@ def test_a_topology_that_wraps_others_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("changes, lines", (
     ({"allocation": "dars", "replay": "recent_groups"}, [
-        "the allocation rule 'dars' gives prompts unequal numbers of rollouts, which replay does not support; leave out one "
-        "of them"]),
+        "the allocation rule 'dars' gives prompts unequal numbers of rollouts, and stored groups would take the places of "
+        "some prompts; leave out one of them, or take a rule that replaces single rollouts, for example past_success"]),
+    ({"allocation": "dars", "replay": "past_success"}, []),
     ({"estimator": "ppo_gae", "controllers": "dart_curation"}, [
         "the controller 'dart_curation' gives prompts unequal numbers of rollouts, which critics do not support; leave out one "
         "of them"]),
