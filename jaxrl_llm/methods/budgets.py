@@ -43,6 +43,11 @@ ROWS = (
            filters="dynamic_sampling", allocation="speed_rl",
            defaults={"prompts": 16, "group_size": 4, "max_group": 24, "epochs": 1},
            omits="screening of the next batch beside the continuation of this one: here both have the weights of the step"),
+    Method(slug="ngu", title="NGU: never give up on a prompt without a right rollout", arxiv=("2609.13443",),
+           equation="another group, with probability 0.95 each time, while none is right; A = r - mean of all; 0 < mean < 1",
+           estimator="dr_grpo", filters="dynamic_sampling", allocation="ngu", defaults={"group_size": 4},
+           omits="rounds beside training, with its limit of age and balanced baseline: here they follow in one step; a round "
+                 "more while no completion passes more tests than the first ones"),
     Method(slug="xrpo_allocation", title="XRPO with its rounds of rollouts", arxiv=("2510.06672",),
            equation="n <- argmax t s / sqrt(n) - t' s / sqrt(n + 1) + lam sqrt(log(1 + T) / n), until the total is spent",
            estimator="xrpo_advantage", objective="ppo_clip(aggregation=seq_mean_token_mean)",

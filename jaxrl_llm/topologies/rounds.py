@@ -33,6 +33,13 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
     return Topology(plan, choose, most)
 
 
+def chances(forest: Forest) -> np.ndarray:
+    """f64[P] in [0, 1): a random number of each prompt, by the uid of its first trajectory: a resumed run draws the same."""
+    first = np.full(len(forest.problems), np.iinfo(np.int64).max)
+    np.minimum.at(first, forest.prompt[forest.ends], forest.uid[forest.ends])
+    return np.array([np.random.default_rng(int(uid)).random() for uid in first])
+
+
 _IN_PARTS = Conflict(
     ("rule", "filters.refills"), "the allocation rule of method {method!r} reads {0.reads[0]}, which is measured of a whole "
     "batch, and the filter {1!r} draws a batch in several parts", "leave one of the two out",
@@ -50,7 +57,8 @@ def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
         return outcomes(forest, most)
 
     def wants(forest):
-        return np.asarray(rule.more(*seen(forest), first, most, **{name: forest.facts[name] for name in rule.reads}), np.int64)
+        known = {name: forest.facts[name] for name in rule.reads} | ({"chance": chances(forest)} if rule.draws else {})
+        return np.asarray(rule.more(*seen(forest), first, most, **known), np.int64)
 
     def plan(forest):
         missing = [name for name in rule.reads if len(forest.ends) and name not in forest.facts]

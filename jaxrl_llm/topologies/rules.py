@@ -28,7 +28,8 @@ class Rule(NamedTuple):
     (`topologies.base.MEASURED`); `more` takes them by name. `keep(rewards, valid) -> bool[P]`, the prompts of a complete batch
     to train on; None: all. `solved`: both functions read rewards of 1 for rollouts that solve their problem (`Forest.solved`)
     and 0 for others, independent of shaping in the trained rewards. `mean`: average rollouts per prompt as a multiple of
-    `first`, if the rule allocates a total; a run is refused if `most` allows no more.
+    `first`, if the rule allocates a total; a run is refused if `most` allows no more. `draws`: `more` takes `chance` f64[P] by
+    name, a random number of each prompt, uniform in [0, 1) and the same in all rounds of a batch.
     """
 
     more: Callable[..., np.ndarray]
@@ -37,6 +38,7 @@ class Rule(NamedTuple):
     solved: bool = False
     mean: float = 1.0
     pilot: int = 0
+    draws: bool = False
 
 
 RULES = registry.PartTable("allocation rule", Rule)

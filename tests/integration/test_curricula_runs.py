@@ -16,7 +16,8 @@ from jaxrl_llm.setup import names, parts, setup
 
 CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
             "qwenlong_l1", "siri", "sws", "historical_variance", "oneshot_entropy"]
-ALLOTTING = ["dars", "dars_hardness", "speed_rl", "xrpo_allocation", "drive", "dart_curation", "gdro_rollout", "brorl"]
+ALLOTTING = ["dars", "dars_hardness", "speed_rl", "ngu", "xrpo_allocation", "drive", "dart_curation", "gdro_rollout",
+            "brorl"]
 P, G, MOST = 4, 2, 6
 # Schedules whose numbers are so small that they switch between the first and the third step:
 CONTROL = {"siri": {"controllers": "period=4"},
@@ -158,7 +159,7 @@ def test_numbers_are_set_from_outside():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["v0", "knapsack_rl", "gvm_raft", "xrpo_allocation", "gdro_rollout", "dars", "speed_rl",
-                                    "dart_curation", "drive", "v0_5", "reinforce_ada"])
+                                    "ngu", "dart_curation", "drive", "v0_5", "reinforce_ada"])
 def test_by_default_groups_grow_to_four_times_their_size(method):
     run, params = setup.build(tiny(method, **{"sampling.max_group": 0}))
     assert run.config.sampling.max_group == 4 * G and run.source.most == 4 * G
