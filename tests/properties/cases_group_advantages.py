@@ -53,6 +53,7 @@ SIGNS = {"equal": "the advantage is a sign, compared with nothing"}
 ROC = {"train_rollouts": 3, "min_negative": 1, "min_positive": 1}
 MSSR = {"permutation_of_state": "outcomes of one prompt are counted one by one, so the last ones weigh most"}
 PLACES = {"permutation_of_state": "of two prompts of one place in a batch the last one has it"}
+DRAWS = "each place of a batch has its own random numbers"
 NOISE = "the random numbers depend on the shape and type of the batch"
 
 ESTIMATORS = {
@@ -90,6 +91,8 @@ ESTIMATORS = {
         Case({"reward": "given", "factor_min": 0.0}),
         Case({"reward": "given", "variant": "clip", "clip": 0.5}),
     ],
+    "pass_at_k": [Case({"k": 2}), Case({"k": 2, "sets": "drawn"}, exempt={"permutation": DRAWS}),
+                  Case({"k": 2, "sets": "split"}, exempt={"permutation": "neighbours make a set"})],
     "qwenlong_l15_adv": [Case(inputs=task), Case({"scope": "batch"}), Case({"scope": "group", "ddof": 0})],
     "aepo_advantage": [Case(), Case({"scope": "batch"})],
     "d3s": [Case(inputs=continuous), Case({"scope": "group", "tokens_init": 0.5}, inputs=continuous)],
