@@ -1,0 +1,127 @@
+"""Objectives that weigh or leave out tokens by how far the policy is from the one that sampled: values and gradients."""
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import methods, objectives
+from jaxrl_llm.data.rollouts import from_lists, pad_lists
+
+# One prompt, two rollouts of 3 and 2 tokens; padded log-probs are log 0 = -inf on purpose.
+with np.errstate(divide="ignore"):
+    NEW, SAMPLER = (np.log(pad_lists([rows])) for rows in (
+        [[0.75, 0.22, 0.4], [0.2, 0.15]], [[0.5, 0.25, 0.32], [0.32, 0.25]]))
+ROLLOUTS = from_lists([[1, 0]], lengths=[[3, 2]], behavior_logprobs=SAMPLER)
+A = [[1, 1, 1], [-1, -1]]
+
+
+def run(slug, advantage=A, **hyper):
+    objective = objectives.make(slug, **hyper)
+    arguments = jnp.asarray(NEW), ROLLOUTS, jnp.asarray(pad_lists([advantage])), objective.init()
+    (loss, (metrics, _)), gradient = jax.value_and_grad(objective.update, has_aux=True)(*arguments)
+    gradient = np.asarray(gradient)[0]
+    assert gradient[1, 2] == 0
+    return float(loss), [*gradient[0], *gradient[1, :2]], metrics
+
+
+def expect(slug, loss, gradient, metrics=None, **options):
+    value, slope, facts = run(slug, **options)
+    np.testing.assert_allclose(value, loss, atol=2e-6)
+    np.testing.assert_allclose(slope, gradient, atol=1e-6)
+    for name, expected in (metrics or {}).items():
+        np.testing.assert_allclose(facts[name], expected, atol=1e-6, err_msg=name)
+
+
+# Ratios 1.5, .88, 1.25 | .625, .6; |q - p| = .25, .03, .08 | .12, .1.
+TV = [
+    ({}, (-0.88 - 1.25 + 0.625 + 0.6) / 2, [0, -0.44, -0.625, 0.3125, 0.3]),
+    ({"delta_low": 0.11}, (-0.88 - 1.25 + 0.6) / 2, [0, -0.44, -0.625, 0, 0.3]),
+    ({"delta_high": 0.3}, (-1.5 - 0.88 - 1.25 + 0.625 + 0.6) / 2, [-0.75, -0.44, -0.625, 0.3125, 0.3]),
+    ({"max_ratio": 1.0}, (-0.88 - 1 + 0.625 + 0.6) / 2, [0, -0.44, -0.5, 0.3125, 0.3]),
+    ({"aggregation": "token_mean"}, (-0.88 - 1.25 + 0.625 + 0.6) / 5, [0, -0.176, -0.25, 0.125, 0.12]),
+]
+
+
+@pytest.mark.parametrize("hyper, loss, gradient", TV, ids=lambda x: str(x) if isinstance(x, dict) else "")
+def test_dppo_by_total_variation(hyper, loss, gradient):
+    metrics = {} if hyper.get("delta_low") or hyper.get("delta_high") else {"clip_fraction": 0.2, "divergence": 0.58 / 5}
+    expect("dppo", loss, gradient, metrics | {"max/ratio": 1.5}, **hyper)
+
+
+def test_dppo_by_kl():
+    """KL: (log 2 - log 1.5) / 2 = .143841, .002543, .013705 | .32 log 1.6 + .68 log .85 = .039888, .033834."""
+    hyper = methods.get("dppo_kl").part("objective").numbers
+    divergence = (0.143841 + 0.002543 + 0.013705 + 0.039888 + 0.033834) / 5
+    expect("dppo", -0.4525, [0, -0.44, -0.625, 0.3125, 0.3], {"clip_fraction": 0.2, "divergence": divergence}, **hyper)
+    expect("dppo", (-0.88 - 1.25 + 0.6) / 2, [0, -0.44, -0.625, 0, 0.3], **hyper | {"delta_low": 0.035})
+
+
+def test_dppo_lets_every_token_come_back():
+    """With advantages against the move of each token nothing is masked, however far it is."""
+    back = [[-1, 1, -1], [1, 1]]
+    expect("dppo", (1.5 - 0.88 + 1.25 - 0.625 - 0.6) / 2, [0.75, -0.44, 0.625, -0.3125, -0.3], {"clip_fraction": 0},
+           advantage=back, delta_low=0.0, delta_high=0.0)
+
+
+def test_dppo_names_its_divergences():
+    with pytest.raises(ValueError, match="Allowed: kl, tv"):
+        objectives.make("dppo", divergence="js")
+
+
+def random(seed=0, shape=(3, 4, 6)):
+    """New and sampler's log-probs, advantages of whole rollouts and a mask."""
+    rng = np.random.default_rng(seed)
+    sampler = -rng.gamma(1.0, size=shape)
+    new = np.minimum(sampler + 0.4 * rng.normal(size=shape), -1e-3)
+    advantages = np.repeat(rng.normal(size=(*shape[:2], 1)), shape[2], -1)
+    lengths = rng.integers(1, shape[2] + 1, shape[:2])
+    lengths[0, 0] = shape[2]
+    return new, sampler, advantages, np.arange(shape[2]) < lengths[..., None]
+
+
+def ours(slug, data, **hyper):
+    """`(loss, gradient)` in float64."""
+    new, sampler, advantages, mask = data
+    with jax.enable_x64(True):
+        objective = objectives.make(slug, **hyper)
+        rollouts = from_lists(np.zeros(mask.shape[:2]), lengths=mask.sum(-1), behavior_logprobs=sampler)
+        loss, slope = jax.value_and_grad(
+            lambda x: objective.update(x, rollouts, jnp.asarray(advantages), ())[0])(jnp.asarray(new))
+        return float(loss), np.asarray(slope)
+
+
+def differences(slug, data, step=1e-6, **hyper):
+    """The gradient by central differences, in float64."""
+    new, *rest = data
+    slope = np.zeros_like(new)
+    for place in zip(*np.nonzero(data[3]), strict=True):
+        shift = np.zeros_like(new)
+        shift[place] = step
+        high, low = (ours(slug, (moved, *rest), **hyper)[0] for moved in (new + shift, new - shift))
+        slope[place] = (high - low) / (2 * step)
+    return slope
+
+
+@pytest.mark.parametrize("divergence", ["tv", "kl"])
+def test_dppo_is_differentiated_as_it_is_written(divergence):
+    data = random(seed=1, shape=(1, 2, 4))
+    hyper = {"divergence": divergence, "delta_low": 0.05, "delta_high": 0.05}
+    np.testing.assert_allclose(ours("dppo", data, **hyper)[1], differences("dppo", data, **hyper), rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("loss_mode, delta", [("dppo_tv", 0.1), ("dppo_kl", 0.02)])
+def test_dppo_has_the_gradient_of_verl(loss_mode, delta):
+    """As verl's `loss_mode`: `-A * truncated_ratio * log_prob * valid_mask`, of which `log_prob` alone is differentiated."""
+    new, sampler, advantages, mask = data = random()
+    prob, old_prob = np.exp(new), np.exp(sampler)
+    if loss_mode == "dppo_tv":
+        valid = np.where(advantages > 0, prob - old_prob <= delta, prob - old_prob >= -delta)
+    else:
+        binary_kl = old_prob * (sampler - new) + (1 - old_prob) * np.log((1 - old_prob + 1e-8) / (1 - prob + 1e-8))
+        valid = (binary_kl <= delta) | np.where(advantages > 0, prob <= old_prob, prob >= old_prob)
+    gradient = -advantages * np.minimum(prob / old_prob, 1.5) * valid * mask / mask.sum()
+    assert 0.1 < np.mean(valid[mask]) < 0.9 and np.any(prob / old_prob > 1.5)
+    loss, slope = ours("dppo", data, divergence=loss_mode[-2:], delta_low=delta, delta_high=delta, max_ratio=1.5,
+                       aggregation="token_mean")
+    np.testing.assert_allclose(slope, gradient, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(loss, gradient.sum(), rtol=1e-5)  # which is the surrogate of the paper's equation 12
