@@ -255,7 +255,7 @@ def test_a_method_runs_if_the_registered_parts_provide_what_it_needs(own, monkey
 
 
 def topology_of(name, **numbers):
-    known = {"prompts": P, "group": G, "most": 4 * G, "rule": None, "guide": None, "wants": None, "drawn": P, "utility": ""}
+    known = {"prompts": P, "group": G, "most": 4 * G, "rule": None, "guide": None}
     return topologies.make(name, (), known, numbers)
 
 

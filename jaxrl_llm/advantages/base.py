@@ -46,8 +46,8 @@ class Estimator(NamedTuple):
     `wants_more(rollouts, first, most) -> i32[P] or bool[P]`, of rollouts with `rewards`, `valid` and the `extras` that `needs`
     names, says how many rollouts prompts get next, or which get `first` more, when all have `first` and at most `most` are
     allowed. None: all get the same.
-    `learned(rollouts, ratios, state) -> state` follows the updates of a batch, with the `ratios` of `control.FACTS`. None: the
-    state is that of `update`.
+    `learned(rollouts, ratios, state) -> state` follows the updates of a batch, with the step's fact `ratios`, see
+    `control.Fact`. None: the state is that of `update`.
     `keeps(rollouts) -> bool[P, G]` says which rollouts are trained on, once advantages are known. None: all.
     `turn_critic`: settings of the critic of turns (`values.turn_critic`) behind `extras["turn_q"]` and `extras["turn_v"]`.
     None: no such critic is needed.
@@ -73,7 +73,8 @@ class Estimator(NamedTuple):
         return self.value_targets is not None or self.turn_critic is not None
 
 
-ESTIMATORS = registry.PartTable("estimator", Estimator, pure=True)
+# Runs give the longest completion in tokens and the width of `rollouts.features`; a text may set them by name.
+ESTIMATORS = registry.PartTable("estimator", Estimator, pure=True, given=("max_len", "feature_size"))
 estimator = ESTIMATORS.enter
 
 

@@ -7,10 +7,10 @@ Other functions of this folder are parts for your own loop; docs/methods.md list
 """
 import functools
 
-from jaxrl_llm.control.base import CONTROLLERS, FACTS, FILTERS, Controller, Filter, Known, controller, prompt_filter
+from jaxrl_llm.control.base import CONTROLLERS, FILTERS, Controller, Fact, Filter, Known, controller, prompt_filter
 from jaxrl_llm.tools import registry
 
-__all__ = ["FACTS", "Controller", "Filter", "Known", "controller", "filter_names", "make", "make_filter", "names", "parameters",
+__all__ = ["Controller", "Fact", "Filter", "Known", "controller", "filter_names", "make", "make_filter", "names", "parameters",
            "prompt_filter"]
 
 

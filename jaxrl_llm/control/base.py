@@ -1,6 +1,6 @@
 """The interface of filters and controllers: pure functions that a loop calls around the update.
 
-A filter selects the prompts of a batch of rollouts that are worth an update; a controller turns observations (`FACTS`) into
+A filter selects the prompts of a batch of rollouts that are worth an update; a controller turns observations (`Fact`) into
 the knobs of the next step (`knobs.Knob`). To add one, write a keyword-only factory under `@prompt_filter` or `@controller`
 into a file of this folder:
 
@@ -20,31 +20,14 @@ from jaxrl_llm.tools import registry
 
 State = Any
 
-# Facts that a run lets controllers observe: `score` after each held-out evaluation, those that begin with `measured_` after a
-# measure of training problems, the others after each step. A controller reads `score` alone or others; one that reads none
-# observes every step; one that reads facts of steps and of measures observes each with its own. Rows of prompts are whole
-# groups as they were sampled, some of which may not be valid. A step with nothing left to train on has only the first four.
-FACTS = {
-    "step": "i32[], the number of the step, from 0",
-    "tried": "i32[N] of the training problems, rollouts that were sampled in this step, also those that a filter drops",
-    "right": "i32[N], those of them that solve their problem",
-    "reference_rates": "f32[K], shares of right rollouts of the `reference_ids` that a controller sets; NaN if not measured",
-    "prompt_ids": "i32[P]",
-    "rewards": "f32[P, G]",
-    "solved": "bool[P, G], rollouts that solve their problem",
-    "valid": "bool[P, G], rollouts that exist and were sampled in this step",
-    "lengths": "i32[P, G], trained tokens of these",
-    "entropy": "f32[], nats, mean over the sampled tokens of the distribution that they were drawn from",
-    "rollouts": "`Rollouts` as they were learned from: groups may be cut into several rows",
-    "ratios": "f32[P, G, T], probability of each token of `rollouts` after the updates of the step over that before",
-    "params": "parameters after the step",
-    "replayed_groups": "i32[K, 2], groups that the step has replayed, under a rule that renews priorities",
-    "renewed_priorities": "f32[K], their new priorities",
-    "metrics": "f32[] by name, those of the step's updates; there are none where nothing was learned from",
-    "score": "f32[], the held-out score",
-    "measured_tried": "i32[N], answers to each training problem that `measured_times` asked for, before a step",
-    "measured_right": "i32[N], those of them that solve their problem",
-}
+class Fact(NamedTuple):
+    """What controllers may observe, as the part of a run declares it that tells them: modules in `FACTS`, stages in `provides`.
+
+    doc: type, shape and meaning.
+    """
+
+    name: str
+    doc: str
 
 
 class Known(NamedTuple):
@@ -89,8 +72,9 @@ class Controller(NamedTuple):
 
     `init` takes by name the values that the state depends on, if any, among those that a run declares as `Known`. States are
     pytrees of arrays, saved with a run.
-    `facts` names the facts that `observe` reads: those of `FACTS`, and facts of prompts in the forest of a step. `knobs` names
-    the knobs that `propose` sets; the parts of a run that read them declare them, see `knobs.Knob`. `begin(state) -> state`: at
+    `facts` names the facts that `observe` reads, `knobs` the knobs that `propose` sets; the parts of a run that tell a fact, or
+    read a knob, declare it, see `Fact` and `knobs.Knob`. A controller reads `score` alone or others; one that reads none
+    observes every step; one that reads facts of steps and of measures observes each with its own. `begin(state) -> state`: at
     the beginning of a later phase of a run, which goes on with the states of the phase before.
     """
 

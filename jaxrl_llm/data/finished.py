@@ -13,7 +13,7 @@ class Finished(NamedTuple):
     """A batch to train on: `rollouts` (None: no prompt is left), a view of the `forest`, and `metrics`.
 
     `replayed`: batches of stored rollouts, each learned from in updates of its own after the `rollouts`.
-    `counts`: the facts that are known without rollouts, see `control.FACTS`: `tried` and `right` of all samples for it, and
+    `counts`: the facts that are known without rollouts, see `control.Fact`: `tried` and `right` of all samples for it, and
     `reference_rates` where they were measured.
     """
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
-from jaxrl_llm.control import FACTS, Controller, Known
+from jaxrl_llm.control import Controller, Fact, Known
 from jaxrl_llm.control.knobs import twofold
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.state import TrainState
@@ -19,6 +19,20 @@ from jaxrl_llm.tools import registry
 
 FORMER = {"moving_reference": "t1", "reference_reset": "prorl", "recent_median": "spear"}  # names in earlier checkpoints
 MEASURED = ("measured_tried", "measured_right")  # facts of a measure, see `sampling.asked`
+FACTS = (
+    Fact("step", "i32[], the number of the step, from 0"),
+    Fact("prompt_ids", "i32[P]"),
+    Fact("rewards", "f32[P, G]"),
+    Fact("solved", "bool[P, G], rollouts that solve their problem"),
+    Fact("valid", "bool[P, G], rollouts that exist and were sampled in this step"),
+    Fact("lengths", "i32[P, G], trained tokens of these"),
+    Fact("entropy", "f32[], nats, mean over the sampled tokens of the distribution that they were drawn from"),
+    Fact("rollouts", "`Rollouts` as they were learned from: groups may be cut into several rows"),
+    Fact("ratios", "f32[P, G, T], probability of each token of `rollouts` after the updates of the step over that before"),
+    Fact("params", "parameters after the step"),
+    Fact("metrics", "f32[] by name, those of the step's updates; there are none where nothing was learned from"),
+    Fact("score", "f32[], the held-out score, after each evaluation"),
+)
 _SOMETIMES = {"entropy", "metrics"}  # they are missing in a step that sampled no token, or learned from none
 
 
@@ -26,8 +40,8 @@ _SOMETIMES = {"entropy", "metrics"}  # they are missing in a step that sampled n
 class Controls:
     """Controllers by name; their states are pytrees by name, in `TrainState.control`.
 
-    A run lets them observe its `control.FACTS`, and its parts read the knobs that they set. Raises ValueError: two controllers
-    set one knob, or one observes steps and evaluations.
+    The parts of a run tell them its facts, see `control.Fact`, and read the knobs that they set. Raises ValueError: two
+    controllers set one knob, or one observes steps and evaluations.
     """
 
     by_name: Mapping[str, Controller] = dataclasses.field(default_factory=dict)
@@ -113,8 +127,9 @@ def _read(controller: Controller, facts: Mapping[str, Any]) -> tuple[str, ...] |
 
 def _never(name: str, fact: str, facts: Mapping[str, Any]) -> ValueError:
     """The error for a fact that steps with these facts do not have."""
-    near = registry.nearest(fact, {*facts, *FACTS}, 1)
-    hint = f" It is {FACTS[fact]}." if fact in FACTS else f" Did you mean {near[0]!r}?" if near else ""
+    docs = {one.name: one.doc for one in FACTS}
+    near = registry.nearest(fact, {*facts, *docs}, 1)
+    hint = f" It is {docs[fact]}." if fact in docs else f" Did you mean {near[0]!r}?" if near else ""
     return ValueError(f"controller {name!r} observes {fact!r}, which no step of this run has.{hint} A step has "
                       f"{', '.join(sorted({*facts, *_SOMETIMES}))}; an evaluation has score")
 
@@ -130,7 +145,7 @@ def with_present_names(state: TrainState, names: Iterable[str]) -> TrainState:
 
 
 def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """The `control.FACTS` of a step: of `rollouts` on the host without replayed ones, and of the trained `batch`."""
+    """The `FACTS` of a step: of `rollouts` on the host without replayed ones, and of the trained `batch`."""
     tokens = np.asarray(rollouts.token_mask & rollouts.fresh[..., None])
     facts = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.fresh,
              "solved": np.asarray(rollouts.correct), "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch,

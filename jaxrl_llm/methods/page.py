@@ -34,7 +34,7 @@ These change the objective of any row.
 """
 CONTROL = """## Parts of `jaxrl_llm.control`
 
-A run calls the filters of single prompts, and the controllers whose facts it knows (`control.FACTS`). The rest is for your own
+A run calls the filters of single prompts, and the controllers whose facts its parts tell. The rest is for your own
 loop: `control.make(name)` makes a controller, and `jaxrl_llm.control.<module>` has the other functions. A run also calls
 `budget`, and `prompt_average` if a method needs a `prior`; rules of replay call `remix` and `spear_clip`.
 """

@@ -112,18 +112,9 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, given: Ite
     for name, _ in method.parts("topology"):
         needs |= {*topologies.TOPOLOGIES.find(name).needs}
     missing = [Lack(name, _provider(name, there)) for name in sorted(needs - there)]
-    for name, _ in method.parts("filters"):
-        if not _known(name, FILTERS):
-            missing.append(Lack(f"filter {name}", "a file of jaxrl_llm.control"))
-    for name, numbers in method.parts("controllers"):
-        known = control.make(name, **numbers) if _known(name, CONTROLLERS) else None
-        if known is not None and {*control.FACTS} >= {*known.facts}:
-            continue
-        who = "a file of jaxrl_llm.control"
-        if known is not None:
-            reads = f", by {', '.join(known.facts)}" if known.facts else ""
-            who = f"a run that sets {', '.join(known.knobs)}{reads}"
-        missing.append(Lack(f"controller {name}", who))
+    missing += [Lack(f"{sort} {name}", "a file of jaxrl_llm.control")
+                for sort, table in (("filter", FILTERS), ("controller", CONTROLLERS))
+                for name, _ in method.parts(f"{sort}s") if not _known(name, table)]
     return missing
 
 

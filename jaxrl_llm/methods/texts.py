@@ -27,14 +27,13 @@ class Named(NamedTuple):
 class Slot(NamedTuple):
     """What the text under a key names: a part of `table`, and `rest` for those after the first (None: of `table` too).
 
-    `sign`: what separates several parts, "," or "+"; "": there is one. `given`: arguments of factories that a run gives; those
-    that a text may set have names alone. `together(parts, values of given)` raises ValueError for parts that exclude others.
+    `sign`: what separates several parts, "," or "+"; "": there is one. `together(parts, values of the run)` raises ValueError
+    for parts that exclude others.
     """
 
     table: PartTable
     sign: str = ""
     rest: PartTable | None = None
-    given: frozenset[str] = frozenset()
     together: Callable[[Sequence[Named], Mapping[str, Any]], None] | None = None
 
     def tables(self, count: int) -> list[PartTable]:
@@ -43,21 +42,17 @@ class Slot(NamedTuple):
 
     def read(self, text: str, table: PartTable) -> Named:
         """The part of a table that a text names; ValueError for a text that cannot be read."""
-        return Named(*written.call(text, functools.partial(self.order, table)))
-
-    def order(self, table: PartTable, name: str) -> list[str]:
-        """The names of a part's numbers, in the order that values without a name take; ValueError for an unknown part."""
-        return [parameter for parameter in table.parameters(name) if parameter not in self.given]
+        return Named(*written.call(text, table.order))
 
     def check(self, part: Named, table: PartTable, of_the_run: Mapping[str, Any]) -> None:
         """Raises ValueError for an unknown name or number, and for a number outside its range.
 
-        `of_the_run`: values of `given`. Numbers of a loss may follow a schedule, whose ends are checked. Parts that runs alone
-        can make are not made.
+        `of_the_run`: values of `PartTable.given`. Numbers of a loss may follow a schedule, whose ends are checked. Parts
+        that runs alone can make are not made.
         """
         if not table.keywords:
             for keyword in part.numbers:
-                one_of(f"keyword of {table.what} {part.name!r}", keyword, self.order(table, part.name))
+                one_of(f"keyword of {table.what} {part.name!r}", keyword, table.order(part.name))
             table.find(part.name)
             return
         known = table.parameters(part.name)
@@ -93,19 +88,18 @@ def _steered(named: Sequence[Named], of_the_run: Mapping[str, Any]) -> None:
 
 
 control.names()  # fills the tables of filters and controllers
-RUN = frozenset(("max_len", "feature_size"))  # the longest completion in tokens, the width of `rollouts.features`
 SLOTS = {
-    "estimator": Slot(advantages.base.ESTIMATORS, given=RUN),
-    "objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, given=RUN, together=_summed),
+    "estimator": Slot(advantages.base.ESTIMATORS),
+    "objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, together=_summed),
     "filters": Slot(control.FILTERS, ","),
     "controllers": Slot(control.CONTROLLERS, ",", together=_steered),
     "replay": Slot(replay.base.RULES),
-    "replay_estimator": Slot(advantages.base.ESTIMATORS, given=RUN),
-    "replay_objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, given=RUN, together=_summed),
+    "replay_estimator": Slot(advantages.base.ESTIMATORS),
+    "replay_objective": Slot(objectives.base.OBJECTIVES, "+", rest=terms.TERMS, together=_summed),
     "allocation": Slot(topologies.RULES),
     "guidance": Slot(topologies.GUIDES),
-    "topology": Slot(topologies.TOPOLOGIES, given=frozenset(topologies.base.KNOWN)),
-    "recorders": Slot(recorders.RECORDERS, ",", given=frozenset(("context",))),
+    "topology": Slot(topologies.TOPOLOGIES),
+    "recorders": Slot(recorders.RECORDERS, ","),
 }
 
 

@@ -67,7 +67,7 @@ class Objective(NamedTuple):
         return "behavior_logprobs" in self.needs
 
 
-OBJECTIVES = registry.PartTable("objective", Objective, pure=True, former=FORMER)
+OBJECTIVES = registry.PartTable("objective", Objective, pure=True, former=FORMER, given=("max_len",))
 objective = OBJECTIVES.enter
 
 

@@ -13,12 +13,10 @@ Part = tuple[str, dict[str, Any]]  # a name and its numbers
 
 def of(text: str, **given: Any) -> Objective:
     """The objective of a text such as `"cispo(max_ratio=4) + kl(0.01) + entropy(after(0.001, 50))"`; `given` as for `made`."""
+    def order(name: str) -> list[str]:
+        return (TERMS if name in TERMS else OBJECTIVES).order(name)
+
     return made([written.call(part, order) for part in written.parts(text, "+")], **given)
-
-
-def order(name: str) -> list[str]:
-    """The names of the numbers of an objective or a term, in the order that values without a name take."""
-    return [*(TERMS if name in TERMS else OBJECTIVES).parameters(name)]
 
 
 def made(parts: Sequence[Part], *, steps: int | None = None, per_step: int = 1, **of_the_run: Any) -> Objective:

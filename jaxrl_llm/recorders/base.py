@@ -92,7 +92,7 @@ class RecorderKind(registry.Kind):
     copies: bool = False
 
 
-RECORDERS = registry.PartTable("recorder", Recorder, keywords=False, kind=RecorderKind)
+RECORDERS = registry.PartTable("recorder", Recorder, keywords=False, kind=RecorderKind, given=("context",))
 
 
 def recorder(name: str, **facts: Any) -> Callable[[Callable[[Context], Recorder]], Callable[[Context], Recorder]]:

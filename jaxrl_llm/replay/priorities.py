@@ -2,12 +2,14 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.control.base import Controller
+from jaxrl_llm.control.base import Controller, Fact
 from jaxrl_llm.control.knobs import Knob
 
 READS = (Knob("replayed_groups", ("K", "words"), doc="i32[K, 2], groups that the last step replayed, see `replay.priorities`"),
          Knob("priorities", ("K",), 0, doc="f32[K], their priorities for the next draws from a replay buffer"))
-FACTS = ("replayed_groups", "renewed_priorities")
+FACTS = (Fact("replayed_groups", "i32[K, 2], groups that the step has replayed, under a rule that renews priorities"),
+         Fact("renewed_priorities", "f32[K], their new priorities"))
+NAMES = tuple(fact.name for fact in FACTS)
 
 
 def carried(count: int) -> Controller:
@@ -16,7 +18,7 @@ def carried(count: int) -> Controller:
         return {"replayed_groups": facts["replayed_groups"], "priorities": facts["renewed_priorities"]}
 
     return Controller(lambda: {"replayed_groups": jnp.full((count, 2), -1, jnp.int32), "priorities": jnp.zeros(count)},
-                      lambda state: state, observe, facts=FACTS, knobs=("replayed_groups", "priorities"))
+                      lambda state: state, observe, facts=NAMES, knobs=("replayed_groups", "priorities"))
 
 
 def words(uids: np.ndarray) -> np.ndarray:
@@ -37,4 +39,4 @@ def filled(groups: list[np.ndarray], values: list[np.ndarray], count: int) -> di
     if groups:
         found, value = np.concatenate(groups)[:count], np.concatenate(values)[:count]
         uids[:len(found)], priorities[:len(found)] = found, value
-    return dict(zip(FACTS, (uids, priorities)))
+    return dict(zip(NAMES, (uids, priorities)))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.control import Fact
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.learning.snapshot import Snapshot
@@ -22,6 +23,10 @@ from jaxrl_llm.topologies.acts import Begin, groups
 TIMES = Knob("measured_times", ("N",), 0, doc="i32[N], how often each training problem is asked before the next step, without "
              "learning from the answers; 0: not. Controllers then observe `measured_tried` and `measured_right`")
 READS = (TIMES,)
+FACTS = (
+    Fact("measured_tried", "i32[N], answers to each training problem that `measured_times` asked for, before a step"),
+    Fact("measured_right", "i32[N], those of them that solve their problem"),
+)
 
 
 class Asked(NamedTuple):

@@ -92,7 +92,7 @@ def markdown() -> str:
             elif meaning:
                 lines.append(f"| **`{name}.*`** | | {text} |")
         lines.append("")
-    return "\n".join([*lines, KNOBS, *knob_rows(), ""])
+    return "\n".join([*lines, KNOBS, *knob_rows(), "", FACTS, *fact_rows(), ""])
 
 
 KNOBS = """## Knobs
@@ -108,6 +108,21 @@ def knob_rows() -> list[str]:
     from jaxrl_llm.setup.readers import readers
     found = [(knob, part) for part, reads in readers().items() for knob in reads]
     return [f"| `{knob.name}` | {part} | {knob.doc} |" for knob, part in sorted(found, key=lambda pair: pair[0].name)]
+
+
+FACTS = """## Facts
+
+What controllers can observe after each step, N being the number of training problems. Rows of prompts are whole groups as they
+were sampled, some of which may not be valid. A step with nothing left to train on has only the first and those of the stages.
+
+| fact | from | meaning |
+|---|---|---|"""
+
+
+def fact_rows() -> list[str]:
+    """A line for each fact that a part of the package declares."""
+    from jaxrl_llm.setup.readers import facts
+    return [f"| `{fact.name}` | {part} | {fact.doc} |" for part, told in facts().items() for fact in told]
 
 
 def main() -> None:

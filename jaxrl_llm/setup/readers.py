@@ -1,20 +1,41 @@
-"""The knobs that the parts of a run read, as each part declares them."""
+"""The knobs that the parts of a run read, and the facts that they tell controllers, as each part declares them."""
 import importlib
 import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm.control import Fact
 from jaxrl_llm.control.knobs import Knob
-from jaxrl_llm.learning import learner
+from jaxrl_llm.learning import controls, learner
+from jaxrl_llm.replay import priorities
 from jaxrl_llm.sampling import asked, stages, stream
+from jaxrl_llm.sampling.stages import Stage
 from jaxrl_llm.tools import written
 
 
 def readers(config: ConfigDict | None = None) -> dict[str, tuple[Knob, ...]]:
     """The knobs by the words for the part that reads them; those of `config.stages` included."""
-    chain = {f"the stage {one.name!r}": importlib.import_module(f"{stages.__name__}.{one.name}")
-             for one in pkgutil.iter_modules(stages.__path__)}
-    parts = {"sampling": stream, "the learner": learner, "a measure between steps": asked, **chain}
+    parts = {"sampling": stream, "the learner": learner, "a measure between steps": asked, **_chain()}
     found = {part: module.READS for part, module in parts.items() if hasattr(module, "READS")}
-    named = written.calls(config.stages) if config is not None else ()
-    return found | {f"the stage {name!r}": stages.STAGES.make(name, **numbers).reads for name, numbers in named}
+    return found | {f"the stage {name!r}": stage.reads for name, stage in _named(config)}
+
+
+def facts(config: ConfigDict | None = None) -> dict[str, tuple[Fact, ...]]:
+    """The facts by the words for the part that tells them; those of `config.stages` included."""
+    parts = {"the learner": controls, "updates on replayed groups": priorities, "a measure between steps": asked, **_chain()}
+    found = {part: module.FACTS for part, module in parts.items() if hasattr(module, "FACTS")}
+    return found | {f"the stage {name!r}": tuple(Fact(fact, "") for fact in stage.provides) for name, stage in _named(config)}
+
+
+def _chain() -> dict[str, ModuleType]:
+    """The modules of the stages of the package."""
+    return {f"the stage {one.name!r}": importlib.import_module(f"{stages.__name__}.{one.name}")
+            for one in pkgutil.iter_modules(stages.__path__)}
+
+
+def _named(config: ConfigDict | None) -> Iterator[tuple[str, Stage]]:
+    """The stages that a configuration names."""
+    for name, numbers in written.calls(config.stages) if config is not None else ():
+        yield name, stages.STAGES.make(name, **numbers)

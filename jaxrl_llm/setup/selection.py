@@ -21,20 +21,22 @@ from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.sampling.stages import Stage
 from jaxrl_llm.setup import parts
 from jaxrl_llm.setup.parts import Parts
+from jaxrl_llm.setup.values import Around, values_of
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tools import written
 from jaxrl_llm.topologies import Topology, narrowed, oracle, refill
 
 
-def with_topology(config: ConfigDict, made: Parts, source: Source, policy: Policy, prior: Prior | None) -> Source:
+def with_topology(config: ConfigDict, made: Parts, source: Source, policy: Policy, prior: Prior | None,
+                  around: Around = Around()) -> Source:
     """The source with the topology and the stages of the method; `prior`: predicts what to expect of problems, if not None."""
-    source = dataclasses.replace(source, topology=make_topology(config, made, config.prompts.per_step))
+    source = dataclasses.replace(source, topology=make_topology(config, made, config.prompts.per_step, around))
     kinds = 1 + made.estimator.has_critic + (made.rehearsed is not None)  # programs of updates: of the critic, of replays
     if kinds > 1:
         source = dataclasses.replace(source, sizes=functools.partial(source.sizes, most=shapes_lib.MAX_PROGRAMS // kinds))
 
     def fewer(prompts):
-        return filtered(config, made.filters, make_topology(config, made, prompts), source.view, prompts)
+        return filtered(config, made.filters, make_topology(config, made, prompts, around), source.view, prompts)
 
     topology = filtered(config, made.filters, source.topology, source.view, config.prompts.per_step)
     return dataclasses.replace(source, topology=topology, stages=make_stages(config, made, policy, source.task, prior, fewer))
@@ -55,14 +57,18 @@ def make_stages(config: ConfigDict, made: Parts, policy: Policy, task: Task, pri
                [stages.mix(made.replay, fewer)]))
 
 
-def make_topology(config: ConfigDict, made: Parts, P: int) -> Topology:
-    """The topology for P prompts that the method names, or implies by its parts; else one group per prompt."""
+def make_topology(config: ConfigDict, made: Parts, P: int, around: Around = Around()) -> Topology:
+    """The topology for P prompts that the method names, or implies by its parts; else one group per prompt.
+
+    It may take every value of `setup.values.values_of`, and `wants(forest) -> bool[P] or i32[P]`, the prompts that the method's
+    estimator samples again.
+    """
     group, most, estimator = config.sampling.group, config.sampling.max_group, made.estimator
     name, numbers = made.method.part("topology") or (None, {})
-    known = {"prompts": P, "group": group, "most": most, "guide": made.guide, "rule": made.rule,
-             "drawn": config.budget.prompts, "utility": config.budget.utility,
-             "wants": None if estimator.wants_more is None else lambda forest: wants_more(
-                 estimator, group, most, *outcomes(forest, most), forest.facts.get("expected"))}
+    known = {**values_of(config, made, around), "prompts": P, "group": group, "most": most}
+    if estimator.wants_more is not None:
+        known["wants"] = lambda forest: wants_more(
+            estimator, group, most, *outcomes(forest, most), forest.facts.get("expected"))
     topology = topologies.make(name, made.there, known, numbers)
     return oracle(topology, prompts=P, group=group) if expects(config, made) and config.prior.source == "oracle" else topology
 

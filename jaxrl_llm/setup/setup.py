@@ -30,8 +30,8 @@ from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.setup.run import Run
 from jaxrl_llm.setup.sources import make_plain_source, make_source
 from jaxrl_llm.setup.start import load_model, open_model, policy_of
+from jaxrl_llm.setup.values import Around
 from jaxrl_llm.setup.variants import check_there
-from jaxrl_llm.setup.why import Around
 from jaxrl_llm.tokenizers import Tokenizer
 from jaxrl_llm.tools import written
 
@@ -65,7 +65,7 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     sets = make_sets(config, task)
     mesh = make_mesh(config)
     policy = dataclasses.replace(policy_of(config, model, mesh), replays=made.objective.replays)
-    source = make_source(config, made, policy, mesh, tokenizer, judge, sets)
+    source = make_source(config, made, policy, mesh, tokenizer, judge, sets, around)
     agreement.check_data(task, source.data, config.eval.problems)
     made = made.with_controllers(moments.controllers(source))
     learner, rate = make_learner(config, made, policy, source.ladders, tokenizer, task,
@@ -82,7 +82,8 @@ def composed(config: ConfigDict) -> Composed:
     judge, opened_model = make_judge(config), open_model(config.model)
     model = opened_model[1].config
     made, schedule = parts.make_parts(config, model.hidden_size, judge.task, judge.environment), make_schedule(config)
-    return Composed(config, judge, opened_model, made, schedule, Around(judge.environment, model, judge.reward, schedule))
+    around = Around(judge.environment, model, judge.reward, schedule, judge.task)
+    return Composed(config, judge, opened_model, made, schedule, around)
 
 
 def against(method: str, changes: Mapping[str, Any]) -> list[str]:

@@ -22,19 +22,20 @@ from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.probe import capture_of
 from jaxrl_llm.setup.selection import expects, make_topology, with_topology
 from jaxrl_llm.setup.streams import make_server, make_stream, stop_ids
+from jaxrl_llm.setup.values import Around
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import single
 
 
 def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
-                sets: tuple[EvalSpec, ...] = ()) -> Source:
-    """The source of a run's rollouts, rewarded by `judge`."""
-    at_once = make_topology(config, made, config.prompts.per_step).at_once
+                sets: tuple[EvalSpec, ...] = (), around: Around = Around()) -> Source:
+    """The source of a run's rollouts, rewarded by `judge`; its topology may take what is `around` the method."""
+    at_once = make_topology(config, made, config.prompts.per_step, around).at_once
     plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets, made.wanted, made.measured, at_once)
     read, prior = capture_of(config, tokenizer, policy.model.config.num_layers), None
     if expects(config, made):
         prior = prior_lib.make(config, policy, len(judge.task.train), plain.stream.prompt_tokens, read)
-    return with_topology(config, made, plain, policy, prior)
+    return with_topology(config, made, plain, policy, prior, around)
 
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,

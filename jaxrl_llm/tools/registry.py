@@ -41,7 +41,7 @@ def one_of(what: str, given: str, allowed: Iterable[str]) -> str:
 class Conflict(NamedTuple):
     """What a part cannot be together with, why, and what to do.
 
-    `of` names values of a composition (`setup.why`): fields that some part needs ("needs.answers"), parts
+    `of` names values of a composition (`setup.values`): fields that some part needs ("needs.answers"), parts
     ("rule"), knobs ("knobs.reset") and keys ("config.lora.rank"). `when(*values)` says whether they are in conflict; None: if
     all of them are there and true. A name that the composition lacks is in no conflict. `why` and `do` may show the values by
     their place, "{0}", the name of the "{method}", and the sort and name of the "{part}" that declares the conflict. Or `why`
@@ -64,6 +64,7 @@ class Kind:
         depends on the numbers of a part is an attribute `needs` of the object that `make` returns; `needs_of` joins both.
       provides: fields, columns or abilities that a run has by it; `provides_of` joins those of the object.
       reads: knobs that it reads.
+      takes: arguments of the factory that a run gives to it, as names of values of the run (`setup.values`) by argument.
       conflicts: what it cannot be together with.
     """
 
@@ -72,6 +73,7 @@ class Kind:
     provides: tuple[str, ...] = ()
     reads: tuple[Any, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
+    takes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def needs_of(self, made: Any) -> set[str]:
         """The needs of the part, and those of the object that it made."""
@@ -93,14 +95,16 @@ class PartTable(dict[str, Any]):
         factories may read what they like, and are called each time.
       keywords: all parameters of a factory are keyword-only numbers, which are checked.
       kind: the type of the entries.
+      given: arguments that a run gives to every factory that has them, beside those that an entry `takes`.
       former: for keywords that factories had, what to write instead, with the name of the part as `slug` and the `value`; under
         "part.keyword" for one of the parts alone.
     """
 
     def __init__(self, what: str, made: type, *, pure: bool = False, keywords: bool = True, kind: type[Kind] = Kind,
-                 former: Mapping[str, str] | None = None):
+                 former: Mapping[str, str] | None = None, given: Iterable[str] = ()):
         super().__init__()
         self.what, self.made, self.pure, self.keywords, self.kind = what, made, pure, keywords, kind
+        self.given = frozenset(given)
         self.former = former or {}
         TABLES.append(self)
 
@@ -139,6 +143,14 @@ class PartTable(dict[str, Any]):
     def parameters(self, name: str) -> Mapping[str, inspect.Parameter]:
         """The parameters of the factory of that name; ValueError if there is none."""
         return inspect.signature(self.find(name).make).parameters
+
+    def order(self, name: str) -> list[str]:
+        """The names of a part's numbers, without arguments that a run gives, in the order that values without a name take.
+
+        Raises ValueError for an unknown part.
+        """
+        given = self.given | self.find(name).takes.keys()
+        return [parameter for parameter in self.parameters(name) if parameter not in given]
 
     def check_former(self, slug: str, keyword: str, value: Any) -> None:
         """Raises ValueError, which says what to write instead, for a keyword that such parts had."""

@@ -10,10 +10,12 @@ To add one, write a function that returns a `Topology` into a new file:
 
         return Topology(plan, everyone, most=2 * group)
 
-Its arguments are entries of `KNOWN`, and numbers of its own. One that takes `inner` wraps the topology that the run has
-otherwise. A row of the catalogue names it, `Method.topology`: by its name alone if `@topology` stands above it, else as
-"module:function". A `Source` takes the topology directly: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A
-learner is made for the `ladders` of its source (`setup.learners.make_learner`), which follow from `most`.
+Its arguments are entries of `GIVEN`, values of the run that the decorator names, and numbers of its own. With
+`@topology(takes={"limit": "config.sampling.max_tokens"})` the argument `limit` is the value of that key; other values are in
+`setup.values.values_of`. One that takes `inner` wraps the topology that the run has otherwise. A row of the catalogue names
+it, `Method.topology`: by its name alone if `@topology` stands above it, else as "module:function". A `Source` takes the
+topology directly: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A learner is made for the `ladders` of its
+source (`setup.learners.make_learner`), which follow from `most`.
 """
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -26,17 +28,12 @@ from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.topologies.acts import Act, groups
 
-# Arguments that a run passes to the factory of its topology, by name.
-KNOWN = {
+# Arguments that a run passes to the factory of every topology that has them, by name.
+GIVEN = {
     "inner": "`Topology`, the one that the run has otherwise, for one that wraps it",
     "prompts": "int, P, prompts of a batch",
     "group": "int, G, rollouts of a prompt, at first",
     "most": "int, most rollouts of a prompt",
-    "drawn": "int, problems that share the rollouts of a batch, `config.budget.prompts`",
-    "utility": "str, by which they share them, `config.budget.utility`",
-    "guide": "`Guide`, the method's",
-    "rule": "`Rule`, the method's",
-    "wants": "(forest) -> bool[P], prompts that the method's estimator samples again",
 }
 # Measurements of the prompts that a plan can request, as facts of the forest.
 MEASURED = {
@@ -64,8 +61,8 @@ class Plan(NamedTuple):
 class Topology(NamedTuple):
     """`plan(forest) -> Plan`, the next samples; `choose(forest) -> bool[P]`, the prompts of a complete batch to train on.
 
-    Runs make it by name, from entries of `KNOWN` and its own numbers. A method with the parts that its `Kind.needs` names, such
-    as `method.guidance`, has it without naming it.
+    Runs make it by name, from entries of `GIVEN`, values that it `takes` and its own numbers. A method with
+    the parts that its `Kind.needs` names, such as `method.guidance`, has it without naming it.
 
     `most`: the maximum number of rollouts of a prompt; None: `sampling.group`. `metrics(forest) -> numbers by name`, of a
     complete batch. `finish(forest) -> forest` is called once with each complete batch, before `choose`: it may change parents,
@@ -83,7 +80,7 @@ class Topology(NamedTuple):
     at_once: int | None = None
 
 
-TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False)
+TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False, given=GIVEN)
 topology = TOPOLOGIES.enter
 
 
@@ -117,13 +114,16 @@ def chosen(name: str | None, there: Iterable[str]) -> str:
 
 
 def make(name: str | None, there: Iterable[str], known: Mapping[str, Any], hyper: Mapping[str, Any]) -> Topology:
-    """The `chosen` topology from what is `known` (`KNOWN`), in those that wrap it by parts that are `there`, or by their name.
+    """The `chosen` topology, in those that wrap it by parts that are `there`, or by their name.
 
-    `hyper`: numbers of the named one. Raises ValueError if one takes other arguments.
+    `known`: entries of `GIVEN`, and values that topologies take, by name. `hyper`: numbers of the named one. Raises ValueError
+    if one takes other arguments.
     """
     def called(name, known, hyper):
-        taken = {key: value for key, value in known.items() if key in TOPOLOGIES.parameters(name)}
-        return registry.call("topology", name, TOPOLOGIES.find(name).make, {**taken, **hyper}, Topology)
+        kind = TOPOLOGIES.find(name)
+        wanted = {key: key for key in GIVEN if key in TOPOLOGIES.parameters(name)} | {**kind.takes}
+        taken = {key: known[value] for key, value in wanted.items() if value in known}
+        return registry.call("topology", name, kind.make, {**taken, **hyper}, Topology)
 
     inner = chosen(name, there)
     made = called(inner, known, hyper if inner == name else {})
@@ -198,7 +198,7 @@ def _equal(unequal: list[str], budget: str, most: int, group: int, pilot: int, m
             f"{mean:g} x {f'pilot={pilot}' if pilot else f'sampling.group={group}'}")
 
 
-_UNEQUAL = {  # who needs groups of one size, as values of `setup.why`
+_UNEQUAL = {  # who needs groups of one size, as values of `setup.values`
     "estimator.has_critic": "critics do not support", "needs.features": "baselines on hidden states do not support"}
 CONFLICTS = (
     Conflict(("topology", "there"), _lost, "it is the topology of the method, or implied by its parts"),

@@ -23,7 +23,8 @@ _CONFLICTS = (
              _all_taken, "raise one of the two"))
 
 
-@topology(needs=("config.budget.utility",), conflicts=_CONFLICTS)
+@topology(needs=("config.budget.utility",), conflicts=_CONFLICTS,
+          takes={"drawn": "config.budget.prompts", "utility": "config.budget.utility"})
 def budgets(drawn: int, *, prompts: int, group: int, most: int, utility: str) -> Topology:
     """`prompts` x `group` rollouts allocated to `drawn` problems by their expected success rates, `facts["expected"]` f32[P].
 

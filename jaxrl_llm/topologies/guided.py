@@ -37,7 +37,8 @@ _CONFLICTS = (
     Conflict(("guide", "config.sampling.group"), _alone, "raise sampling.group, or change config.guidance"))
 
 
-@topology(needs=("method.guidance",), provides=("expert", "hinted", "hint_mask"), conflicts=_CONFLICTS)
+@topology(needs=("method.guidance",), provides=("expert", "hinted", "hint_mask"), conflicts=_CONFLICTS,
+          takes={"guide": "guide"})
 def guided(inner: Topology, *, group: int, guide: Guide) -> Topology:
     """`inner`, whose first rollouts of each prompt begin with shares of its solution, and a last group if the `guide` has any.
 

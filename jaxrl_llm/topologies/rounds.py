@@ -10,7 +10,7 @@ from jaxrl_llm.topologies.base import Plan, Topology, asked, everyone, group_siz
 from jaxrl_llm.topologies.rules import Rule
 
 
-@topology(needs=("estimator.wants_more",))
+@topology(needs=("estimator.wants_more",), takes={"wants": "wants"})
 def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.ndarray],
            choose: Callable[[Forest], np.ndarray] = everyone) -> Topology:
     """`prompts` problems with `group` rollouts each, then as many as `wants` decides, up to `most`.
@@ -46,7 +46,7 @@ _IN_PARTS = Conflict(
     lambda rule, filters: rule.reads and filters)
 
 
-@topology(needs=("method.allocation",), conflicts=(_IN_PARTS,))
+@topology(needs=("method.allocation",), conflicts=(_IN_PARTS,), takes={"rule": "rule"})
 def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
     """`rounds` in which a rule decides the further rollouts of each prompt, after its pilot or a first group."""
     first = rule.pilot or group

@@ -12,7 +12,8 @@ from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.keys import flat
 
-LOOKS = ("setup.check", "setup.resolve", "setup.why", "setup.keys", "tools.key_values")  # look at values, and use none of them
+# These look at values, and use none of them.
+LOOKS = ("setup.check", "setup.resolve", "setup.why", "setup.values", "setup.keys", "tools.key_values")
 
 
 @pytest.fixture

@@ -1,10 +1,12 @@
 """One file outside the package adds a part of every kind; runs name each as "module:function" and no other line changes."""
+import dataclasses
 import sys
 
 import chatter
 import numpy as np
 import pytest
 
+from jaxrl_llm import topologies
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.tools import registry
@@ -34,7 +36,7 @@ from jaxrl_llm.rewards import Reward
 from jaxrl_llm.sampling.stages.base import Stage
 from jaxrl_llm.tasks import Problem, Task
 from jaxrl_llm.tools.registry import Conflict
-from jaxrl_llm.topologies import GUIDES, Guide, Plan, Rule, Topology
+from jaxrl_llm.topologies import GUIDES, Guide, Plan, Rule, Topology, topology
 from jaxrl_llm.topologies.acts import groups
 from jaxrl_llm.topologies.base import asked, everyone
 
@@ -65,7 +67,8 @@ def first_prompts(*, most=2):
 
 def warmer(*, rise=0.5):
     return Controller(lambda temperature: jnp.float32(temperature), lambda t: {"temperature": t, "token_cost": 0.25 * t},
-                      lambda t, facts: t + rise, facts=("rewards",), knobs=("temperature", "token_cost"))
+                      lambda t, facts: t + rise * (facts["taken"] > 0), facts=("rewards", "taken"),
+                      knobs=("temperature", "token_cost"))
 
 
 def dearer(*, most=9.0):
@@ -74,16 +77,22 @@ def dearer(*, most=9.0):
         rewards[ends] -= np.minimum(batch.knobs["token_cost"] * batch.forest.length[ends], most)
         return batch._replace(forest=batch.forest.with_columns(rewards=rewards))
 
-    return Stage("dearer", grow=grow, reads=(Knob("token_cost", least=0, doc="f32[], the cost of a token"),))
+    def end(batch, source):
+        return batch.measured(counts={"taken": np.float32(batch.knobs["token_cost"] * batch.forest.length.sum())})
+
+    return Stage("dearer", grow=grow, end=end, provides=("taken",), reads=(
+        Knob("token_cost", least=0, doc="f32[], the cost of a token"),))
 
 
-def twice(prompts, group, rounds=2):
+@topology(takes={"limit": "config.sampling.max_tokens", "letters": "task"})
+def twice(prompts, group, limit, letters, rounds=2):
     def plan(forest):
         if not forest.problems:
             return Plan(draw=prompts)
         return Plan(acts=groups(np.flatnonzero(asked(forest) < rounds * group), group))
 
-    return Topology(plan, everyone, most=rounds * group, metrics=lambda forest: {"outside/rounds": float(rounds)})
+    return Topology(plan, everyone, most=rounds * group, metrics=lambda forest: {
+        "outside/rounds": float(rounds), "outside/limit": float(limit), "outside/problems": float(len(letters.train))})
 
 
 def unlucky(*, extra=4):
@@ -193,7 +202,8 @@ def test_a_run_of_parts_from_one_file(outside):
     assert run.source.stream.kind.name == "own_engine" and next(sys.modules["outside_parts"].calls) == 2
     assert run.source.task.name == "letters" and len(run.source.task.train) == 10
     metrics = [{**one.finished.metrics, **one.learned.metrics} for one in (first, second)]
-    assert metrics[0]["outside/rounds"] == 2 and [one["control/temperature"] for one in metrics] == [1.0, 1.5]
+    assert [metrics[0][f"outside/{name}"] for name in ("rounds", "limit", "problems")] == [2, T, 10]  # values of the run
+    assert [one["control/temperature"] for one in metrics] == [1.0, 1.5]
     starts = np.array([[text[:1] < "M" for text in first.finished.forest.texts]]).reshape(-1)
     assert 0 < starts.mean() < 1
     earned = (r.rewards + 0.25 * np.asarray(r.lengths))[kept]  # the stage took a quarter for each token, at temperature 1
@@ -243,7 +253,9 @@ def test_every_table_reads_functions_of_that_file_in_one_way(outside):
         with pytest.raises(ValueError, match="returned a .*; it must return a"):
             table.make("outside_parts:" + ("warmer" if what != "controller" else "letters"))
     assert tables["engine"].find("outside_parts:own_engine").make.__name__ == "own_engine"
-    assert tables["topology"].parameters("outside_parts:twice").keys() == {"prompts", "group", "rounds"}
+    assert tables["topology"].parameters("outside_parts:twice").keys() == {
+        "prompts", "group", "limit", "letters", "rounds"}
+    assert tables["topology"].order("outside_parts:twice") == ["rounds"]  # what a text may set
     assert tables["recorder"]["evenness"].provides == ("evenness",) and "likelier" in tables["measure"]
 
 
@@ -252,3 +264,17 @@ def test_a_part_from_outside_refuses_what_it_cannot_be_with(outside):
     config.sampling.min_p = 0.1
     with pytest.raises(ValueError, match="guide 'outside_parts:halves' of grpo reads no cut distribution; set min_p=0"):
         setup.build(config)
+
+
+def test_a_fact_and_a_value_that_no_part_has_are_said_before_the_run(outside, monkeypatch):
+    """The controller reads a fact that its stage tells; a topology may take every value of the run."""
+    assert setup.against("grpo", {"controllers": "outside_parts:warmer", "stages": "outside_parts:dearer"}) == []
+    unread, untold = setup.against("grpo", {"controllers": "outside_parts:warmer"})
+    assert "sets 'token_cost', which no part of this run reads" in unread
+    assert untold.startswith("controller 'outside_parts:warmer': Unknown fact 'taken'. Allowed: entropy, expected, ")
+    assert setup.against("grpo", {"topology": "outside_parts:twice"}) == []
+    monkeypatch.setitem(topologies.TOPOLOGIES, "twice", dataclasses.replace(
+        topologies.TOPOLOGIES["twice"], takes={"limit": "config.sampling.max_token", "letters": "task"}))
+    assert setup.against("grpo", {"topology": "twice"}) == [
+        "topology 'twice' takes limit from 'config.sampling.max_token', which is no value of this run; did you mean "
+        "'config.sampling.max_tokens'?"]

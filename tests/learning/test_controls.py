@@ -41,7 +41,8 @@ def counted(facts, one):
 @pytest.mark.parametrize(("fact", "hint"), [
     ("reward", r" Did you mean 'rewards'\? A step has .*rewards.*; an evaluation has score"),
     ("expectd", r" Did you mean 'expected'\? A step has .*expected"), ("zzz", r" A step has entropy, expected, "),
-    ("reference_rates", r" It is f32\[K\], shares of right rollouts of the `reference_ids` that a controller sets; .* A step")])
+    ("entropy_now", r" Did you mean 'entropy'"),
+    ("ratios", r" It is f32\[P, G, T\], probability of each token of `rollouts` after the updates of the step .* A step")])
 def test_a_fact_that_never_comes_is_an_error_at_the_first_step_with_rollouts(fact, hint):
     nothing_left = {"step": np.int32(0), "tried": np.int32([0]), "right": np.int32([0])}
     assert counted([nothing_left, SCORE], counting("rewards", fact)) == 0  # here others are missing too

@@ -10,7 +10,7 @@ from jaxrl_llm.setup.check import check
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.problems import make_sets, make_task
 from jaxrl_llm.setup.resolve import resolve
-from jaxrl_llm.setup.why import Around
+from jaxrl_llm.setup.values import Around
 
 FLOATS = """sampling.temperature sampling.top_p sampling.min_p optimizer.learning_rate optimizer.weight_decay
     optimizer.b1 optimizer.b2 optimizer.momentum optimizer.ema lora.alpha critic.learning_rate

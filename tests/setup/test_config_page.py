@@ -26,8 +26,9 @@ def test_every_key_is_there_once_with_its_default_and_a_meaning():
 def test_the_page_is_up_to_date():
     assert PAGE.read_text() == config_page.markdown(), f"run: python -m jaxrl_llm.setup.config_page --write docs/{PAGE.name}"
     text, help_text = PAGE.read_text(), config_page.help_text()
+    assert "| `tried` | the stage 'score' | i32[N] of the training problems, rollouts that" in text.partition("## Facts")[2]
     for key in KEYS:
-        assert text.count(f"| `{key.name}` |") == 1 and f"    {key.name} ({key.default})" in help_text
+        assert text.partition("## Knobs")[0].count(f"| `{key.name}` |") == 1 and f"    {key.name} ({key.default})" in help_text
 
 
 @pytest.mark.parametrize("source, result", [

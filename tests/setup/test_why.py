@@ -11,7 +11,7 @@ from jaxrl_llm.methods import __main__ as command
 from jaxrl_llm.setup import parts, setup, why
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.resolve import resolve
-from jaxrl_llm.setup.why import Around
+from jaxrl_llm.setup.values import Around
 from jaxrl_llm.tools.registry import Conflict, Kind
 
 

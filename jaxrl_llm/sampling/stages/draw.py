@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm import parallel
+from jaxrl_llm.control import Fact
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.sampling.fitting import fitting_problems
@@ -23,6 +24,7 @@ READS = (
          "batch, are drawn by the weights"),
     Knob("group_sizes", ("B",), 0, doc="i32[B], rollouts of each of these, from 1 to `sampling.max_group`; others get G"),
 )
+FACTS = (Fact("group_size", "i32[P], rollouts of each prompt, where a controller sets `group_sizes`"),)
 
 
 def draw() -> Stage:

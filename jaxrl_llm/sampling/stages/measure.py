@@ -4,12 +4,15 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm import parallel
+from jaxrl_llm.control import Fact
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, means, policy_tokens
 from jaxrl_llm.sampling.stages.moments import grown
 from jaxrl_llm.topologies import Plan
-from jaxrl_llm.topologies.base import group_sizes
+from jaxrl_llm.topologies.base import MEASURED, group_sizes
+
+FACTS = tuple(Fact(name, f"{doc}; where a topology measures it, or a prior expects it") for name, doc in MEASURED.items())
 
 
 def measure(square_norms: Callable, successes: bool = False) -> Stage:

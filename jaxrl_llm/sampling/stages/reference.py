@@ -2,6 +2,7 @@
 import numpy as np
 
 from jaxrl_llm import parallel
+from jaxrl_llm.control import Fact
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, means, policy_tokens
 from jaxrl_llm.sampling.stages.moments import grown
@@ -11,6 +12,7 @@ READS = (
     Knob("reference_ids", ("K",), most="last", doc="i32[K], problems that get one group each before the batch, without "
          "training on them; ids below 0: none"),
 )
+FACTS = (Fact("reference_rates", "f32[K], shares of right rollouts of the `reference_ids`; NaN if not measured"),)
 
 
 def reference() -> Stage:

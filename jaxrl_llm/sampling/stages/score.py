@@ -1,10 +1,16 @@
 """Reports what the trajectories of a batch earned, and which problems they solved."""
 import numpy as np
 
+from jaxrl_llm.control import Fact
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.sampling import by_task
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, policy_tokens
+
+FACTS = (
+    Fact("tried", "i32[N] of the training problems, rollouts that were sampled in this step, also those that a filter drops"),
+    Fact("right", "i32[N], those of them that solve their problem"),
+)
 
 
 def score() -> Stage:
@@ -20,7 +26,7 @@ def score() -> Stage:
 
 
 def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:
-    """The facts `tried` and `right` i32[N] of a forest, see `control.FACTS`."""
+    """The facts `tried` and `right` i32[N] of a forest, see `FACTS`."""
     ids = np.array([problem.id for problem in forest.problems], np.int64)[forest.prompt[forest.ends]]
     return {"tried": np.bincount(ids, minlength=problems).astype(np.int32),
             "right": np.bincount(ids[forest.solved[forest.ends]], minlength=problems).astype(np.int32)}

@@ -1,0 +1,87 @@
+"""What a run is composed of: the values that declarations of its parts read, by name, and the entries of its parts."""
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from flax.traverse_util import flatten_dict
+from ml_collections import ConfigDict
+
+from jaxrl_llm import environments, methods, recorders, rewards, tasks, topologies
+from jaxrl_llm.engines import kinds as engines
+from jaxrl_llm.engines import measures
+from jaxrl_llm.learning import schedules
+from jaxrl_llm.methods.texts import SLOTS
+from jaxrl_llm.sampling.stages import STAGES
+from jaxrl_llm.setup.parts import Parts, recorded_needs
+from jaxrl_llm.tools import written
+from jaxrl_llm.tools.registry import Kind, PartTable
+
+_NAMED = {"stages": STAGES, "schedule": schedules.SCHEDULES, "sampling.engine": engines.ENGINES, "task": tasks.TASKS,
+          "environment": environments.ENVIRONMENTS, "rewards": rewards.REWARDS}
+
+
+class Around(NamedTuple):
+    """What a run has beside its method and configuration; None: not known yet, and in no conflict."""
+
+    environment: environments.Environment | None = None
+    model: Any = None
+    reward: Any = None
+    schedule: schedules.Schedule | None = None
+    task: tasks.Task | None = None
+
+
+def kinds_of(config: ConfigDict, made: Parts) -> dict[tuple[str, str], Kind]:
+    """The entries of all parts that a run names or implies, by the word of their table and their name."""
+    found: dict[tuple[str, str], Kind] = {}
+
+    def add(table: PartTable, names: Iterable[str]) -> None:
+        found.update({(table.what, name): table.find(name) for name in names if ":" in name or name in table})
+
+    for key, slot in SLOTS.items():
+        named = [one.name for one in made.method.parts(key)]
+        add(slot.table, named[:1])
+        add(slot.table if slot.rest is None else slot.rest, named[1:])
+    for key, table in _NAMED.items():
+        add(table, [name for name, _ in written.calls(flatten_dict(config.to_dict(), sep=".")[key])])
+    add(topologies.TOPOLOGIES, {**topologies.implied(made.there), **topologies.implied(made.there, wrapping=True)})
+    add(recorders.RECORDERS, recorders.asked(recorded_needs(config, made.needs), made.there | methods.provision.SAMPLED))
+    add(measures.MEASURES, made.measured)
+    return found
+
+
+def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dict[str, Any]:
+    """What conflicts may read, and topologies take, by name; what is not known is left out.
+
+    "config.KEY": every key. "needs.FIELD": True for what some part reads. "knobs.NAME": True for what a controller sets.
+    "estimator.NAME", "objective.NAME": the numbers of both, and True for the functions that the estimator has; also
+    "estimator.has_critic". "filters": their names; "filters.refills": of those for which further prompts are drawn.
+    "sizes": what decides the number of a prompt's rollouts, as texts; "unequal": those that give prompts different ones from
+    the start; "pilot", "mean": of the rule, 0 and 1 without one. "knobs": all that are set.
+    "measured": names of the further token columns. "there": what the run has for recorders and topologies. "method",
+    "topology": their names. "replays": whether there is a replay. And the objects "estimator", "objective", "rule", "guide",
+    "replay", "environment", "model" (its configuration), "reward", "schedule", "task", where there are any.
+    """
+    estimator, knobs = made.estimator, made.controls.knobs
+    unequal = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
+    unequal += [f"the controller {setter!r}" for knob, setter in made.controls.setters.items() if knob == "group_sizes"]
+    unequal += [f"the allocation rule {name!r}" for name, _ in made.method.parts("allocation")]
+    topology = made.method.part("topology")
+    objects = {"rule": made.rule, "guide": made.guide, "replay": made.replay, **around._asdict()}
+    return {
+        **{f"config.{key}": value for key, value in flatten_dict(config.to_dict(), sep=".").items()},
+        **{f"needs.{name}": True for name in made.needs}, **{f"knobs.{name}": True for name in knobs},
+        **{f"{key}.{name}": value for key in ("estimator", "objective") for name, value in _numbers(made, key).items()},
+        **{f"estimator.{name}": True for name, value in estimator._asdict().items() if callable(value)},
+        **{name: value for name, value in objects.items() if value is not None},
+        "estimator": estimator, "objective": made.objective, "estimator.has_critic": estimator.has_critic,
+        "filters": ", ".join(made.filters), "unequal": unequal, "there": made.there, "method": made.method.slug, "knobs": knobs,
+        "topology": topology.name if topology else "", "replays": made.replay is not None, "measured": ", ".join(made.measured),
+        "pilot": made.rule.pilot if made.rule else 0, "mean": made.rule.mean if made.rule else 1.0,
+        "filters.refills": ", ".join(name for name, one in made.filters.items() if one.per == "prompt" and one.refills),
+        "sizes": unequal + [f"the estimator {made.method.part('estimator').name!r}"] * (estimator.wants_more is not None)}
+
+
+def _numbers(made: Parts, key: str) -> dict[str, Any]:
+    """All numbers of the estimator or of the objective, those of its defaults included."""
+    part = made.method.part(key)
+    known = SLOTS[key].table.parameters(part.name)
+    return {**{name: one.default for name, one in known.items() if one.default is not one.empty}, **part.numbers}
