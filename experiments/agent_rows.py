@@ -114,8 +114,8 @@ def warmed(name: str, folder: Path) -> str:
     if not finished(start, 1):
         shutil.rmtree(start, ignore_errors=True)
         method = next(row.method for row in ROWS if row.world == name)  # some worlds refuse methods that others take
-        loop.train(config_of(WORLDS[name], {"method": method, "steps": 1, "optimizer.learning_rate": 0.0, "eval.problems": 1}),
-                   start)
+        loop.train(config_of(WORLDS[name], {"method": method, "phases": "all", "steps": 1, "optimizer.learning_rate": 0.0,
+                                            "eval.problems": 1}), start)
     return str(start)
 
 

@@ -16,8 +16,10 @@ from jaxrl_llm.environments import base
 from jaxrl_llm.environments.runner import Lost
 from jaxrl_llm.runs.lost import FILE_NAME, KEPT, read_lost
 from jaxrl_llm.setup.judge import named_environment
-from jaxrl_llm.setup.stored import stored_config
+from jaxrl_llm.setup.phases import at
+from jaxrl_llm.setup.stored import whole_config
 from jaxrl_llm.store import bucket
+from jaxrl_llm.store.begun import read_begun, up_to
 from jaxrl_llm.store.workdir import load_code
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tools.visible import visible
@@ -85,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         folder = bucket.local(given.workdir)
-        stored_config(folder)  # a folder of no run is an error before what it lacks
+        whole = whole_config(folder)  # a folder of no run is an error before what it lacks
         step, lost = find(folder, given.uid)
-        config = stored_config(folder, step)  # that of the phase of this step
+        config = at(whole, up_to(read_begun(folder), step))  # that of the phase of this step
         load_code(folder)
         name, options = named_environment(config)
         environment = environments.make(name, **options)

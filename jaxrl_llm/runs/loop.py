@@ -50,7 +50,8 @@ def train(config: ConfigDict, workdir: str | Path, resume: bool | str = False, w
           ) -> dict[str, Evaluation]:
     """Runs `config` in `workdir` to its last step. Returns the held-out evaluations `{"before": ..., "after": ...}`.
 
-    After a phase within the run it is `"after NAME"`; what was evaluated before a resume is missing. The folder, local or in a
+    After a phase within the run it is `"after NAME"`, before a later one `"before NAME"`; what was evaluated before a resume is
+    missing. The folder, local or in a
     bucket, then holds config.json, metrics.jsonl, TensorBoard events, samples/, curves.png and checkpoints/, phases.json of a
     run in phases, and invalid.jsonl if its environment lost trajectories.
     `warm_starts`: a local folder in which runs of one process share the weights after equal supervised warm-ups; None: nothing
@@ -185,6 +186,7 @@ class _Session:
         self.saved, self.timer, self.changed = self.step_of(reached), PhaseTimer(), False
         self.given = given_lib.sums_of(run.learner.measuring)
         self.evaluations: dict[str, Evaluation] = {}
+        self.started: dict[str, float] = {}  # what the first line of a later phase says of its start
         self.note = " (compiles on the first step)"
         runner = run.source.stream.partner.runner
         self.lost = None if runner is None else LostWriter(self.folder, self.saved, runner, self.progress.note, self.work.path)
@@ -239,8 +241,13 @@ class _Session:
     def begin(self, start: int) -> None:
         """The evaluation before the first step, or the one during which the run was interrupted after saving its step.
 
-        If its line was written, but no state that has observed it was saved, controllers observe it again.
+        If its line was written, but no state that has observed it was saved, controllers observe it again. A later phase begins
+        with an evaluation by its own task and limits, for the line of its first step: that of its start is the last line of the
+        phase before.
         """
+        if self.enters(start):
+            self.started = {f"start/{name}": value for name, value in self.measured(start).items()}
+            return
         written = bool(start) and parallel.agree(self.writer.last_step or 0) >= start
         lost = self.run.learner.controls.by_name and self.due(start, self.run.config.eval.every) and not self.reached.observed
         if written and not lost:
@@ -256,7 +263,8 @@ class _Session:
             self.lost.step = step
         with preemption.at_once(bool(self.note)):  # the state before the first step has been saved
             done = self.schedule.send(self.reached.state) if self.changed else next(self.schedule)
-            metrics = done.finished.metrics | done.learned.metrics
+            metrics = self.started | done.finished.metrics | done.learned.metrics
+            self.started = {}
             self.reached = Reached(done.learned.state, done.position, done.pending, line=metrics, scores=self.reached.scores)
             self.note, self.changed = "", False
         metrics |= self.pace(done, time.perf_counter() - began)
@@ -276,15 +284,20 @@ class _Session:
 
     def due(self, step: int, every: int) -> bool:
         """Whether something is due that happens every `every` steps, before the first and after the last step of a phase."""
-        return bool(every and step % every == 0) or step in (0, self.course.end)
+        return bool(every and step % every == 0) or step in (0, self.course.end) or self.enters(step)
+
+    def enters(self, step: int) -> bool:
+        """Whether a later phase begins after this step."""
+        return 0 < step == self.course.origin
 
     def measured(self, step: int) -> dict[str, float]:
         """Metrics by name of the evaluations that are due after this step."""
         state, every, metrics = self.reached.state, self.run.config.eval.every, dict[str, float]()
+        enters, folder = self.enters(step), self.pages(step)
         if self.due(step, every):
-            self.evaluations["after" if step else "before"] = evaluation = self.evaluate(step)
+            self.evaluations["before" if enters or not step else "after"] = evaluation = self.evaluate(step)
             metrics |= evaluation.metrics()
-            if step and "reset" in self.run.learner.controls.knobs:
+            if step and not enters and "reset" in self.run.learner.controls.knobs:
                 metrics["control/reset"] = float(self.reached.reset)
         key = jax.random.fold_in(state.key, _SETS_STREAM)
         for number, one in enumerate(self.run.source.sets):
@@ -292,14 +305,18 @@ class _Session:
                 self.progress.phase(f"evaluating {one.label}")
                 result = evaluate_set(self.run.source, *self.seen(), one, key=jax.random.fold_in(key, number),
                                       timer=self.timer)
-                write_page(self.folder / "eval" / one.label, step, self.run.source, result.forest, {})
+                write_page(folder / "eval" / one.label, step, self.run.source, result.forest, {})
                 metrics |= result.metrics(f"eval/{one.label}")
         if self.course.phase.patience and self.course.phase.metric in metrics:
             scores = self.reached.scores | {step: metrics[self.course.phase.metric]}
             self.reached = self.reached._replace(scores=scores)
-        if metrics:
+        if metrics and not enters:  # the phase before has seen these weights
             self.best.see(step, metrics, state.params, state.lora)
         return metrics
+
+    def pages(self, step: int) -> Path:
+        """Where pages of samples of this step are: those of the start of a later phase beside those of the phase before."""
+        return self.folder / "phases" / self.course.phase.name if self.enters(step) else self.folder
 
     def seen(self) -> tuple[Any, Any]:
         """The weights and adapters as batches are sampled with them: for others the sampler would compile again."""
@@ -311,7 +328,7 @@ class _Session:
         self.progress.phase("evaluating" if step else "compiling the sampler, first evaluation")
         key = jax.random.fold_in(self.reached.state.key, _EVAL_STREAM)
         evaluation = evaluate(self.run.source, *self.seen(), problems=self.run.config.eval.problems, key=key, timer=self.timer)
-        write_page(self.folder, step, self.run.source, evaluation.forest, {})
+        write_page(self.pages(step), step, self.run.source, evaluation.forest, {})
         if step and self.run.learner.controls.by_name:
             self.control(step, evaluation.score.mean)
         return evaluation

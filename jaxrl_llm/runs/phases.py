@@ -68,9 +68,9 @@ class Course(NamedTuple):
         return Course(self.phases, (*self.begun, Begun(self.phases[len(self.begun)].name, step)))
 
     def named(self, evaluations: Mapping[str, Any]) -> dict[str, Any]:
-        """The evaluations of the phase, in which that after a phase within the run has its name."""
-        return {f"after {self.phase.name}" if name == "after" and self.more else name: one
-                for name, one in evaluations.items()}
+        """The evaluations of the phase: that before a later phase has its name, and so has that after one within the run."""
+        own = {"before": len(self.begun) > 1, "after": self.more}
+        return {f"{name} {self.phase.name}" if own[name] else name: one for name, one in evaluations.items()}
 
     def record(self, work: Workdir) -> None:
         """Writes which phases have begun."""

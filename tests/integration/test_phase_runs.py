@@ -105,9 +105,16 @@ def test_one_record_with_all_phases(straight):
     told = lines(workdir)
     assert [line["step"] for line in told] == list(range(13))
     assert [line["phase"] for line in told] == [1] * 5 + [2] * 4 + [3] * 4
-    assert list(evaluations) == ["before", "after warm", "after long", "after"]
+    assert list(evaluations) == ["before", "after warm", "before long", "after long", "before last", "after"]
     assert json.loads((workdir / "phases.json").read_text())["phases"] == [
         {"name": "warm", "start": 0}, {"name": "long", "start": 4}, {"name": "last", "start": 8}]
+    assert [line["step"] for line in told if "start/eval/score" in line] == [5, 9] and "eval/score" in told[4]
+    assert told[5]["start/eval/score"] == evaluations["before long"].score.mean
+    assert evaluations["before long"].length <= 5 < evaluations["before last"].length, "by the limits of each phase"
+    for phase, step in (("long", 4), ("last", 8)):
+        pages = [folder / f"samples/step_{step:06}.jsonl" for folder in (workdir, workdir / "phases" / phase)]
+        prompts = [{json.loads(row)["prompt"] for row in page.read_text().splitlines()} for page in pages]
+        assert all(prompts) and not prompts[0] & prompts[1], "problems of another task"
     rates = [line["learning_rate"] for line in told[1:]]  # each phase warms up for two updates
     assert rates == pytest.approx([1.5e-2, 3e-2, 3e-2, 3e-2] * 2 + [3e-2] * 4)
     assert told[4]["kl"] > 1e-3 and told[5]["kl"] == pytest.approx(0, abs=1e-6), "the reference is the policy of step 4"
