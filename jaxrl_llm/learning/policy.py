@@ -1,6 +1,7 @@
 """Log-probs of completions under a policy: one function shared by the update, the pass before it and the reference."""
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm.data.packing import PackedRows
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.models.logprobs import most_likely, token_logprobs
+from jaxrl_llm.models.logprobs import logit_gradients, most_likely, token_logprobs
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.unpadding import moved, unpadding
@@ -129,15 +130,33 @@ class Policy:
 
     def likeliest(self, params, lora, rollouts: Rollouts, at=None) -> tuple[jax.Array, jax.Array]:
         """The most likely token at each position, i32[P, G, T], or the tokens `at`, and their log-probs f32[P, G, T], nats."""
+        def numbers(params, states, at, temperature):
+            chosen = most_likely(states, self.model.unembedding(params), chunk=self.chunk) if at is None else at
+            return chosen, self._of_tokens(params, states, chosen, temperature=temperature)[0]
+
+        return self._of_positions(params, lora, rollouts, numbers, at)
+
+    def logit_gradients(self, params, lora, rollouts: Rollouts) -> jax.Array:
+        """Squared norm of the gradient of each token's log-prob with respect to the logits, f32[P, G, T]."""
+        def numbers(params, states, tokens, temperature):
+            config, temperature = self.model.config, self.temperature if temperature is None else temperature
+            return (logit_gradients(states, self.model.unembedding(params), tokens, temperature=temperature,
+                                    divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk),)
+
+        return self._of_positions(params, lora, rollouts, numbers, rollouts.tokens)[0]
+
+    def _of_positions(self, params, lora, rollouts: Rollouts, numbers: Callable, at) -> tuple[jax.Array, ...]:
+        """[P, G, T] each: `numbers(params, states [n, D], at i32[n], temperature f32[n] or None) -> [n] each`, of all positions.
+
+        The states are those that predict the token of each position. `at` is i32[P, G, T] or None.
+        """
         def forward(params, lora, rows, whole):
             prompt_tokens, prompt_mask, tokens, at, temperature = rows
             states, _ = self.model.packed_states(params, prompt_tokens, prompt_mask, tokens, lora=lora, whole=whole)
-            states = states.reshape(-1, states.shape[-1])
-            chosen = (most_likely(states, self.model.unembedding(params), chunk=self.chunk) if at is None else at.reshape(-1))
+            states, at = states.reshape(-1, states.shape[-1]), None if at is None else at.reshape(-1)
             if temperature is not None:
                 temperature = jnp.broadcast_to(temperature[:, None, None], tokens.shape).reshape(-1)
-            logprobs, _ = self._of_tokens(params, states, chosen, temperature=temperature)
-            return chosen.reshape(tokens.shape), logprobs.reshape(tokens.shape)
+            return tuple(x.reshape(tokens.shape) for x in numbers(params, states, at, temperature))
 
         r = rollouts
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, at, r.temperature)

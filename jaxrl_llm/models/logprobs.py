@@ -45,6 +45,26 @@ def most_likely(normed, unembedding, *, chunk: int = 512):
                        _chunks(normed, chunk)).reshape(-1)[:len(normed)]
 
 
+def logit_gradients(normed, unembedding, tokens, *, temperature: float | jax.Array = 1.0, divisor: float = 1.0,
+                    softcap: float | None = None, chunk: int = 512):
+    """Squared norm of the gradient of each token's log-prob, `1 - 2 p(token) + sum_v p(v)^2`, f32[N].
+
+    p = softmax(h W^T / temperature), and the gradient is with respect to the logits after their division by the temperature.
+    Arguments: as of `token_logprobs`.
+    """
+    chunk, matrix = min(chunk, len(tokens)), unembedding.astype(normed.dtype)
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), len(tokens))
+
+    def one_chunk(rows):
+        h, targets, temperatures = rows
+        chances = jax.nn.softmax(_logits(h, matrix, divisor, softcap) / temperatures[:, None], axis=-1)
+        hit = targets[:, None] == jnp.arange(unembedding.shape[0])
+        return jnp.square(hit - chances).sum(-1)
+
+    rows = _chunks(normed, chunk), _chunks(tokens, chunk), _filled_up(temperatures, chunk)
+    return jax.lax.map(one_chunk, rows).reshape(-1)[:len(tokens)]
+
+
 def finished(products, divisor: float, softcap: float | None):
     """Logits from the products of states and unembedding: y = products / divisor, then softcap * tanh(y / softcap) if given."""
     logits = products if divisor == 1.0 else products / divisor

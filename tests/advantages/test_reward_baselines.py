@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, methods
-from jaxrl_llm.data.rollouts import Rollouts, from_lists
+from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 
 P, G, T = 4, 5, 6
 
@@ -36,6 +36,26 @@ def test_gpg_worked_example():
         wanted = [[0.5 * alpha, -0.5 * alpha, 0], [0, 0, 0], [0.25 * alpha, -0.25 * alpha, 0]]
         np.testing.assert_allclose(first("gpg", rollouts, rescale=rescale), wanted, atol=1e-6)
     assert not first("gpg", from_lists([[1, 1], [0, 0]])).any()  # no group has a signal
+
+
+def test_optimal_token_baseline_worked_example():
+    """Energies of 1/2, 1/4, 1/4 at the first token: B = (1/2 + 1/8) / 1; of 1 and 1/2 at the second: B = (1/4) / (3/2)."""
+    energies = pad_lists([[[0.5], [0.25, 0.75], [0.25, 0.25, 1]], [[0], [0, 0]], [[1, 1]]], np.nan)
+    rollouts = from_lists([[1, 0, 0.5], [1, 0], [2]], [[1, 2, 3], [1, 2], [2]], extras={"logit_gradients": energies})
+    made = [np.asarray(advantages.make("optimal_token_baseline", alone=alone).update(rollouts, ())[0])
+            for alone in ("zero", "raw")]
+    wanted = pad_lists([[[0.375], [-0.625, -1 / 6], [-0.125, 1 / 3, 0]], [[0.5], [-0.5, 0]], [[0, 0]]])
+    np.testing.assert_allclose(made[0], wanted, atol=1e-6)
+    wanted[0, 2, 2], wanted[1, 1, 1], wanted[2, 0, :2] = 0.5, 0, 2
+    np.testing.assert_allclose(made[1], wanted, atol=1e-6)
+
+
+def test_energies_are_counted_over_the_own_words_of_a_rollout():
+    """The second rollout is the first with words of another author between its tokens."""
+    mask = np.array([[[1, 1, 1, 0, 0], [1, 0, 0, 1, 1]]], bool)
+    rollouts = from_lists([[1, 0]], [[5, 5]], extras={"logit_gradients": np.array([[[1, 3, 2, 9, 9], [3, np.nan, 7, 1, 2.0]]])})
+    made, _ = advantages.make("optimal_token_baseline").update(rollouts.replace(mask=jnp.asarray(mask)), ())
+    np.testing.assert_allclose(made, [[[0.75, 0.5, 0.5, 0, 0], [-0.25, 0, 0, -0.5, -0.5]]], atol=1e-6)
 
 
 def test_opo_is_the_best_baseline_where_the_squared_gradient_grows_with_the_length():
@@ -90,3 +110,34 @@ def test_losses_and_gradients_of_rows_are_those_of_peers(double, data, slug, est
     up, down = (objective.update(jnp.asarray(data["logprobs"] + sign * step), rollouts, values, objective.init())[0]
                 for sign in (1, -1))
     np.testing.assert_allclose(gradient[0, 0, 0], (up - down) / 2e-4, rtol=1e-7)
+
+
+def as_verl_optimal_token_baseline(scores, response_mask, old_log_probs, sum_pi_squared, handle_zero_tail):
+    """verl's `tir_optimal_token_baseline`, one group and one token after another: `w = 1 - 2 pi + sum pi^2`, summed to W."""
+    advantages = np.zeros(response_mask.shape)
+    for row, mask, logp, squares, out in zip(scores, response_mask, old_log_probs, sum_pi_squared, advantages):
+        places = [np.flatnonzero(own) for own in mask]
+        W = [np.cumsum((1 - 2 * np.exp(logp[i]) + squares[i])[at]) for i, at in enumerate(places)]
+        for t in range(mask.shape[1]):
+            group = [i for i, at in enumerate(places) if t < len(at)]
+            longest = handle_zero_tail and len(group) == 1
+            b_star = 0 if longest else sum(row[i] * W[i][t] for i in group) / (sum(W[i][t] for i in group) + 1e-8)
+            for i in group:
+                out[i, places[i][t]] = row[i] - b_star
+    return advantages
+
+
+@pytest.mark.parametrize(("alone", "handle_zero_tail"), [("zero", False), ("raw", True)])
+def test_the_optimal_token_baseline_is_that_of_verl(double, data, alone, handle_zero_tail):
+    """Of distributions over seven tokens, with holes between the tokens of a rollout."""
+    rng = np.random.default_rng(4)
+    logits = rng.normal(size=(P, G, T, 7))
+    chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    old, mask = np.log(chances[..., 0]), data["mask"] & (rng.random((P, G, T)) < 0.8)
+    theirs = as_verl_optimal_token_baseline(data["rewards"], mask, old, (chances**2).sum(-1), handle_zero_tail)
+    pulls = np.square(chances - (np.arange(7) == 0)).sum(-1)
+    rollouts = Rollouts(mask=jnp.asarray(mask), valid=jnp.ones((P, G), bool), rewards=jnp.asarray(data["rewards"]),
+                        extras={"logit_gradients": jnp.asarray(pulls)})
+    made, _ = advantages.make("optimal_token_baseline", alone=alone).update(rollouts, ())
+    np.testing.assert_allclose(made, theirs, atol=1e-6)
+    assert np.abs(theirs).max() > 0.5

@@ -32,6 +32,7 @@ KINDS = {
     "gradients": in_groups(method="vcpo"),
     "mixture": in_groups(method="qwen_stabilizing", objective="routing='learner'", **{
         "model.experts": 4, "learner.minibatches": 2}),
+    "pulls": in_groups(method="optimal_token_baseline"),
     "greedy": in_groups(method="b_coder"),
     "environment": chatter.get_config(method="gigpo"),
     "agents": chatter.get_config(method="dr_mas", environment="chatter:duel"),

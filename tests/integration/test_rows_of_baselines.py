@@ -21,10 +21,19 @@ def three_steps(**changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slug", ["opo", "gpg"])
+@pytest.mark.parametrize("slug", ["opo", "gpg", "optimal_token_baseline"])
 def test_three_steps_learn_from_whole_groups(slug):
     _, steps = three_steps(method=slug)
     for finished, learned in steps:
         assert finished.rollouts.valid.all() and np.isfinite([*learned.metrics.values()]).all()
         assert learned.metrics["trained/rollouts"] == 16
     assert any(learned.metrics["grad_norm"] > 0 for _, learned in steps)
+
+
+@pytest.mark.slow
+def test_the_pulls_of_tokens_are_the_same_in_packed_rows():
+    batches = {rows: three_steps(method="optimal_token_baseline", **{"learner.packed_rows": rows})[1] for rows in (0, 4)}
+    (_, plain), (_, packed) = batches[0][0], batches[4][0]
+    mask = np.asarray(plain.rollouts.token_mask)
+    np.testing.assert_allclose(np.asarray(packed.rollouts.extras["logit_gradients"])[mask],
+                               np.asarray(plain.rollouts.extras["logit_gradients"])[mask], rtol=1e-4)

@@ -220,6 +220,15 @@ def plain_likeliest():
     return {"max_logprobs": mine.max(-1), "greedy_logprobs": chosen}
 
 
+def plain_pulls():
+    """The squared norm of the gradient of each token's log-prob, which JAX takes with respect to the tempered logits."""
+    def of_token(logits, token):
+        return jnp.square(jax.grad(lambda x: jax.nn.log_softmax(x)[token])(logits)).sum()
+
+    logits, tokens = plain_logits(inputs.params), np.asarray(inputs.batch().tokens)
+    return jax.vmap(of_token)(logits.reshape(-1, logits.shape[-1]), tokens.reshape(-1)).reshape(tokens.shape)
+
+
 def plain_norms():
     @jax.jit
     def gradient_of(p, g):
@@ -250,6 +259,7 @@ PLAIN = {  # what each recorder has to provide, by plain rows, from what it keep
     "features": lambda own: {**PLAIN["old"](own), "features": plain_features(inputs.batch(), CAPTURE)},
     "gradients": lambda own: plain_norms(),
     "greedy": lambda own: plain_likeliest(),
+    "logit_gradients": lambda own: {"logit_gradients": plain_pulls()},
     "old": lambda own: dict(zip(("old_logprobs", "entropies"), plain_logprobs())),
     "reference": lambda own: dict.fromkeys(("ref_logprobs", "base_logprobs"), plain_logprobs(other)[0]),
     "teacher": lambda own: {"teacher_logprobs": plain_logprobs(other)[0][..., None], "teacher_id": np.zeros(P)},

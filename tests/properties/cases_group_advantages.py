@@ -49,6 +49,10 @@ def no_calls(rng, p, g, t):
     return {"extras": dict.fromkeys(COUNTS, np.zeros((p, g), int)) | {"malformed": np.zeros((p, g), bool)}}
 
 
+def energies(rng, p, g, t):
+    return {"extras": {"logit_gradients": rng.uniform(0, 2, (p, g, t))}}
+
+
 SIGNS = {"equal": "the advantage is a sign, compared with nothing"}
 ROC = {"train_rollouts": 3, "min_negative": 1, "min_positive": 1}
 MSSR = {"permutation_of_state": "outcomes of one prompt are counted one by one, so the last ones weigh most"}
@@ -100,6 +104,10 @@ ESTIMATORS = {
         Case(ROC, inputs=tool_use, exempt={"permutation": TIES}),
         Case({**ROC, "variant": "paper"}, inputs=tool_use,
              exempt={"permutation": NOISE, "padding": NOISE, "float64": NOISE}),
+    ],
+    "optimal_token_baseline": [
+        Case(inputs=energies),
+        Case({"alone": "raw"}, inputs=energies, exempt={"equal": "tokens of the longest rollout alone have no baseline"}),
     ],
     "scalerl": [Case(), Case({"variant": "running"})],
 }
