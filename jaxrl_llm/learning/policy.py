@@ -146,7 +146,7 @@ class Policy:
         return self._of_positions(params, lora, rollouts, numbers, rollouts.tokens)[0]
 
     def _of_positions(self, params, lora, rollouts: Rollouts, numbers: Callable, at) -> tuple[jax.Array, ...]:
-        """[P, G, T] each: `numbers(params, states [n, D], at i32[n], temperature f32[n] or None) -> [n] each`, of all positions.
+        """`numbers(params, states [n, D], at i32[n], temperature f32[n] or None) -> [n] each` of all positions, [P, G, T] each.
 
         The states are those that predict the token of each position. `at` is i32[P, G, T] or None.
         """
