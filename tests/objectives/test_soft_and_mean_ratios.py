@@ -1,4 +1,4 @@
-"""SAPO: literal values of a small example, the formulas of peers in numpy, and finite differences of these."""
+"""SAPO and GMPO: literal values of a small example, the formulas of peers in numpy, and finite differences of these."""
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +59,18 @@ def verl_sapo(new, old, advantages, mask, tau_pos=1.0, tau_neg=1.05):
     return of_rows(-gates * advantages, mask)
 
 
-PEERS = [("sapo", verl_sapo, {}), ("sapo(tau_pos=0.5, tau_neg=3)", verl_sapo, {"tau_pos": 0.5, "tau_neg": 3.0})]
+def verl_geo_mean(new, old, advantages, mask, cliprange_low=0.4, cliprange_high=0.4):
+    """As verl's `loss_mode="geo_mean"`, which clamps sgn(A) times the log-ratio from above; TRL's `GMPOTrainer` is the same."""
+    sign, negative_approx_kl = np.sign(advantages), new - old
+    clamped = np.clip(negative_approx_kl, -cliprange_low, cliprange_high)
+    smaller = sign * np.minimum(sign * negative_approx_kl, sign * clamped)
+    ratio = [np.exp(np.mean(row[real])) for row, real in zip(smaller.reshape(-1, T), mask.reshape(-1, T))]
+    return np.mean(-advantages[..., 0].reshape(-1) * ratio)
+
+
+PEERS = [("sapo", verl_sapo, {}), ("sapo(tau_pos=0.5, tau_neg=3)", verl_sapo, {"tau_pos": 0.5, "tau_neg": 3.0}),
+         ("gmpo", verl_geo_mean, {}),
+         ("gmpo(clip_low=0.1, clip_high=0.2)", verl_geo_mean, {"cliprange_low": 0.1, "cliprange_high": 0.2})]
 
 
 @pytest.mark.parametrize("text, peer, numbers", PEERS, ids=[text for text, *_ in PEERS])
@@ -107,3 +118,28 @@ def test_sapo_lets_no_token_lose_its_gradient_at_a_bound_and_distant_tokens_have
 def test_temperatures_are_positive(text, said):
     with pytest.raises(ValueError, match=said):
         objectives.of(text)
+
+
+def test_gmpo():
+    """Log-ratios of the first rollout: min(log 1.5, 0.4), log 1.1, log 0.5; of the second: max(log 0.5, -0.4), log 1.5."""
+    expect("gmpo", 0.033277281, [0, -0.156030288, -0.156030288, 0, 0.250684073],
+           {"clip_fraction": 0.4, "max/ratio": 1.5, "approx_kl": 0.096010793})
+
+
+def test_wide_bounds_of_gmpo_keep_every_token():
+    """The loss is that of GSPO without a clip: (-0.825^(1/3) + 0.75^(1/2)) / 2."""
+    expect("gmpo(clip_low=1, clip_high=1)", -0.035931662, [-0.156314788] * 3 + [0.216506351] * 2, {"clip_fraction": 0})
+
+
+def test_gmpo_clips_on_the_side_of_the_advantage_only():
+    """With the signs exchanged the first rollout loses its 0.5 and the second its 1.5; the sign of A chooses the bound."""
+    expect("gmpo", 0.085250082, [0.172360389, 0.172360389, 0, -0.215915543, 0], {"clip_fraction": 0.4},
+           advantage=[[-1, -1, -1], [1, 1]])
+
+
+def test_one_outlier_moves_gmpos_mean_less_than_the_arithmetic_one():
+    """A ratio of 0.01 among three of 1, with A = 1: 0.01^(1/4) = 0.316227766 against 0.7525 of PPO, whose clip is above."""
+    rollouts = from_lists([[1]], lengths=[[4]], old_logprobs=np.zeros((1, 1, 4)))
+    new = np.log(np.array([[[0.01, 1, 1, 1]]]))
+    value, slope, _ = differentiate(objectives.of("gmpo"), new, rollouts, np.ones((1, 1, 4)))
+    np.testing.assert_allclose([value, *slope[0, 0]], [-0.316227766] + [-0.0790569415] * 4, rtol=1e-6)
