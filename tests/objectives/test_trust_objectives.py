@@ -90,15 +90,13 @@ def ours(slug, data, **hyper):
         return float(loss), np.asarray(slope)
 
 
-def differences(slug, data, step=1e-6, **hyper):
-    """The gradient by central differences, in float64."""
-    new, *rest = data
-    slope = np.zeros_like(new)
-    for place in zip(*np.nonzero(data[3]), strict=True):
-        shift = np.zeros_like(new)
+def central(function, at, mask, step=1e-6):
+    """The gradient of a function of log-probs, by central differences at the tokens of the mask."""
+    slope = np.zeros_like(at)
+    for place in zip(*np.nonzero(mask), strict=True):
+        shift = np.zeros_like(at)
         shift[place] = step
-        high, low = (ours(slug, (moved, *rest), **hyper)[0] for moved in (new + shift, new - shift))
-        slope[place] = (high - low) / (2 * step)
+        slope[place] = (function(at + shift) - function(at - shift)) / (2 * step)
     return slope
 
 
@@ -106,7 +104,8 @@ def differences(slug, data, step=1e-6, **hyper):
 def test_dppo_is_differentiated_as_it_is_written(divergence):
     data = random(seed=1, shape=(1, 2, 4))
     hyper = {"divergence": divergence, "delta_low": 0.05, "delta_high": 0.05}
-    np.testing.assert_allclose(ours("dppo", data, **hyper)[1], differences("dppo", data, **hyper), rtol=1e-7, atol=1e-8)
+    slope = central(lambda new: ours("dppo", (new, *data[1:]), **hyper)[0], data[0], data[3])
+    np.testing.assert_allclose(ours("dppo", data, **hyper)[1], slope, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("loss_mode, delta", [("dppo_tv", 0.1), ("dppo_kl", 0.02)])
@@ -125,3 +124,51 @@ def test_dppo_has_the_gradient_of_verl(loss_mode, delta):
                        aggregation="token_mean")
     np.testing.assert_allclose(slope, gradient, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(loss, gradient.sum(), rtol=1e-5)  # which is the surrogate of the paper's equation 12
+
+
+def test_vespo():
+    """W = 1.65 and .375: 1.65^2 exp(-1.95) = .387341160 and .375^3 exp(1.25) = .184061054."""
+    good, bad = 0.387341160, 0.184061054
+    slope = [-good / 2] * 3 + [bad / 2] * 2
+    expect("vespo", 0.2037057354, slope, {"weight": (good + bad) / 2, "max/ratio": 1.65})
+    expect("vespo", 0.2037057354 * 2 / 5, [x * 2 / 5 for x in slope], aggregation="token_mean")
+
+
+def test_vespo_takes_the_numbers_of_the_sign():
+    """1.65^3 exp(-1.3) = 1.224246881 where A < 0, .375^2 exp(1.875) = .916990189 where A >= 0; plain weights are 1.65, .375."""
+    _, slope, _ = run("vespo", advantage=[[-1] * 3, [1] * 2])
+    np.testing.assert_allclose(slope, [1.224246881 / 2] * 3 + [-0.916990189 / 2] * 2, rtol=2e-6)
+    _, slope, _ = run("vespo", positive=(1.0, 0.0), negative=(1.0, 0.0))
+    np.testing.assert_allclose(slope, [-1.65 / 2] * 3 + [0.375 / 2] * 2, rtol=2e-6)
+
+
+def test_vespo_has_the_gradient_of_its_surrogate():
+    """f(W) A with f' = phi / W: exp(3) (1 - (1 + 3 W) exp(-3 W)) / 9, and exp(2) (2 - (4 W^2 + 4 W + 2) exp(-2 W)) / 8."""
+    new, sampler, advantages, mask = data = random(seed=2, shape=(2, 2, 3))
+
+    def surrogate(logprobs):
+        ratio, advantage = np.exp(((logprobs - sampler) * mask).sum(-1)), advantages[..., 0]
+        good = np.exp(3) * (1 - (1 + 3 * ratio) * np.exp(-3 * ratio)) / 9
+        bad = np.exp(2) * (2 - (4 * ratio**2 + 4 * ratio + 2) * np.exp(-2 * ratio)) / 8
+        return -np.mean(np.where(advantage >= 0, good, bad) * advantage)
+
+    np.testing.assert_allclose(ours("vespo", data)[1], central(surrogate, new, mask), rtol=1e-6, atol=1e-9)
+
+
+def test_vespo_is_that_of_trl():
+    """As TRL's `loss_type="vespo"`: `-phi_seq * advantages * per_token_logps`, over all tokens of the batch."""
+    new, sampler, advantages, mask = data = random(seed=3)
+    log_w_seq = ((new - sampler) * mask).sum(-1, keepdims=True)
+    k_seq, lambda_seq = np.where(advantages >= 0, 2.0, 3.0), np.where(advantages >= 0, 3.0, 2.0)
+    phi_seq = np.exp(lambda_seq + k_seq * log_w_seq - lambda_seq * np.exp(log_w_seq))
+    gradient = -phi_seq * advantages * mask / mask.sum()
+    loss, slope = ours("vespo", data, aggregation="token_mean")
+    np.testing.assert_allclose(slope, gradient, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(loss, np.sum(gradient * new), rtol=1e-5)
+
+
+def test_vespo_of_very_stale_rollouts_is_finite():
+    new, sampler, advantages, mask = random(seed=4)
+    for shift in (-50.0, 50.0):
+        loss, slope = ours("vespo", (new, sampler + shift, advantages, mask))
+        assert np.isfinite(loss) and np.max(np.abs(slope)) < 1e-12
