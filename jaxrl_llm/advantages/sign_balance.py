@@ -1,13 +1,12 @@
 """SignBalance: the verifier's sign with one magnitude for right rollouts, balanced by the wrong ones (arXiv 2609.04063)."""
-import math
-
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.maths import masked
+from jaxrl_llm.tools.ranges import POSITIVE
 
 
-@estimator
+@estimator(ranges={"scale": POSITIVE})
 def sign_balance(*, scale: float = 1.0) -> Estimator:
     """`A = scale` for right rollouts, `A = -scale n+ / n-` for wrong ones; n+ right and n- wrong valid rollouts of the prompt.
 
@@ -16,9 +15,6 @@ def sign_balance(*, scale: float = 1.0) -> Estimator:
     `n+ / n-` is undefined for a group without a wrong rollout. Such a group gets 0, which is our choice, as does a group
     without a right one. The scale is the paper's; the paper's code is not released.
     """
-    if not 0 < scale < math.inf:
-        raise ValueError(f"scale={scale} must be positive and finite: it is the advantage of a right rollout")
-
     def advantages(rollouts):
         right, wrong = rollouts.valid & rollouts.correct, rollouts.valid & ~rollouts.correct
         n_right, n_wrong = (masked.group_count(x).astype(rollouts.rewards.dtype) for x in (right, wrong))

@@ -10,7 +10,7 @@ from jaxrl_llm.control import knobs
 from jaxrl_llm.objectives import terms
 from jaxrl_llm.objectives.schedules import ends, is_schedule
 from jaxrl_llm.objectives.sums import misplaced
-from jaxrl_llm.tools import ranges, written
+from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import PartTable, one_of
 
 
@@ -72,7 +72,7 @@ def _unscheduled(name: str, table: PartTable, key: str, text: str) -> Any:
     if isinstance(default, str | bool):
         raise ValueError(f"{table.what} {name!r}: {key}={text!r}; numbers alone follow a schedule, and {key} is {default!r}")
     for end in bounds if name in table else ():
-        ranges.check(table.what, name, key, end, default)
+        table.check(name, key, end)
     return 1.0 if default is inspect.Parameter.empty else default
 
 

@@ -1,14 +1,13 @@
 """BPO: REINFORCE weighted by the ratio of the probabilities of all other tokens (arXiv 2609.15987)."""
-import math
-
 import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.trust_region import still_moving
+from jaxrl_llm.tools.ranges import POSITIVE
 
 
-@objective
+@objective(ranges={"smoothing": POSITIVE})
 def bpo(*, smoothing: float = 0.1, cap: float = 3.0, clip_low: float = 0.2, clip_high: float = 0.2,
         aggregation: str = "seq_mean_token_mean", max_len: int | None = None) -> Objective:
     """`l_t = -A_t M_t min(w_t, cap) log p_t`, `w_t = (1 + smoothing - mu_t) / (1 + smoothing - p_t)`, detached.
@@ -19,9 +18,6 @@ def bpo(*, smoothing: float = 0.1, cap: float = 3.0, clip_low: float = 0.2, clip
     over a completion, in which the values of all states but the first cancel. A rare token has a weight near 1. `smoothing`,
     `cap` and the aggregation are the paper's numbers; the clip range is TRL's (`BPOTrainer`), since the paper gives none.
     """
-    if not 0 < smoothing < math.inf:
-        raise ValueError(f"smoothing={smoothing} must be positive and finite: a token with p = 1 is weighted by its inverse")
-
     def token_loss(logprobs, rollouts, advantages):
         def others(logs):  # rounding may bring a log-prob above 0
             return 1 + smoothing - jnp.exp(jnp.minimum(jnp.where(rollouts.token_mask, logs, 0), 0))

@@ -4,9 +4,10 @@ import jax.numpy as jnp
 
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.ratios import log_ratio
+from jaxrl_llm.tools.ranges import POSITIVE
 
 
-@objective
+@objective(ranges={"tau_pos": POSITIVE, "tau_neg": POSITIVE})
 def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05, aggregation: str = "seq_mean_token_mean",
          max_len: int | None = None) -> Objective:
     """`l_t = -A_t (4 / tau) sigmoid(tau (rho - 1))`, rho = exp(new - old log-prob); tau = `tau_pos` if A_t > 0, else `tau_neg`.
@@ -14,12 +15,8 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05, aggregation: str = "seq
     The gradient is that of `-A_t rho` times `weight = 4 sigmoid (1 - sigmoid)`, which is 1 at rho = 1 and falls on both sides,
     the faster the larger tau is. On-policy the loss has the value `-2 A_t / tau`. Metrics: `weight`, `approx_kl` = mean of
     old - new log-prob, `max/ratio`. The temperatures, and the mean over tokens and then rollouts, are the paper's; verl and TRL
-    have the same. Raises ValueError: a temperature of 0 or less.
+    have the same.
     """
-    for name, value in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
-        if not isinstance(value, jax.Array) and value <= 0:
-            raise ValueError(f"{name}={value} must be a positive temperature; the paper has 1.0 and 1.05")
-
     def token_loss(logprobs, rollouts, advantages):
         difference = log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         ratio, tau = jnp.exp(difference), jnp.where(advantages > 0, tau_pos, tau_neg)

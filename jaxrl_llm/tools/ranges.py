@@ -1,4 +1,4 @@
-"""Ranges of the numbers of estimators, objectives and controllers, by the names that these share."""
+"""Ranges of the numbers of estimators, objectives and controllers: by the names that these share, and those of a part alone."""
 import math
 from numbers import Real
 from typing import Any, NamedTuple
@@ -23,27 +23,28 @@ class Range(NamedTuple):
         return text + (f" and at most {self.high:g}" if self.high < math.inf else ", finite" if self.finite else "")
 
 
-_ANY, _POSITIVE, _SHARE, _LEAST_0 = Range(-math.inf), Range(0, closed=False), Range(0, 1), Range(0)
+POSITIVE, SHARE, NOT_NEGATIVE = Range(0, closed=False), Range(0, 1), Range(0)
+_ANY = Range(-math.inf)
 _BOUND = Range(0, finite=False)
 RANGES = {  # an infinite bound is one that is never reached
-    "eps": _LEAST_0, "whiten_eps": _LEAST_0, "kl_coef": _LEAST_0, "reward_kl_coef": _LEAST_0, "held_coef": _LEAST_0,
-    "anchor_coef": _LEAST_0, ("term", "coef"): _ANY, ("kl", "coef"): _LEAST_0, ("balance", "coef"): _LEAST_0,
+    "eps": NOT_NEGATIVE, "whiten_eps": NOT_NEGATIVE, "kl_coef": NOT_NEGATIVE, "reward_kl_coef": NOT_NEGATIVE,
+    "held_coef": NOT_NEGATIVE, "anchor_coef": NOT_NEGATIVE, ("term", "coef"): _ANY,
     "clip_low": _BOUND, "clip_high": _BOUND, "min_ratio": _BOUND,
-    "max_ratio": Range(0, closed=False, finite=False), "cap": Range(0, closed=False, finite=False), "tau": _POSITIVE,
-    "temperature": _POSITIVE, "fraction": _SHARE, "share": _SHARE, "label_smoothing": _SHARE, "gamma_penalty": _SHARE,
-    "lambda_policy": _SHARE, "lambda_critic": _SHARE, "ema_decay": _SHARE, ("estimator", "gamma"): _SHARE,
-    ("objective", "beta"): _POSITIVE}
+    "max_ratio": Range(0, closed=False, finite=False), "cap": Range(0, closed=False, finite=False), "tau": POSITIVE,
+    "temperature": POSITIVE, "fraction": SHARE, "share": SHARE, "label_smoothing": SHARE, "gamma_penalty": SHARE,
+    "lambda_policy": SHARE, "lambda_critic": SHARE, "ema_decay": SHARE, ("estimator", "gamma"): SHARE,
+    ("objective", "beta"): POSITIVE}
 
 
-def check(kind: str, slug: str, name: str, value: Any, default: Any) -> None:
-    """Raises ValueError for a number outside the range of its name, for NaN, and for text in the place of a number.
+def check(kind: str, slug: str, name: str, value: Any, default: Any, own: Range | None = None) -> None:
+    """Raises ValueError for a number outside its `own` range or that of its name, for NaN, and for text in place of a number.
 
     Arrays, as of numbers that follow a schedule, pass, and None where it is the default.
     """
     check_number(kind, slug, name, value, default)
     if not isinstance(value, Real) or isinstance(value, bool):
         return
-    allowed = RANGES.get((slug, name)) or RANGES.get((kind, name), RANGES.get(name, _ANY if name.endswith("_coef") else None))
+    allowed = own or RANGES.get((kind, name), RANGES.get(name, _ANY if name.endswith("_coef") else None))
     if math.isnan(value) or allowed is not None and not allowed.has(float(value)):
         raise _refused(kind, slug, name, value, allowed or "a number")
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, get_args
 
 from jaxrl_llm.tools import memo, ranges
+from jaxrl_llm.tools.ranges import Range
 
 Factory = Callable[..., Any]
 TABLES: list["PartTable"] = []  # all tables of the process
@@ -66,6 +67,7 @@ class Kind:
       reads: knobs that it reads.
       takes: arguments of the factory that a run gives to it, as names of values of the run (`setup.values`) by argument.
       conflicts: what it cannot be together with.
+      ranges: those of its own numbers, by keyword; names that parts share have theirs in `tools.ranges`.
     """
 
     make: Factory
@@ -74,6 +76,7 @@ class Kind:
     reads: tuple[Any, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
     takes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ranges: Mapping[str, Range] = dataclasses.field(default_factory=dict)
 
     def needs_of(self, made: Any) -> set[str]:
         """The needs of the part, and those of the object that it made."""
@@ -112,7 +115,7 @@ class PartTable(dict[str, Any]):
         """Enters a factory under `name`, or its own name, with the `facts` of its `Kind`: a decorator, with or without them.
 
         The keywords of every later call are checked: unknown or missing ones raise ValueError. Raises ValueError if two modules
-        define one name.
+        define one name, TypeError for a range of a number that the factory does not take.
         """
         if factory is None:
             return functools.partial(self.enter, name=name, **facts)
@@ -120,6 +123,8 @@ class PartTable(dict[str, Any]):
         module, there = factory.__module__, module_of(self[slug]) if slug in self else factory.__module__
         if there != module:
             raise ValueError(f"{self.what} {slug!r} is defined twice: in {there} and {module}")
+        if strange := {*facts.get("ranges", ())} - {*inspect.signature(factory).parameters}:
+            raise TypeError(f"{self.what} {slug!r} has no number {', '.join(sorted(strange))}, of which it gives the range")
         made = self._checked(slug, factory) if self.keywords else factory
         self[slug] = self.kind(made, **facts)
         return made
@@ -152,6 +157,15 @@ class PartTable(dict[str, Any]):
         given = self.given | self.find(name).takes.keys()
         return [parameter for parameter in self.parameters(name) if parameter not in given]
 
+    def check(self, slug: str, keyword: str, value: Any) -> None:
+        """Raises ValueError for a number of a part outside its range, and for text in the place of a number."""
+        kind, default = self.find(slug), self.parameters(slug)[keyword].default
+        own = kind.ranges.get(keyword)
+        if self.pure or own:
+            ranges.check(self.what, slug, keyword, value, default, own)
+        else:
+            ranges.check_number(self.what, slug, keyword, value, default)
+
     def check_former(self, slug: str, keyword: str, value: Any) -> None:
         """Raises ValueError, which says what to write instead, for a keyword that such parts had."""
         if keyword in self.former:
@@ -174,14 +188,14 @@ class PartTable(dict[str, Any]):
 
     def _faults(self, slug: str, parameters: Mapping[str, inspect.Parameter], hyper: Mapping[str, Any]) -> list[str]:
         """A sentence for each keyword that is unknown, out of its range or missing."""
-        check, found = ranges.check if self.pure else ranges.check_number, []
+        found = []
         for key, value in hyper.items():
             try:
                 if key not in parameters:
                     self.check_former(slug, key, value)
                     raise unknown(f"keyword of {self.what} {slug!r}", key, parameters)
                 if value is not None or not _may_be_none(parameters[key]):
-                    check(self.what, slug, key, value, parameters[key].default)
+                    self.check(slug, key, value)
             except ValueError as error:
                 found.append(str(error))
         return found + [f"{self.what} {slug!r} needs the keyword {key!r}, which has no default"

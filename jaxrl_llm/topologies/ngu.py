@@ -1,10 +1,11 @@
 """NGU, never give up: a prompt without a right rollout gets another group, again and again (arXiv 2609.13443)."""
 import numpy as np
 
+from jaxrl_llm.tools.ranges import SHARE
 from jaxrl_llm.topologies.rules import Rule, rule, success
 
 
-@rule
+@rule(ranges={"again": SHARE})
 def ngu(*, again: float = 0.95) -> Rule:
     """Another `first` rollouts, with probability `again` each time, while none of a prompt's rollouts is right; up to `most`.
 
@@ -13,11 +14,7 @@ def ngu(*, again: float = 0.95) -> Rule:
     those that are given up. 0.95 is the paper's number for GSM8K and Manufactoria, in groups of 4; it has 0.875 for DeepScaleR.
     Here the rounds of a prompt follow one another in one step, with the same weights. Those of the paper go on beside training:
     rollouts older than 4 updates count in the baseline alone, and the advantages of the other wrong ones grow to balance that.
-    Raises ValueError: `again` is no probability below 1.
     """
-    if not 0 <= again < 1:
-        raise ValueError(f"allocation rule 'ngu': again={again!r}; give a probability, 0 or more and less than 1")
-
     def mixed(rewards, valid):
         rate = success(rewards, valid)
         return (rate > 0) & (rate < 1)

@@ -37,5 +37,5 @@ def test_grpo_s_magnitude_grows_where_right_rollouts_are_rare_and_this_does_not(
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf")])
 def test_a_scale_that_is_no_magnitude_is_an_error(scale):
-    with pytest.raises(ValueError, match="must be positive and finite"):
+    with pytest.raises(ValueError, match="scale=.*; give more than 0, finite"):
         advantages.make("sign_balance", scale=scale)

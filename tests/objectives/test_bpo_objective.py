@@ -90,7 +90,7 @@ def test_the_same_numbers_as_trl_s_bpo_trainer():
 
 
 def test_a_smoothing_of_zero_is_an_error():
-    with pytest.raises(ValueError, match="smoothing=0.0 must be positive"):
+    with pytest.raises(ValueError, match="smoothing=0.0; give more than 0"):
         objectives.make("bpo", smoothing=0.0)
     with pytest.raises(ValueError, match="cap=-1; give more than 0"):
         objectives.make("bpo", cap=-1)

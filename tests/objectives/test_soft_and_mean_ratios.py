@@ -113,8 +113,9 @@ def test_sapo_lets_no_token_lose_its_gradient_at_a_bound_and_distant_tokens_have
     np.testing.assert_allclose(relative, [0.804432312, 0.940014849, 0.940014849, 0.180706639, 0, 0], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("text, said", [("sapo(tau_pos=0)", "tau_pos=0 must be a positive temperature"),
-                                        ("sapo(tau_neg=-1.05)", "tau_neg=-1.05 must be a positive temperature")])
+@pytest.mark.parametrize("text, said", [("sapo(tau_pos=0)", "tau_pos=0; give more than 0"),
+                                        ("sapo(tau_neg=-1.05)", "tau_neg=-1.05; give more than 0"),
+                                        ("sapo(tau_pos=inf)", "tau_pos=inf; give more than 0, finite")])
 def test_temperatures_are_positive(text, said):
     with pytest.raises(ValueError, match=said):
         objectives.of(text)

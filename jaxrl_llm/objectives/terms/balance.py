@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.objectives.terms.base import Term, term
+from jaxrl_llm.tools.ranges import NOT_NEGATIVE
 from jaxrl_llm.tools.registry import Conflict
 
 
@@ -28,7 +29,7 @@ _DENSE = Conflict(("model",), "the term 'balance' is for experts, and this model
                   "leave it out, or take a mixture of experts", lambda model: model.experts is None)
 
 
-@term(conflicts=(_DENSE,))
+@term(conflicts=(_DENSE,), ranges={"coef": NOT_NEGATIVE})
 def balance(*, coef: float) -> Term:
     """`coef` times the load-balancing loss of a model with experts; 0.001 to 0.01 are usual. Metric `moe/balance_loss`.
 

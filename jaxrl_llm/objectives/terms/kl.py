@@ -5,12 +5,13 @@ from jaxrl_llm.objectives import kl as estimates
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.terms.base import Term, named, term
 from jaxrl_llm.tools import registry
+from jaxrl_llm.tools.ranges import NOT_NEGATIVE
 
 UNBIASED = "unbiased"
 AGAINST = ("reference", "old")
 
 
-@term
+@term(ranges={"coef": NOT_NEGATIVE})
 def kl(*, coef: float, estimator: str = "k3", against: str = "reference") -> Term:
     """`coef * KL_t`, an estimate of KL(policy || `against`) from the sampled tokens, see `objectives.kl`.
 
