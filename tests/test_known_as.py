@@ -35,7 +35,7 @@ PEERS = {
     "tunix loss_agg_mode": """token-mean sequence-mean-token-mean sequence-mean-token-scale seq-mean-token-sum
         sequence-mean-token-sum-norm""",
     "tunix": "GRPOLearner DAPOLearner DrGRPOLearner PPOLearner",
-    "tinker loss_fn": "cross_entropy importance_sampling ppo cispo dro",
+    "tinker loss_fn": "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce",
 }
 PAIRS, TEACHERS = "learns from pairs of preferred texts", "a teacher's whole distribution is not recorded"
 DEFAULT = "is what objectives do unless a row says otherwise"
@@ -67,8 +67,8 @@ MISSING = {
                      "verl loss_mode=sapo", "verl loss_mode=gpg", "verl loss_mode=geo_mean", "trl loss_type=sapo",
                      "trl loss_type=luspo", "trl loss_type=vespo", "trl GMPOTrainer", "skyrl advantage_estimator=maxrl",
                      "skyrl policy_loss_type=sapo", "skyrl policy_loss_type=dppo", "prime-rl type=max_rl",
-                     "prime-rl type=default", "prime-rl type=ipo", "skyrl policy_loss_type=importance_sampling",
-                     "tinker loss_fn=importance_sampling"), SOON),
+                     "prime-rl type=default", "prime-rl type=ipo"), SOON),
+    "tinker loss_fn=stable_reinforce": "the formula is not published",
 }
 # Names of a peer that are the names of other rows here, on purpose.
 OTHERWISE = {
@@ -76,6 +76,7 @@ OTHERWISE = {
     "skyrl policy_loss_type=gspo": "gspo_token",
     "slime advantage_estimator=ppo": "ppo",
     "tinker loss_fn=ppo": "ppo_clip",  # it has no critic
+    "tinker loss_fn=gspo": "gspo_token",
 }
 
 

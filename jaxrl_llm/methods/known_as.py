@@ -35,6 +35,8 @@ NUMBERS = (
             "tunix loss_agg_mode=sequence-mean-token-scale")),
     Number("objective", "aggregation=prompt_mean", "the mean over prompts of the mean over the tokens of their rollouts",
            ("skyrl loss_reduction=prompt_mean",)),
+    Number("objective", "ppo_clip(clip_low=1, clip_high=inf)", "-A times the ratio to the policy before the update, unclipped",
+           ("skyrl policy_loss_type=importance_sampling", "tinker loss_fn=importance_sampling")),
     Number("objective", "+ kl(0.001, estimator=k1)", "log p - log p_ref, which as a loss has no pull towards the reference",
            ("verl kl_loss_type=kl", "verl kl_loss_type=k1", "slime kl_loss_type=k1")),
     Number("objective", "+ kl(0.001, estimator=k2)", "half the square of log p - log p_ref",

@@ -11,7 +11,7 @@ ROWS = (
            equation="s_t = sg(s_i) p / sg(p); l_t = max(-A_t s_t, -A_t clip(s_t, 1 - 3e-4, 1 + 4e-4))",
            objective="gspo_token",
            defaults={"minibatches": 4},
-           known_as=("skyrl policy_loss_type=gspo",)),
+           known_as=("skyrl policy_loss_type=gspo", "tinker loss_fn=gspo")),
     Method(slug="sapo", title="Soft adaptive policy optimisation", arxiv=("2511.20347",),
            equation="l = -A (4 / tau) sigmoid(tau (rho - 1)); tau = 1 where A > 0, else 1.05",
            objective="sapo",

@@ -93,6 +93,7 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
         return own if extra_weights is None else {**own, **extra_weights(measured(rollouts))}
 
     def update(logprobs, rollouts, advantages, state):
+        given = rollouts.loss_weights  # the loss is linear in them, and its slope is the loss of each token
         rollouts = lax.stop_gradient(clean(rollouts, *needs))
         mask = rollouts.token_mask
         for name, value in (("logprobs", logprobs), ("advantages", advantages)):
@@ -100,7 +101,7 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
                 raise ValueError(f"{name} has shape {value.shape}, expected [P, G, T] = {mask.shape} as rollouts.mask")
         logprobs = jnp.where(mask, logprobs, 0)
         advantages = lax.stop_gradient(jnp.where(mask, advantages, 0))
-        share = weights(rollouts) if rollouts.loss_weights is None else rollouts.loss_weights
+        share = weights(rollouts) if given is None else given
 
         arguments = (logprobs, rollouts, advantages) + (() if init is None else (state,))
         losses, metrics = token_loss(*arguments)

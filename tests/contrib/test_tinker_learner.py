@@ -8,8 +8,9 @@ import optax
 import pytest
 from server import MODEL, params
 
+from jaxrl_llm import objectives
 from jaxrl_llm.contrib.tinker.learner import Adam, AdapterLearner, LoraShape
-from jaxrl_llm.contrib.tinker.losses import LOSSES, per_token, settings_of
+from jaxrl_llm.contrib.tinker.losses import TINKER, available, loss_of, per_token, settings_of
 from jaxrl_llm.contrib.tinker.rows import Datum, pack, unpack
 from jaxrl_llm.models import lora
 
@@ -26,7 +27,7 @@ def data(loss, seed=0):
     made = []
     for n in LENGTHS:
         fields = {"weights": rng.choice([0, 0.5, -1.5], n).astype(np.float32)}
-        if LOSSES[loss].fields:
+        if loss_of(loss).fields:
             fields |= {"logprobs": rng.normal(-5, 2, n).astype(np.float32),
                        "advantages": rng.normal(size=n).astype(np.float32)}
         made.append(Datum(*rng.integers(0, 259, (2, n)).astype(np.int32), fields))
@@ -59,24 +60,30 @@ def plain_logprobs():
     return of_all
 
 
-def plain_loss(name, p, q, advantages):
+def plain_loss(name, p, weights, q, advantages):
+    """Of the tokens of one example."""
     if name == "cross_entropy":
         return -p
-    ratio = jnp.exp(p - q)
+    ratio, fixed = jnp.exp(p - q), jax.lax.stop_gradient
     bound = jnp.clip(ratio, 0.8, 1.2)
+    marked = weights != 0
+    shared = jnp.exp(fixed(jnp.sum(jnp.where(marked, p - q, 0)) / max(marked.sum(), 1)) + p - fixed(p))
+    narrow = jnp.clip(shared, 1 - 3e-4, 1 + 4e-4)
     return {"importance_sampling": -ratio * advantages, "ppo": jnp.maximum(-ratio * advantages, -bound * advantages),
-            "cispo": -jax.lax.stop_gradient(bound) * p * advantages,
-            "dro": -p * advantages + 0.025 * (p - q) ** 2}[name]
+            "cispo": -fixed(jnp.minimum(ratio, 4)) * p * advantages,
+            "dro": -p * advantages + 0.025 * (p - q) ** 2,
+            "gspo": jnp.maximum(-shared * advantages, -narrow * advantages)}[name]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", TINKER)
 def test_losses_and_gradients_are_those_of_plain_jax(learner, name):
     adapter, examples = adapter_of(learner), data(name)
-    weights, *given = (np.concatenate([one.fields.get(key, one.fields["weights"]) for one in examples])
-                       for key in ("weights", "logprobs", "advantages"))
+    fields = [[one.fields.get(key, one.fields["weights"]) for key in ("weights", "logprobs", "advantages")] for one in examples]
     logprobs, pull = jax.vjp(lambda tree: plain_logprobs()(tree, examples), adapter.tree)
-    losses, cotangent = jax.vjp(lambda p: weights * plain_loss(name, p, *given), logprobs)
+    ends = np.cumsum(LENGTHS)[:-1]
+    losses, cotangent = jax.vjp(lambda p: jnp.concatenate(
+        [given[0] * plain_loss(name, one, *given) for one, given in zip(jnp.split(p, ends), fields, strict=True)]), logprobs)
     grads, = pull(cotangent(jnp.ones_like(losses))[0])
     result = learner.forward_backward(adapter, examples, name, {})
     assert [len(x) for x in result.logprobs] == list(LENGTHS)
@@ -178,29 +185,60 @@ def test_rows_are_few_and_hold_every_example_once():
     assert all((x == np.arange(len(x))).all() for x in positions)
 
 
+def of_one(name, p, fields, **given):
+    """(loss, losses of tokens) of one example by the name of a loss with these settings."""
+    rows = {key: jnp.asarray(values, jnp.float32)[None] for key, values in fields.items()}
+    total, losses = per_token(loss_of(name).make(settings_of(name, given)), p[None], rows, jnp.arange(len(p))[None])
+    return total, losses[0]
+
+
+@pytest.mark.slow
 def test_fields_are_not_read_where_the_weight_is_zero():
-    p, nan = jnp.array([-1.0, -2.0]), np.array([0.5, np.nan], np.float32)
-    for name in LOSSES:
-        settings = settings_of(name, {})
-        def loss(p, name=name, settings=settings):
-            return per_token(name, p, {"weights": jnp.array([1.0, 0.0]), "logprobs": nan, "advantages": nan}, settings).sum()
-        value, grad = jax.value_and_grad(loss)(p)
-        assert np.isfinite(value) and np.isfinite(grad).all() and grad[1] == 0 and grad[0] != 0
+    p, nan = jnp.array([-1.0, -2.0]), np.array([-1.2, np.nan])
+    for name in available():
+        fields = {key: nan for key in loss_of(name).fields} | {"weights": [1, 0]}
+        value, grad = jax.value_and_grad(lambda p, name=name, fields=fields: of_one(name, p, fields)[0])(p)
+        assert np.isfinite(value) and np.isfinite(grad).all() and grad[1] == 0, name
 
 
 def test_settings_move_the_clip():
     fields = {"weights": np.ones(1), "logprobs": np.full(1, -3.0), "advantages": np.ones(1)}
-    def ppo(**given):
-        return float(per_token("ppo", jnp.array([-1.0]), fields, settings_of("ppo", given))[0])
-    assert ppo() == pytest.approx(-1.2) and ppo(clip_high_threshold=5.0) == pytest.approx(-5.0)
-    assert ppo(clip_high_threshold=9.0) == pytest.approx(-np.exp(2))
+    def loss(name, **given):
+        return float(of_one(name, jnp.array([-1.0]), fields, **given)[0])
+    assert loss("ppo") == pytest.approx(-1.2) and loss("ppo", clip_high_threshold=5.0) == pytest.approx(-5.0)
+    assert loss("ppo", clip_high_threshold=9.0) == pytest.approx(-np.exp(2))
+    assert loss("cispo") == pytest.approx(4.0) and loss("cispo", clip_high_threshold=2.0) == pytest.approx(2.0)
+    assert loss("ppo_clip", clip_high=4.0) == pytest.approx(-5.0)  # a number of the objective, by its own name
+
+
+def test_the_ratio_of_a_sequence_is_over_its_marked_tokens():
+    """p - q = (0.2, 0.4, 5): the mark has two, s = exp(0.3). Tokens (1, 3) have a weight, token 3 no mark and no loss."""
+    p, q, advantages = jnp.array([-1.0, -1.0, -1.0]), [-1.2, -1.4, -6.0], [-2.0, -1.0, -1.0]
+    fields = {"logprobs": q, "advantages": advantages, "weights": [0.5, 0, 1], "sequence_ratio_mask": [1, 1, 0]}
+    total, losses = of_one("gspo", p, fields)
+    assert float(total) == pytest.approx(np.exp(0.3), rel=1e-6)  # 0.5 * 2 * s
+    np.testing.assert_allclose(losses, [np.exp(0.3), 0, 0], rtol=1e-6)
+    sequence, parts = of_one("minpro", p, fields | {"weights": [1, 1, 0]})
+    assert float(sequence) == pytest.approx(float(parts.sum()), rel=1e-5) and (parts[:2] != 0).all() and parts[2] == 0
+
+
+def test_every_objective_is_a_loss_or_refused_for_what_no_example_has():
+    refused = {}
+    for name in {*objectives.names()} - {*available()}:
+        with pytest.raises(ValueError, match=f"loss_fn='{name}'") as raised:
+            loss_of(name)
+        refused[name] = str(raised.value)
+    assert "reads rewards, which no example has" in refused["pacs"] and "compares all examples" in refused["clip_cov"]
+    assert {"gspo", "ppo_clip", "icepop", "minpro", "topr"} <= {*available()} and "keeps a state" not in refused["bapo"]
+    with pytest.raises(ValueError, match="its formula is not published.*train with loss_fn='importance_sampling'"):
+        loss_of("stable_reinforce")
 
 
 @pytest.mark.parametrize("change, message", [
     (lambda one: one._replace(tokens=one.tokens[:-1]), "target_tokens must have 4 tokens"),
     (lambda one: one._replace(tokens=one.tokens * 0 + 259), "each from 0 to 258"),
     (lambda one: one._replace(fields={**one.fields, "mask": one.fields["weights"]}), "beside target_tokens; ppo reads"),
-    (lambda one: one._replace(fields={"weights": one.fields["weights"]}), "ppo reads weights, logprobs, advantages"),
+    (lambda one: one._replace(fields={"weights": one.fields["weights"]}), "ppo reads logprobs, advantages, and may have w"),
     (lambda one: one._replace(fields=one.fields | {"weights": np.ones(3, np.float32)}), "weights has the shape"),
     (lambda one: one._replace(fields=one.fields | {"weights": np.full(5, np.inf, np.float32)}), "give 5 finite numbers"),
     (lambda one: Datum(*np.zeros((2, 65), np.int32), {}), "has 65 tokens; give 1 to 64"),
@@ -215,7 +253,10 @@ def test_wrong_examples_are_refused_and_leave_no_gradient(learner, change, messa
 
 def test_wrong_losses_and_settings_are_refused(learner):
     for name, given, message in (("pp0", {}, "Did you mean 'ppo'"), ("ppo", {"clip": 0.1}, "ppo knows clip_low_threshold"),
-                                 ("dro", {"beta": "x"}, "give a number"), ("cross_entropy", {"beta": 1}, "no settings")):
+                                 ("dro", {"beta": "x"}, "give a number"),
+                                 ("ppo", {"clip_high_threshold": 0.5}, "clip_high=-0.5; give 0 or more"),
+                                 ("reinforce", {"aggregation": "token_mean"}, "knows no settings"),
+                                 ("cross_entropy", {"beta": 1}, "no settings")):
         with pytest.raises(ValueError, match=message):
             learner.forward(None, data("cross_entropy"), name, given)
     with pytest.raises(ValueError, match="no examples"):

@@ -228,7 +228,7 @@ def test_the_client_gets_the_reason_of_an_error(client, training):
         with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError), match=message):
             call().result(60)
     failed("Did you mean 'ppo'", lambda: training.forward([datum()], "ppo2"))
-    failed("ppo reads weights, logprobs, advantages", lambda: training.forward([datum()], "ppo"))
+    failed("ppo reads logprobs, advantages, and may have weights", lambda: training.forward([datum()], "ppo"))
     failed("takes 1 to 4", lambda: client.create_lora_training_client("tiny", rank=32))
     failed("this server has 'tiny'", lambda: client.create_lora_training_client("Qwen/Qwen3-8B", rank=2))
     failed("this server has 'tiny'", lambda: client.create_sampling_client(base_model="Qwen/Qwen3-8B"))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.contrib.tinker.losses import LOSSES, per_token, settings_of
+from jaxrl_llm.contrib.tinker.losses import MARK, loss_of, per_token, settings_of
 from jaxrl_llm.contrib.tinker.rows import Datum, PackedExamples, pack, unpack
 from jaxrl_llm.models import Transformer, lora
 from jaxrl_llm.models.logprobs import token_logprobs
@@ -145,17 +145,17 @@ class AdapterLearner:
         return float(norm)
 
     def _run(self, tree, data, loss, given, grads):
-        settings = {name: np.float32(value) for name, value in settings_of(loss, given).items()}
-        data = [self._checked(i, one, loss) for i, one in enumerate(data)]
-        if not data:
-            raise ValueError("no examples; give one at least")
+        settings = settings_of(loss, given)
+        traced = {name: np.float32(value) for name, value in settings.items()} if loss_of(loss).traced else {}
+        fixed = () if traced else tuple(settings.items())
+        data = self._alike([self._checked(i, one, loss) for i, one in enumerate(data)])
         batches, places = pack(data, self.budget)
         logprobs, losses = [], []
         for rows in batches:
             if grads is None:
-                outputs = _forward(self.model, loss, self.params, tree, rows, settings)
+                outputs = _forward(self.model, loss, fixed, self.params, tree, rows, traced)
             else:
-                grads, outputs = _backward(self.model, loss, self.params, tree, rows, settings, grads)
+                grads, outputs = _backward(self.model, loss, fixed, self.params, tree, rows, traced, grads)
             for kept, values in zip((logprobs, losses), jax.device_get(outputs)):
                 kept.append(values)
         outcome = PassResult(unpack(logprobs, data, places), unpack(losses, data, places), float(sum(x.sum() for x in losses)))
@@ -163,7 +163,7 @@ class AdapterLearner:
 
     def _checked(self, i: int, one: Datum, loss: str) -> Datum:
         """The example with the fields that the loss reads. Raises ValueError for others, or for tokens that do not fit."""
-        wanted, size, vocab = ("weights", *LOSSES[loss].fields), len(one.tokens), self.model.config.vocab_size
+        wanted, size, vocab = loss_of(loss), len(one.tokens), self.model.config.vocab_size
         if not 0 < size <= self.longest:
             raise ValueError(f"data[{i}] has {size} tokens; give 1 to {self.longest}")
         for name, ids in (("model_input", one.tokens), ("target_tokens", one.targets)):
@@ -171,15 +171,29 @@ class AdapterLearner:
                 raise ValueError(f"data[{i}]: {name} must have {size} tokens, each from 0 to {vocab - 1}; it has {len(ids)}, "
                                  f"from {ids.min(initial=0)} to {ids.max(initial=0)}")
         fields = {"weights": np.ones(size, np.float32), **one.fields}
-        if fields.keys() != set(wanted):
+        if not {*wanted.fields} <= fields.keys() <= {*wanted.fields, *wanted.optional}:
             given = ", ".join(sorted(one.fields)) or "none"
             raise ValueError(f"data[{i}] has the loss_fn_inputs {given} beside target_tokens; {loss} reads "
-                             f"{', '.join(wanted)} (weights may be left out)")
+                             f"{', '.join(wanted.fields) or 'nothing else'}, and may have {', '.join(wanted.optional)}")
+        if MARK in wanted.optional and not one.fields.keys() & {MARK, "weights"}:
+            raise ValueError(f"data[{i}]: {loss} tells tokens of the completion from others by {MARK} or weights; give one")
         for name, values in fields.items():
-            if values.shape != (size,) or not np.isfinite(values[fields["weights"] != 0]).all():
+            counts = (fields["weights"] != 0) | (fields.get(MARK, 0) != 0)
+            if values.shape != (size,) or not np.isfinite(values[counts]).all():
                 raise ValueError(f"data[{i}]: {name} has the shape {list(values.shape)}; give {size} finite numbers, one for "
                                  "each token of model_input")
         return one._replace(fields=fields)
+
+    @staticmethod
+    def _alike(data: list[Datum]) -> list[Datum]:
+        """The examples. Raises ValueError if there are none, or some with other fields."""
+        if not data:
+            raise ValueError("no examples; give one at least")
+        for i, one in enumerate(data):
+            if one.fields.keys() != data[0].fields.keys():
+                raise ValueError(f"data[{i}] has the loss_fn_inputs {', '.join(sorted(one.fields))}, data[0] "
+                                 f"{', '.join(sorted(data[0].fields))}; give all the same")
+        return data
 
 
 def checked(adam: Adam) -> list[np.float32]:
@@ -203,24 +217,26 @@ def fresh_moments(tree: Any) -> Any:
     return optax.scale_by_adam().init(tree)
 
 
-def _losses(model, loss, params, tree, rows: PackedExamples, settings):
+def _losses(model, loss, fixed, params, tree, rows: PackedExamples, settings):
     states = model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=tree)
     c = model.config
     logprobs, _ = token_logprobs(states.reshape(-1, states.shape[-1]), model.unembedding(params), rows.targets.reshape(-1),
                                  divisor=c.logit_divisor, softcap=c.logit_softcap)
     logprobs = logprobs.reshape(rows.tokens.shape)
-    losses = per_token(loss, logprobs, rows.fields, settings)
-    return losses.sum(), (logprobs, losses)
+    objective = loss_of(loss).make({**settings, **dict(fixed)})
+    fields = {name: jnp.asarray(values) for name, values in rows.fields.items()}
+    total, losses = per_token(objective, logprobs, fields, jnp.asarray(rows.slots))
+    return total, (logprobs, losses)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _forward(model, loss, params, tree, rows, settings):
-    return _losses(model, loss, params, tree, rows, settings)[1]
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _forward(model, loss, fixed, params, tree, rows, settings):
+    return _losses(model, loss, fixed, params, tree, rows, settings)[1]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=6)
-def _backward(model, loss, params, tree, rows, settings, grads):
-    new, outputs = jax.grad(lambda tree: _losses(model, loss, params, tree, rows, settings), has_aux=True)(tree)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=7)
+def _backward(model, loss, fixed, params, tree, rows, settings, grads):
+    new, outputs = jax.grad(lambda tree: _losses(model, loss, fixed, params, tree, rows, settings), has_aux=True)(tree)
     return jax.tree.map(jnp.add, grads, new), outputs
 
 

@@ -1,89 +1,171 @@
-"""Tinker's loss functions of per-token log-probs. A loss is the plain sum over tokens, so micro-batches simply add up.
+"""Tinker's losses are objectives of the catalogue: its own names are a table, every other name is the objective's.
 
-Notation: p, the log-prob of the target under the adapter; q, that of the sampler (`logprobs`); A, `advantages`; w, `weights`;
-r = exp(p - q); [low, high], the clip thresholds.
+An example is a prompt with one completion. Tinker's convention holds for all: the loss is the plain sum over tokens and
+examples, each token times its `weights`, in place of the objective's aggregation. So micro-batches and calls simply add up.
+
+Notation: p, the log-prob of the target under the adapter; q, that of the sampler (`logprobs`); A, `advantages`; r = exp(p - q).
 """
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from jaxrl_llm import objectives
+from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.objectives import Objective
+from jaxrl_llm.objectives.base import OBJECTIVES
 from jaxrl_llm.tools.registry import one_of
+
+MARK = "sequence_ratio_mask"  # Tinker's name for the mask of the tokens of a sequence's ratio
+_OF_TOKENS = {field.name for field in dataclasses.fields(Rollouts) if field.metadata.get("axes") == "PGT"}
+_SUMMED = ("aggregation", "max_len")  # numbers of objectives that a sum does not have
 
 
 class Loss(NamedTuple):
     """A loss function.
 
     Attributes:
-      function: `(p f32[...], fields, settings) -> f32[...]`, the loss of each token before its weight.
-      fields: per-token arrays that a datum must have beside `target_tokens`; `weights` is always optional, 1 by default.
+      make: the objective with these settings.
+      fields: per-token arrays that an example must have beside `target_tokens`.
+      optional: those that it may have.
       settings: names and defaults of `loss_fn_config`.
+      traced: settings are numbers that do not change which program is compiled.
     """
 
-    function: Callable[[jax.Array, Mapping[str, jax.Array], Mapping[str, jax.Array]], jax.Array]
-    fields: tuple[str, ...] = ()
-    settings: Mapping[str, float] = {}
+    make: Callable[[Mapping[str, Any]], Objective]
+    fields: tuple[str, ...] = ("logprobs", "advantages")
+    optional: tuple[str, ...] = ("weights",)
+    settings: Mapping[str, Any] = {}
+    traced: bool = True
 
 
-def cross_entropy(p, fields, settings):
-    """-p."""
-    return -p
+def _clipped(name: str) -> Callable[[Mapping[str, Any]], Objective]:
+    return lambda given: objectives.make(name, clip_low=1 - given["clip_low_threshold"],
+                                         clip_high=given["clip_high_threshold"] - 1)
 
 
-def importance_sampling(p, fields, settings):
-    """-r A."""
-    return -jnp.exp(p - fields["logprobs"]) * fields["advantages"]
+def _thresholds(low: float, high: float) -> dict[str, float]:
+    return {"clip_low_threshold": low, "clip_high_threshold": high}
 
 
-def ppo(p, fields, settings):
-    """-min(r A, clip(r, low, high) A) (arXiv 1707.06347)."""
-    ratio, advantages = jnp.exp(p - fields["logprobs"]), fields["advantages"]
-    return -jnp.minimum(ratio * advantages, _clipped(ratio, settings) * advantages)
-
-
-def cispo(p, fields, settings):
-    """-sg(clip(r, low, high)) A p: every token keeps a gradient (arXiv 2506.13585)."""
-    ratio = jnp.exp(p - fields["logprobs"])
-    return -jax.lax.stop_gradient(_clipped(ratio, settings)) * fields["advantages"] * p
-
-
-def dro(p, fields, settings):
-    """-(A p - beta / 2 (p - q)^2) (arXiv 2405.19107)."""
-    return -(fields["advantages"] * p - 0.5 * settings["beta"] * (p - fields["logprobs"]) ** 2)
-
-
-def _clipped(ratio, settings):
-    return jnp.clip(ratio, settings["clip_low_threshold"], settings["clip_high_threshold"])
-
-
-_SAMPLED = ("logprobs", "advantages")
-_CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
-LOSSES = {
-    "cross_entropy": Loss(cross_entropy),
-    "importance_sampling": Loss(importance_sampling, _SAMPLED),
-    "ppo": Loss(ppo, _SAMPLED, _CLIP),
-    "cispo": Loss(cispo, _SAMPLED, _CLIP),
-    "dro": Loss(dro, _SAMPLED, {"beta": 0.05}),
+TINKER = {  # log-ratios are between -20 and 20, as everywhere in `objectives`
+    # -p
+    "cross_entropy": Loss(lambda given: objectives.make("reinforce"), ()),
+    # -r A
+    "importance_sampling": Loss(lambda given: objectives.make("ppo_clip", clip_low=1.0, clip_high=math.inf)),
+    # -min(r A, clip(r, low, high) A), arXiv 1707.06347
+    "ppo": Loss(_clipped("ppo_clip"), settings=_thresholds(0.8, 1.2)),
+    # -sg(clip(r, low, high)) A p, arXiv 2506.13585
+    "cispo": Loss(lambda given: objectives.make("cispo", min_ratio=given["clip_low_threshold"],
+                                                max_ratio=given["clip_high_threshold"]), settings=_thresholds(0.0, 4.0)),
+    # -(A p - beta / 2 (p - q)^2), arXiv 2405.19107
+    "dro": Loss(lambda given: objectives.made([("reinforce", {}), ("kl", {"coef": given["beta"], "estimator": "k2",
+                                                                          "against": "old"})]), settings={"beta": 0.05}),
+    # as `ppo`, with the value of exp(mean of p - q over the marked tokens) for r on each of them, arXiv 2507.18071
+    "gspo": Loss(_clipped("gspo_token"), optional=("weights", MARK), settings=_thresholds(1 - 3e-4, 1 + 4e-4)),
 }
+REFUSED = {"stable_reinforce": "its formula is not published, and it reads what Tinker's sampler records",
+           "c3po": "it counts the tokens of a whole batch, and gradients of several calls add up here"}
 
 
-def per_token(name: str, p, fields, settings):
-    """`w l(p)`, f32 of the shape of `p`; exactly 0 where w is 0, whatever the other fields hold there."""
-    weights = fields["weights"]
-    counts = weights != 0
-    safe = {key: jnp.where(counts, value, 0) for key, value in fields.items()}
-    return jnp.where(counts, weights * LOSSES[name].function(jnp.where(counts, p, 0), safe, settings), 0)
+def loss_of(name: str) -> Loss:
+    """The loss of this name. Raises ValueError for an unknown one, and for one that reads what no example has."""
+    if name in REFUSED:
+        raise ValueError(f"loss_fn={name!r}: {REFUSED[name]}; train with loss_fn='importance_sampling'")
+    one_of("loss_fn", name, [*TINKER, *OBJECTIVES])
+    return TINKER[name] if name in TINKER else _of_catalogue(name)
 
 
-def settings_of(name: str, given: Mapping[str, float | str]) -> dict[str, float]:
-    """The settings of a loss, with defaults. Raises ValueError for an unknown loss or setting, or one that is not a number."""
-    settings = dict(LOSSES[one_of("loss_fn", name, LOSSES)].settings)
+@functools.cache
+def _of_catalogue(name: str) -> Loss:
+    made, numbers = _made(name, {}), OBJECTIVES.parameters(name)
+    reads = dict.fromkeys(made.needs)
+    unknown = [need for need in reads if need not in _OF_TOKENS and not need.endswith("_logprobs")]
+    if unknown:
+        raise ValueError(f"loss_fn={name!r} reads {', '.join(unknown)}, which no example has: its loss_fn_inputs are numbers "
+                         "of tokens")
+    if made.whole_batch:
+        raise ValueError(f"loss_fn={name!r} compares all examples of a batch, and gradients of several calls add up here")
+    if jax.tree.leaves(made.init()):
+        raise ValueError(f"loss_fn={name!r} keeps a state from update to update, which no call has")
+    sampled = made.reads_old or bool(reads.keys() & {"behavior_logprobs", "old_logprobs"})
+    further = tuple(need for need in reads if need not in ("behavior_logprobs", "old_logprobs"))
+    required = ("logprobs", "advantages") if sampled else ("advantages",)
+    optional = ("weights", MARK, "old_logprobs") if sampled else ("weights", MARK, "logprobs")
+    settings = {key: one.default for key, one in numbers.items() if key not in _SUMMED}
+    return Loss(functools.partial(_made, name), (*required, *further), optional, settings, traced=False)
+
+
+def _made(name: str, numbers: Mapping[str, Any]) -> Objective:
+    weighed = {"aggregation": "token_mean"} if "aggregation" in OBJECTIVES.parameters(name) else {}  # a sum replaces it
+    return objectives.make(name, **weighed, **numbers)
+
+
+def available() -> list[str]:
+    """The names of all losses, Tinker's first."""
+    def there(name):
+        try:
+            return bool(loss_of(name))
+        except ValueError:
+            return False
+    return [*TINKER, *(name for name in objectives.names() if name not in TINKER and there(name))]
+
+
+def settings_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a loss, with defaults. Raises ValueError for an unknown loss or setting, or one out of its range."""
+    loss = loss_of(name)
+    settings = dict(loss.settings)
     for key, value in given.items():
         if key not in settings:
             raise ValueError(f"loss_fn_config has {key!r}; {name} knows {', '.join(settings) or 'no settings'}")
-        if isinstance(value, str) or math.isnan(value):
+        if loss.traced and isinstance(value, str) or not isinstance(value, str) and math.isnan(value):
             raise ValueError(f"loss_fn_config[{key!r}]={value!r}; give a number")
         settings[key] = value
+    try:
+        loss.make(settings)
+    except ValueError as error:
+        raise ValueError(f"loss_fn_config={dict(given)}: {error}") from None
     return settings
+
+
+def per_token(objective: Objective, p: jax.Array, fields: Mapping[str, jax.Array], slots: jax.Array):
+    """The loss, and of each token its part of it, of the shape of `p`; 0 where a weight is 0, whatever the fields hold there.
+
+    Args:
+      p: f32[R, N], log-probs of packed rows. The loss is differentiable in them.
+      fields: name -> f32[R, N], with `weights`.
+      slots: i32[D, T], the place of each token of each example in the flat rows; R N for padding.
+    """
+    there = slots < p.size
+    place = jnp.where(there, slots, 0)
+    view = {name: jnp.where(there, values.ravel()[place], 0)[:, None] for name, values in {**fields, "p": p}.items()}
+    logprobs, weights = view.pop("p"), view.pop("weights")
+    mask = (view.pop(MARK) if MARK in view else weights) != 0
+    advantages = view.pop("advantages") if "advantages" in view else jnp.ones_like(logprobs)
+    q = view.pop("logprobs") if "logprobs" in view else None
+    known: dict[str, Any] = {"behavior_logprobs": q, "old_logprobs": q}
+    known |= {name: values for name, values in view.items() if name in _OF_TOKENS}
+    rollouts = Rollouts(mask=mask, valid=jnp.any(mask, axis=-1), **known,
+                        extras={name: values for name, values in view.items() if name not in _OF_TOKENS})
+    share = {name: _plain(one, weights) for name, one in objective.weights(rollouts).items()}
+
+    def loss(logprobs, share):
+        return objective.update(logprobs, rollouts.replace(loss_weights=share), advantages, objective.init())[0]
+
+    slope = jax.grad(loss, argnums=1)(lax.stop_gradient(logprobs), share)  # the loss is linear in the shares
+    count = jnp.maximum(jnp.sum(mask, axis=-1), 1)
+    losses = jnp.zeros(p.size + 1)
+    for name, one in slope.items():
+        part = one * share[name]
+        losses = losses.at[slots].add((part if part.ndim == 3 else jnp.where(mask, (part / count)[..., None], 0))[:, 0])
+    return loss(logprobs, share), losses[:-1].reshape(p.shape)
+
+
+def _plain(share: jax.Array, weights: jax.Array) -> jax.Array:
+    """The weights of examples in place of an objective's shares, 0 where these are: of tokens, or 1 for a whole example."""
+    return jnp.where(share != 0, weights if share.ndim == 3 else jnp.any(weights != 0, axis=-1), 0.0)

@@ -24,6 +24,7 @@ class PackedExamples(NamedTuple):
 
     tokens, positions, targets: i32; 0 on padding.  end: i32, the slot after the example, else 0, see `packing.PackedRows`.
     fields: name -> f32, 0 on padding.
+    slots: i32[D, N], for each example the places of its tokens in the flat rows; R N on padding.
     """
 
     tokens: np.ndarray
@@ -31,6 +32,7 @@ class PackedExamples(NamedTuple):
     end: np.ndarray
     targets: np.ndarray
     fields: dict[str, np.ndarray]
+    slots: np.ndarray
 
 
 class ExamplePlace(NamedTuple):
@@ -65,13 +67,25 @@ def pack(data: Sequence[Datum], budget: int) -> tuple[list[PackedExamples], list
     whole = _filled(data, places, (count, length))
     def cut(first):
         part = slice(first, first + size)
-        return PackedExamples(*(x[part] for x in whole[:4]), {name: x[part] for name, x in whole.fields.items()})
+        own = [(len(one.tokens), (place.row - first) * length + place.start)
+               for one, place in zip(data, places, strict=True) if first <= place.row < first + size]
+        return PackedExamples(*(x[part] for x in whole[:4]), {name: x[part] for name, x in whole.fields.items()},
+                              _slots(own, size, length))
     return [cut(first) for first in range(0, count, size)], places
+
+
+def _slots(examples: Sequence[tuple[int, int]], size: int, length: int) -> np.ndarray:
+    """`PackedExamples.slots` of examples of these numbers of tokens at these places; D is a power of two."""
+    slots = np.full((1 << max(len(examples) - 1, 0).bit_length(), length), size * length, np.int32)
+    for row, (count, start) in zip(slots, examples):
+        row[:count] = np.arange(start, start + count)
+    return slots
 
 
 def _filled(data: Sequence[Datum], places: Sequence[ExamplePlace], shape: tuple[int, int]) -> PackedExamples:
     whole = PackedExamples(np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32),
-                           np.zeros(shape, np.int32), {name: np.zeros(shape, np.float32) for name in data[0].fields})
+                           np.zeros(shape, np.int32), {name: np.zeros(shape, np.float32) for name in data[0].fields},
+                           np.zeros((0, 0), np.int32))
     for one, (row, start) in zip(data, places, strict=True):
         slots = slice(start, start + len(one.tokens))
         whole.tokens[row, slots], whole.targets[row, slots] = one.tokens, one.targets

@@ -77,7 +77,7 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
         logprobs = jnp.where(seen.token_mask, logprobs, 0)
         for one in valued:
             values = one.value(logprobs, seen)
-            loss = loss + one.coef * summed(values, seen.loss_weights[f"term/{one.name}"], seen)
+            loss = loss + one.coef * summed(values, rollouts.loss_weights[f"term/{one.name}"], seen)
             if one.metric:
                 metrics = metrics | {one.metric: lax.stop_gradient(measure(one.metric, values, seen.loss_weights, seen))}
         return loss, (metrics, state)
