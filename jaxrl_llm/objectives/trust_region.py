@@ -3,7 +3,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
-def clipped_surrogate(ratio: Array, advantages: Array, clip_low: float, clip_high: float) -> tuple[Array, Array]:
+def clipped_surrogate(ratio: Array, advantages: Array, clip_low: float, clip_high: float | Array) -> tuple[Array, Array]:
     """`max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))`, and where the second is larger (arXiv 1707.06347)."""
     free = -advantages * ratio
     clipped = -advantages * jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
