@@ -1,6 +1,6 @@
 """Allocation of a fixed total of rollouts to prompts by the largest marginal gain (arXiv 2602.03584, 2509.25849)."""
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,6 @@ from jax import Array, lax
 from ml_collections import ConfigDict
 
 from jaxrl_llm.tools import key_values, registry
-from jaxrl_llm.tools.registry import one_of
 
 
 def signal_gain(p: Array, n: Array) -> Array:
@@ -81,7 +80,7 @@ def keys(c: ConfigDict) -> None:
     c.budget.prompts = 0               # prompts per step that share the completions; 0: half of per_step
 
 
-def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError for values that cannot work."""
-    key_values.at_least(config, 0, "budget.prompts")
-    one_of("config.budget.utility", config.budget.utility, ("", *UTILITIES))
+def check_keys(config: ConfigDict) -> Iterator[str]:
+    """A line for each value that cannot work."""
+    yield from key_values.at_least(config, 0, "budget.prompts")
+    yield from key_values.named(config, "budget.utility", ("", *UTILITIES))

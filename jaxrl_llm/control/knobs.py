@@ -69,14 +69,18 @@ def _check_shape(knob: Knob, shape: tuple[int, ...], by: str, sizes: dict[str, i
     raise ValueError(f"{knob.name}{by} has shape {shape} and should have {wanted}{f', where {known}' if known else ''}")
 
 
-def twofold(controllers: Mapping[str, Controller]) -> list[str]:
-    """A sentence for each knob that several controllers set."""
+def at_odds(controllers: Mapping[str, Controller]) -> list[str]:
+    """A sentence for each knob that several controllers set, and each controller of steps and evaluations."""
     setters: dict[str, list[str]] = {}
+    mixed = {name: sorted({*one.facts} - {"score"}) for name, one in controllers.items() if "score" in one.facts}
     for name, one in controllers.items():
         for knob in one.knobs:
             setters.setdefault(knob, []).append(name)
-    return [f"controllers {' and '.join(map(repr, names))} both set {knob}; leave one of them out"
-            for knob, names in setters.items() if len(names) > 1]
+    twice = [f"controllers {' and '.join(map(repr, names))} both set {knob}; leave one of them out"
+             for knob, names in setters.items() if len(names) > 1]
+    return twice + [f"controller {name!r} observes score, which comes with evaluations, and {', '.join(others)}, which come "
+                    "with steps: they are never there together; make two controllers of it"
+                    for name, others in mixed.items() if others]
 
 
 def unread(controllers: Mapping[str, Controller], readers: Mapping[str, Iterable[Knob]]) -> list[str]:

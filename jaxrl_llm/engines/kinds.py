@@ -3,7 +3,7 @@ from collections.abc import Mapping
 
 from jaxrl_llm import engines
 from jaxrl_llm.engines import server as external
-from jaxrl_llm.engines.base import CAN, ENGINES, EngineKind, Wanted, check_can, check_provides
+from jaxrl_llm.engines.base import CAN, ENGINES, EngineKind, Wanted, check_can, check_provides, lacking
 from jaxrl_llm.tools import registry
 
 registry.discover(engines.__name__, engines.__path__)
@@ -17,23 +17,35 @@ def choose(name: str, run: Wanted, wanted: Mapping[str, str]) -> EngineKind:
     "auto" is the faster of the two engines of this process, or the one that does what is wanted. Raises ValueError for an
     unknown name, for a name beside a server, and for an engine that lacks something.
     """
+    if lines := unable(name, run.server is not None, wanted):
+        raise ValueError("\n".join(lines))
     run = run._replace(wants=frozenset(wanted))
     if run.server is not None:
-        if name != "auto":
-            raise ValueError(f"sampling.engine={name!r} samples in this process, and server.url names a server that samples; "
-                             "set sampling.engine='auto', or server.url=''")
         kind = external.engine.kind(run)
     elif name != "auto":
         kind = ENGINES.make(name, run=run)
     else:
         able = [one for one in AUTO if {*ENGINES[one].provides} >= run.wants]
-        if not able:
-            needs = "; ".join(f"{why} needs an engine that {CAN[what]}" for what, why in wanted.items())
-            raise ValueError(f"{needs}, and no engine of this process does all of that; leave something of it out")
         kind = ENGINES[able[-1] if len(able) > 1 and faster_in_slots(run) else able[0]].make(run)
     check_can(kind, wanted)
     check_provides(kind, run.columns)
     return kind
+
+
+def unable(name: str, at_server: bool, wanted: Mapping[str, str]) -> list[str]:
+    """A line for each ability that is wanted and that the engine which `sampling.engine` names, or the server, lacks."""
+    if at_server and name != "auto":
+        return [f"sampling.engine={name!r} samples in this process, and server.url names a server that samples; set "
+                "sampling.engine='auto', or server.url=''"]
+    if at_server:
+        return lacking("server", external.engine.CAN, wanted)
+    if name != "auto":
+        can = ENGINES.find(name).provides
+        return lacking(name, can, wanted) if can else []  # your own says what it can once it is made
+    if any({*ENGINES[one].provides} >= wanted.keys() for one in AUTO):
+        return []
+    needs = "; ".join(f"{why} needs an engine that {CAN[what]}" for what, why in wanted.items())
+    return [f"{needs}, and no engine of this process does all of that; leave something of it out"]
 
 
 def faster_in_slots(run: Wanted) -> bool:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jaxrl_llm import parallel
 from jaxrl_llm.control import Controller, Fact, Known
-from jaxrl_llm.control.knobs import twofold
+from jaxrl_llm.control.knobs import at_odds
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.tools import registry
@@ -47,12 +47,8 @@ class Controls:
     by_name: Mapping[str, Controller] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        for name, one in self.by_name.items():
-            if "score" in one.facts and (others := sorted({*one.facts} - {"score"})):
-                raise ValueError(f"controller {name!r} observes score, which comes with evaluations, and {', '.join(others)}, "
-                                 "which come with steps: they are never there together; make two controllers of it")
-        if twice := twofold(self.by_name):
-            raise ValueError("; ".join(twice))
+        if found := at_odds(self.by_name):
+            raise ValueError("; ".join(found))
 
     @property
     def knobs(self) -> frozenset[str]:

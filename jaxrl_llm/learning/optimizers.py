@@ -1,5 +1,5 @@
 """The optimisers of `config.optimizer.name`: constructors of optax, each with its settings, and your own."""
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -215,16 +215,15 @@ def keys(c: ConfigDict) -> None:
     c.optimizer.ema = 0.0              # decay of a moving average of the weights (adapters: of A, of B) for `--average`; 0: off
 
 
-def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError for values that cannot work."""
+def check_keys(config: ConfigDict) -> Iterator[str]:
+    """A line for each value that cannot work."""
     o = config.optimizer
-    key_values.at_least(config, 0, "optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
-                        "optimizer.clip_norm")
-    key_values.finite(config, "optimizer.learning_rate optimizer.weight_decay")
+    yield from key_values.at_least(config, 0, "optimizer.learning_rate optimizer.warmup_updates optimizer.weight_decay "
+                                   "optimizer.clip_norm")
+    yield from key_values.finite(config, "optimizer.learning_rate optimizer.weight_decay")
     for name in ("b1", "b2"):
         if o[name] != UNSET[name] and not 0 <= o[name] < 1:
-            raise ValueError(f"config.optimizer.{name} is {o[name]}; give 0 or more and less than 1, or -1: the "
-                             "optimiser's own")
+            yield f"config.optimizer.{name} is {o[name]}; give 0 or more and less than 1, or -1: the optimiser's own"
     for name in ("momentum", "ema"):
         if not 0 <= o[name] < 1:
-            raise ValueError(f"config.optimizer.{name} is {o[name]}; give a decay below 1, for example 0.99, or 0: none")
+            yield f"config.optimizer.{name} is {o[name]}; give a decay below 1, for example 0.99, or 0: none"

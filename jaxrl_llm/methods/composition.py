@@ -40,13 +40,19 @@ def composed(row: Method, given: Mapping[str, str], of_the_run: Mapping[str, Any
         place = f"{where}{key}={text!r}" if text else f"method {row.slug!r} has {key}={changed[key]!r}"
         found += [f"{place}: {line}" for line in faults(key, changed[key], of_the_run)]
     if found:
-        raise refusal(found)
+        raise Faults(found)
     return dataclasses.replace(row, **changed)
 
 
-def refusal(found: Sequence[str]) -> ValueError:
-    """The error of these faults, a line each."""
-    return ValueError(found[0] if len(found) == 1 else "\n  ".join([f"{len(found)} faults of the composition:", *found]))
+class Faults(ValueError):
+    """The error of faults of a composition, which are its `lines`."""
+
+    def __init__(self, lines: Sequence[str]):
+        self.lines = [*lines]
+        super().__init__(lines[0] if len(lines) == 1 else "\n  ".join([f"{len(lines)} faults of the composition:", *lines]))
+
+    def __reduce__(self):
+        return Faults, (self.lines,)
 
 
 def overridden(row: Method, key: str, given: str) -> str:

@@ -82,9 +82,9 @@ def _summed(named: Sequence[Named], of_the_run: Mapping[str, Any]) -> None:
 
 
 def _steered(named: Sequence[Named], of_the_run: Mapping[str, Any]) -> None:
-    """Raises ValueError for two controllers that set one knob."""
-    if twice := knobs.twofold({name: control.make(name, **numbers) for name, numbers in named}):
-        raise ValueError("; ".join(twice))
+    """Raises ValueError for two controllers that set one knob, and one that observes steps and evaluations."""
+    if found := knobs.at_odds({name: control.make(name, **numbers) for name, numbers in named}):
+        raise ValueError("; ".join(found))
 
 
 control.names()  # fills the tables of filters and controllers

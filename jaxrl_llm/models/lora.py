@@ -3,7 +3,7 @@
 An adapter tree is separate from the parameters and is passed beside them: `model.hidden_states(params, ..., lora=lora)`.
 """
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -107,8 +107,8 @@ def keys(c: ConfigDict) -> None:
     c.lora.alpha = 16.0                # W + alpha / rank A B; the first A is normal, with standard deviation 1 / sqrt(in)
 
 
-def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError for values that cannot work."""
-    key_values.at_least(config, 0, "lora.rank")
+def check_keys(config: ConfigDict) -> Iterator[str]:
+    """A line for each value that cannot work."""
+    yield from key_values.at_least(config, 0, "lora.rank")
     if not 0 < config.lora.alpha < float("inf"):
-        raise ValueError(f"config.lora.alpha is {config.lora.alpha}; give a finite number above 0")
+        yield f"config.lora.alpha is {config.lora.alpha}; give a finite number above 0"

@@ -92,4 +92,12 @@ _NO_PRIOR = ("method {method!r} has a replay, whose rollouts have no reward pred
              "set budget.utility to nothing, or take a method without replay, for example grpo")
 CONFLICTS = (
     Conflict(("replay",), _endless, "they are numbers of config.replay"),
+    Conflict(("replay", "rehearsed.has_critic", "text.replay"),
+             "the replay {2!r} trains a critic alone, and method {method!r} has none", "leave critic_only out",
+             lambda replay, critic, text: replay.critic_only and not critic),
+    Conflict(("text.replay_estimator", "text.replay_objective", "updates"),
+             "method {method!r} has replay_estimator={0!r} and replay_objective={1!r}, and its replay has no updates of its "
+             "own",
+             "name a replay with updates, or set config.replay_estimator and config.replay_objective to none",
+             lambda estimator, objective, updates: (estimator or objective) and not updates),
     Conflict(("replay", "config.budget.utility"), *_NO_PRIOR), Conflict(("replay", "needs.prior"), *_NO_PRIOR))

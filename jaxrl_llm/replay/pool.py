@@ -17,7 +17,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -169,10 +169,10 @@ def keys(c: ConfigDict) -> None:
     c.pool.max_age = 3600.0            # seconds after which a shared file is ignored
 
 
-def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError for values that cannot work."""
-    key_values.at_least(config, 0, "pool.groups")
-    key_values.seconds(config, "pool.max_age")
+def check_keys(config: ConfigDict) -> Iterator[str]:
+    """A line for each value that cannot work."""
+    yield from key_values.at_least(config, 0, "pool.groups")
+    yield from key_values.seconds(config, "pool.max_age")
     if config.pool.path and not 0 < config.pool.groups < config.prompts.per_step:
-        raise ValueError(f"config.pool.groups={config.pool.groups} of the prompts.per_step={config.prompts.per_step} come from "
-                         "the pool; give 1 or more, and leave one to this run")
+        yield (f"config.pool.groups={config.pool.groups} of the prompts.per_step={config.prompts.per_step} come from the pool; "
+               "give 1 or more, and leave one to this run")

@@ -1,6 +1,6 @@
 """Expected rewards of prompts before they are sampled: the prior of V0.5, and the basis of rollout budgets."""
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.maths import masked
 from jaxrl_llm.tasks import text_of
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.tools.registry import one_of
+from jaxrl_llm.tools import key_values
 from jaxrl_llm.values import buffer, encoder, features, probe, v0
 
 # Two are control conditions. "shuffled": every prompt gets the probe's prediction for its neighbour in the (shuffled) batch.
@@ -175,6 +175,6 @@ def keys(c: ConfigDict) -> None:
     c.prior.encoder = ""               # the encoder that V0 was trained with
 
 
-def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError for values that cannot work."""
-    one_of("config.prior.source", config.prior.source, SOURCES)
+def check_keys(config: ConfigDict) -> Iterator[str]:
+    """A line for each value that cannot work."""
+    yield from key_values.named(config, "prior.source", SOURCES)

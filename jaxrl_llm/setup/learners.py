@@ -88,9 +88,6 @@ def with_rehearsal(config: ConfigDict, made: Parts, learner: Learner, ladders: L
         learner, estimator=estimator, layout=layout, joint=None, epochs=1, filters={},
         as_sampled=as_sampled, critic_only=made.replay.critic_only,
         recorders=measuring(made.rehearsed_needs, as_sampled))
-    if again.critic_only and not estimator.has_critic:
-        raise ValueError(f"the replay {made.method.replay!r} trains a critic alone, and method {made.method.slug!r} has none; "
-                         "leave critic_only out")
     return dataclasses.replace(
         learner, rehearsal=again, renew=made.replay.renew, renewed=made.replay.updates * config.prompts.per_step,
         recorders=measuring(made.fresh_needs, learner.as_sampled))

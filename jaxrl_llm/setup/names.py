@@ -1,4 +1,6 @@
 """The method of a configuration with the parts that its texts name; what they name wrongly is reported at once."""
+from collections.abc import Sequence
+
 from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, rewards, tasks
@@ -10,14 +12,14 @@ from jaxrl_llm.tools import registry, written
 from jaxrl_llm.values.features import feature_size
 
 
-def method_of(config: ConfigDict) -> methods.Method:
+def method_of(config: ConfigDict, known: Sequence[str] = ()) -> methods.Method:
     """The row of `config.method`, whose texts those of the configuration change, see `methods.composition`.
 
     Raises ValueError that lists all unknown names of methods, parts, tasks, environments, rewards, schedules and stages, and
-    all numbers of parts that do not exist or are out of their range.
+    all numbers of parts that do not exist or are out of their range, behind faults that are already `known`.
     """
     check_values(config)
-    found = unknown_names(config)
+    found = [*known, *unknown_names(config)]
     of_the_run = {"max_len": config.sampling.max_tokens, "feature_size": feature_size(config.model.hidden_size)}
     given = {key: config[key] for key in texts.SLOTS}
     try:
@@ -27,7 +29,7 @@ def method_of(config: ConfigDict) -> methods.Method:
         for key, text in given.items():
             if not (composition.are_numbers(text) or text.startswith("+") or text == composition.NONE):
                 found += [f"config.{key}={text!r}: {line}" for line in texts.faults(key, text, of_the_run)]
-        raise composition.refusal(found) from None
+        raise composition.Faults(found) from None
     return composition.composed(row, given, of_the_run, "config.", found)
 
 

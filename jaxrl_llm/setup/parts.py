@@ -95,10 +95,6 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
         around = methods.provision.of_environment(objective, environment.facts, contexts, apart)
     needs, stored = methods.provision.needs_of(method, estimator, objective), only(method, "replay")
     again = composition.replayed_of(method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size))
-    if again and not (stored is not None and stored.updates):
-        raise ValueError(f"method {method.slug!r} has replay_estimator={method.replay_estimator!r} and replay_objective="
-                         f"{method.replay_objective!r}, and its replay has no updates of its own; name a replay with updates, "
-                         "or set config.replay_estimator and config.replay_objective to none")
     also = methods.provision.replay_needs_of(again) if again else needs if stored is not None and stored.updates else set()
     also |= {"behavior_logprobs"} if stored is not None and stored.as_sampled else set()
     there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,

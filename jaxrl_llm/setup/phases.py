@@ -13,7 +13,6 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
 from jaxrl_llm.setup import keys, phase_words
-from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.resolve import as_in_paper, resolve
 from jaxrl_llm.store.begun import Begun
 from jaxrl_llm.tools import registry, written
@@ -59,8 +58,14 @@ class Phase:
 
 
 def text_of(config: ConfigDict) -> str:
-    """The phases of a configuration as text: its own, or those of its method; empty for a run without phases."""
-    return config.phases or method_of(config).phases
+    """The phases of a configuration as text: its own, or those of its method; empty for a run without phases.
+
+    An unknown method has none: `setup.build` reports it with all other faults.
+    """
+    try:
+        return config.phases or methods.get(config.method).phases
+    except ValueError:
+        return ""
 
 
 def follows_steps(text: str) -> bool:

@@ -1,4 +1,6 @@
 """The states of the policy that `config.probe` names."""
+from collections.abc import Iterator
+
 from ml_collections import ConfigDict
 
 from jaxrl_llm.environments.parsers import CLOSE, OPEN
@@ -27,6 +29,6 @@ def keys(c: ConfigDict) -> None:
     c.probe.think_end = "</think>"     # text that ends the reasoning (not in a <tool_call>); without it all is reasoning
 
 
-def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError for values that cannot work."""
-    key_values.at_least(config, 1, "probe.pool")
+def check_keys(config: ConfigDict) -> Iterator[str]:
+    """A line for each value that cannot work."""
+    yield from key_values.at_least(config, 1, "probe.pool")

@@ -8,18 +8,20 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxrl_llm import methods
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState
+from jaxrl_llm.methods.composition import Faults
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.sampling.stages import moments
 from jaxrl_llm.setup import agreement, parts, why
-from jaxrl_llm.setup.check import check
+from jaxrl_llm.setup.check import check, faults
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.first_state import initial_adapters, known_of
 from jaxrl_llm.setup.judge import Judge, make_judge
-from jaxrl_llm.setup.keys import set_key
+from jaxrl_llm.setup.keys import check_values, set_key
 from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.setup.meshes import make_mesh, sampling_mesh
 from jaxrl_llm.setup.names import method_of
@@ -76,14 +78,28 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
 
 def composed(config: ConfigDict) -> Composed:
     """What a run is composed of, before anything is read or compiled; ValueError for values that cannot work."""
-    config = resolve(config, method_of(config).defaults)
-    check(config)
+    config = checked(config)
     check_there(config.model.path)
     judge, opened_model = make_judge(config), open_model(config.model)
     model = opened_model[1].config
     made, schedule = parts.make_parts(config, model.hidden_size, judge.task, judge.environment), make_schedule(config)
     around = Around(judge.environment, model, judge.reward, schedule, judge.task)
     return Composed(config, judge, opened_model, made, schedule, around)
+
+
+def checked(config: ConfigDict) -> ConfigDict:
+    """The configuration with its automatic values; ValueError with every name and every value that cannot work."""
+    check_values(config)
+    try:
+        defaults = methods.get(config.method).defaults
+    except ValueError:  # `method_of` reports it
+        defaults = {}
+    try:
+        resolved, found = resolve(config, defaults), list[str]()
+    except ValueError as error:
+        resolved, found = config, [str(error)]
+    method_of(config, found or faults(resolved))
+    return resolved
 
 
 def against(method: str, changes: Mapping[str, Any]) -> list[str]:
@@ -93,7 +109,10 @@ def against(method: str, changes: Mapping[str, Any]) -> list[str]:
         set_key(config, key, value)
     found: list[str] = []
     for phase in phases_of(config):
-        config, judge, _, made, _, around = composed(phase.config)
+        try:
+            config, judge, _, made, _, around = composed(phase.config)
+        except Faults as error:
+            return [*found, *error.lines]
         if judge.runner is not None:
             judge.runner.close()
         lines = why.against(config, made, around)

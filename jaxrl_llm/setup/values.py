@@ -51,13 +51,14 @@ def kinds_of(config: ConfigDict, made: Parts) -> dict[tuple[str, str], Kind]:
 def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dict[str, Any]:
     """What conflicts may read, and topologies take, by name; what is not known is left out.
 
-    "config.KEY": every key. "needs.FIELD": True for what some part reads. "knobs.NAME": True for what a controller sets.
-    "estimator.NAME", "objective.NAME": the numbers of both, and True for the functions that the estimator has; also
-    "estimator.has_critic". "filters": their names; "filters.refills": of those for which further prompts are drawn.
-    "sizes": what decides the number of a prompt's rollouts, as texts; "unequal": those that give prompts different ones from
-    the start; "pilot", "mean": of the rule, 0 and 1 without one. "knobs": all that are set.
-    "measured": names of the further token columns. "there": what the run has for recorders and topologies. "method",
-    "topology": their names. "replays": whether there is a replay. And the objects "estimator", "objective", "rule", "guide",
+    "config.KEY": every key. "text.KEY": the method's text of a part, such as "text.replay". "needs.FIELD": True for what some
+    part reads. "knobs.NAME": True for what a controller sets. "estimator.NAME", "objective.NAME": the numbers of both, and
+    True for the functions that the estimator has; also "estimator.has_critic". "filters": their names; "filters.refills": of
+    those for which further prompts are drawn. "sizes": what decides the number of a prompt's rollouts, as texts; "unequal":
+    those that give prompts different ones from the start; "pilot", "mean": of the rule, 0 and 1 without one. "knobs": all that
+    are set. "measured": names of the further token columns. "there": what the run has for recorders and topologies. "method",
+    "topology": their names. "replays": whether there is a replay; "updates": those of stored rollouts alone in a step;
+    "rehearsed.has_critic": of the estimator that credits them. And the objects "estimator", "objective", "rule", "guide",
     "replay", "environment", "model" (its configuration), "reward", "schedule", "task", where there are any.
     """
     estimator, knobs = made.estimator, made.controls.knobs
@@ -66,7 +67,10 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
     unequal += [f"the allocation rule {name!r}" for name, _ in made.method.parts("allocation")]
     topology = made.method.part("topology")
     objects = {"rule": made.rule, "guide": made.guide, "replay": made.replay, **around._asdict()}
+    rehearsed = estimator if made.rehearsed is None else made.rehearsed[0]
     return {
+        **{f"text.{key}": getattr(made.method, key) for key in SLOTS}, "rehearsed.has_critic": rehearsed.has_critic,
+        "updates": made.replay.updates if made.replay is not None else 0,
         **{f"config.{key}": value for key, value in flatten_dict(config.to_dict(), sep=".").items()},
         **{f"needs.{name}": True for name in made.needs}, **{f"knobs.{name}": True for name in knobs},
         **{f"{key}.{name}": value for key in ("estimator", "objective") for name, value in _numbers(made, key).items()},

@@ -12,7 +12,7 @@ V_t is the value of the state before token t: the prompt and the tokens up to t 
 Packed rows have the same values and updates, see `in_packed_rows`; a micro-batch of them is a number of rows.
 """
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -32,7 +32,7 @@ from jaxrl_llm.objectives.aggregation import token_weights
 from jaxrl_llm.parallel import batch_sharding, indexed, over_rows, tree_shardings
 from jaxrl_llm.tools import key_values
 from jaxrl_llm.tools.memo import remembered
-from jaxrl_llm.tools.registry import Conflict, one_of
+from jaxrl_llm.tools.registry import Conflict
 
 KINDS = ("separate", "head")
 
@@ -260,8 +260,8 @@ def keys(c: ConfigDict) -> None:
     c.critic.pretrain_steps = -1       # first steps that train only the critic; -1: the method's own
 
 
-def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError for values that cannot work."""
-    key_values.at_least(config, 0, "critic.learning_rate critic.clip critic.pretrain_steps")
-    key_values.finite(config, "critic.learning_rate")
-    one_of("config.critic.kind", config.critic.kind, KINDS)
+def check_keys(config: ConfigDict) -> Iterator[str]:
+    """A line for each value that cannot work."""
+    yield from key_values.at_least(config, 0, "critic.learning_rate critic.clip critic.pretrain_steps")
+    yield from key_values.finite(config, "critic.learning_rate")
+    yield from key_values.named(config, "critic.kind", KINDS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.control import Controller
-from jaxrl_llm.control.knobs import Knob, read, twofold, unread
+from jaxrl_llm.control.knobs import Knob, at_odds, read, unread
 
 KNOBS = (Knob("heat", least=0), Knob("weights", ("N",), 0), Knob("ids", ("B",), most="last"), Knob("sizes", ("B",), 1),
          Knob("stop"))
@@ -50,8 +50,8 @@ def test_without_a_controller_the_error_names_the_knob_alone():
 
 def test_all_knobs_that_nothing_reads_or_several_set_are_said():
     controllers = {"a": of("heta", "ids"), "b": of("ids", "zzz")}
-    assert twofold(controllers) == ["controllers 'a' and 'b' both set ids; leave one of them out"]
-    assert twofold({"a": of("ids"), "b": of("heat")}) == []
+    assert at_odds(controllers) == ["controllers 'a' and 'b' both set ids; leave one of them out"]
+    assert at_odds({"a": of("ids"), "b": of("heat")}) == []
     assert unread(controllers, {"sampling": KNOBS[:2], "the stage 'draw'": KNOBS[2:4]}) == [
         "controller 'a' sets 'heta', which no part of this run reads. Did you mean 'heat', which sampling reads? Knobs are "
         "heat, ids, sizes, weights",

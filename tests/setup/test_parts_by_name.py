@@ -190,7 +190,6 @@ def test_faults_of_one_part_are_said_together_with_those_of_its_terms():
     ({"guidance": "experts(traces=0)"}, "traces=0 of an expert's text"),
     ({"topology": "single(x=3)"}, "Unknown keyword of topology 'single' 'x'"),
     ({"recorders": "old(3)"}, "more values without a name than the part has numbers: none"),
-    ({"replay_objective": "gspo"}, "its replay has no updates of its own"),
     ({"estimator": "nowhere_to_be:found"}, "there is no module 'nowhere_to_be' on the path"),
     ({"method": "nowhere_to_be:row"}, "there is no module 'nowhere_to_be' on the path"),
     ({"method": "jaxrl_llm.methods.values:ROW"}, "Unknown row of jaxrl_llm.methods.values 'ROW'")))

@@ -2,7 +2,7 @@
 import hashlib
 import shutil
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from jaxrl_llm.models import weights
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.tools import key_values
-from jaxrl_llm.tools.registry import one_of
 
 _FIRST_CONTACT = 30.0  # seconds for a server that has not answered yet
 _KEPT = 2  # publications whose files stay: the one in use, and the one before, which may still be read
@@ -219,11 +218,11 @@ def keys(c: ConfigDict) -> None:
     c.server.max_mismatch = 0.05       # largest mismatch/kl of a batch, nats per token; beyond it the run ends
 
 
-def check_keys(config: ConfigDict) -> None:
-    """Raises ValueError for values that cannot work."""
-    key_values.at_least(config, 0, "server.max_mismatch")
-    key_values.seconds(config, "server.deadline")
-    one_of("config.server.reload", config.server.reload, RELOADS)
+def check_keys(config: ConfigDict) -> Iterator[str]:
+    """A line for each value that cannot work."""
+    yield from key_values.at_least(config, 0, "server.max_mismatch")
+    yield from key_values.seconds(config, "server.deadline")
+    yield from key_values.named(config, "server.reload", RELOADS)
     if config.server.url and not config.server.weights:
-        raise ValueError(f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
-                         "config.server.weights to a folder that both see")
+        yield (f"config.server.url={config.server.url!r} samples for the run, which writes weights for it; set "
+               "config.server.weights to a folder that both see")
