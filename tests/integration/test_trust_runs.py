@@ -8,7 +8,7 @@ from jaxrl_llm.runs import loop
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["dppo", "vespo"])
+@pytest.mark.parametrize("method", ["dppo", "vespo", "klpo"])
 def test_three_steps(method, tmp_path):
     config = tiny_config.get_config()
     config.update_from_flattened_dict({"steps": 3, "method": method, "model.num_layers": 1, "learner.epochs": 1,

@@ -172,3 +172,76 @@ def test_vespo_of_very_stale_rollouts_is_finite():
     for shift in (-50.0, 50.0):
         loss, slope = ours("vespo", (new, sampler + shift, advantages, mask))
         assert np.isfinite(loss) and np.max(np.abs(slope)) < 1e-12
+
+
+# log(p / q) = .405465, -.127833, .223144 | -.470004, -.510826; (1 - q) / (1 - p) = 2, .961538, 1.133333 | .85, .882353;
+# the binary KLs are those of DPPO: .160089 | .073722 in all.
+def test_klpo_by_token():
+    """h = 1 - .0405465, 1 + .0127833, 1 - .0223144 | -1 + .0470004, -1 + .0510826; the gradient is -h w / 2."""
+    expect("klpo", 0.0748415335, [-0.9594535, -0.4869151, -0.5540219, 0.4050248, 0.41864],
+           {"residual": 0.9703679, "correction": 1.1654449, "sequence_kl": (0.1600888 + 0.0737223) / 2,
+            "log_ratio": (0.5007753 - 0.9808293) / 2})
+
+
+def test_klpo_by_completion():
+    """h = 1 - .1 (.5007753 + .1600888) = .9339136 | -1 + .1 (.9808293 - .0737223) = -.9092893."""
+    expect("klpo", 0.0504191081, [-0.9339136, -0.4489969, -0.5292177, 0.386448, 0.401157],
+           {"residual": (3 * 0.9339136 + 2 * 0.9092893) / 5}, route="sequence")
+
+
+def test_klpo_learns_from_equal_rewards():
+    """There is no baseline: a reward of 1 raises a token and a reward of 0 moves it back to the sampler."""
+    _, slope, _ = run("klpo", advantage=[[0] * 3, [1] * 2])
+    np.testing.assert_allclose(slope[:3], [0.0405465, -0.0127833 * 0.961538 / 2, 0.0223144 * 1.133333 / 2], atol=1e-6)
+    np.testing.assert_allclose(slope[3:], [-1.0470004 * 0.85 / 2, -1.0510826 * 0.882353 / 2], atol=1e-6)
+
+
+def binary_kl(new, sampler):
+    p, q = np.exp(new), np.exp(sampler)
+    return q * (sampler - new) + (1 - q) * np.log((1 - q) / (1 - p))
+
+
+def test_klpo_by_completion_has_the_gradient_of_its_squares():
+    new, sampler, advantages, mask = data = random(seed=5, shape=(2, 2, 4))
+
+    def squares(logprobs):
+        fitted = ((logprobs - sampler + binary_kl(logprobs, sampler)) * mask).sum(-1)
+        return np.mean((advantages[..., 0] - 0.3 * fitted) ** 2) / 0.6
+
+    np.testing.assert_allclose(ours("klpo", data, beta=0.3, route="sequence")[1], central(squares, new, mask), rtol=1e-6,
+                               atol=1e-8)
+
+
+def test_klpo_by_token_has_the_gradient_of_the_centred_score():
+    new, sampler, advantages, mask = data = random(seed=6, shape=(2, 2, 4))
+    held = (advantages - 0.3 * (new - sampler)) * mask
+
+    def surrogate(logprobs):
+        return -np.mean((held * (logprobs + binary_kl(logprobs, sampler))).sum(-1))
+
+    np.testing.assert_allclose(ours("klpo", data, beta=0.3)[1], central(surrogate, new, mask), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("route", ["token", "sequence"])
+def test_klpo_is_that_of_the_authors(route):
+    """As `klpo_token_loss(kl_estimator="binary")` and `klpo_sequence_loss`, with their names, in another order of terms."""
+    new, sampler, advantages, mask = data = random(seed=7)
+    returns, ell = advantages[..., :1], (new - sampler) * mask
+    correction = (1 - np.exp(sampler)) / (1 - np.exp(new))
+    centered_ratio = (ell + binary_kl(new, sampler)) * mask
+    feedback = returns - 0.1 * (ell if route == "token" else centered_ratio.sum(-1, keepdims=True))
+    gradient = -feedback * correction * mask / mask[..., 0].size
+    loss, slope = ours("klpo", data, route=route)
+    np.testing.assert_allclose(slope, gradient, rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(loss, np.sum(gradient * new), rtol=1e-5)
+
+
+@pytest.mark.parametrize("route", ["token", "sequence"])
+def test_klpo_of_tokens_that_became_certain_is_finite(route):
+    """`(1 - q) / (1 - p)` has a bound where float32 has none left of `1 - p`; a token that stays certain has the factor 1."""
+    for before, factor in ((np.log(0.5), 0.5 / 1e-6), (0.0, 1.0)):
+        rollouts = from_lists([[1]], lengths=[[1]], behavior_logprobs=np.full((1, 1, 1), before, np.float32))
+        objective = objectives.make("klpo", route=route)
+        slope = jax.grad(lambda x: objective.update(x, rollouts, jnp.ones((1, 1, 1)), ())[0])(jnp.zeros((1, 1, 1)))
+        shift = 0.0 if before == 0 else 0.1 * (np.log(2) if route == "token" else 0.5 * (np.log(2) + np.log(5e5)))
+        np.testing.assert_allclose(slope, [[[-(1 - shift) * factor]]], rtol=1e-5)
