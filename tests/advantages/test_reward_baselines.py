@@ -8,6 +8,7 @@ from jaxrl_llm import advantages, methods
 from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 
 P, G, T = 4, 5, 6
+REWARD_BASELINES = np.array([0.5, 0, 1, 0.5])
 
 
 @pytest.fixture
@@ -36,6 +37,13 @@ def test_gpg_worked_example():
         wanted = [[0.5 * alpha, -0.5 * alpha, 0], [0, 0, 0], [0.25 * alpha, -0.25 * alpha, 0]]
         np.testing.assert_allclose(first("gpg", rollouts, rescale=rescale), wanted, atol=1e-6)
     assert not first("gpg", from_lists([[1, 1], [0, 0]])).any()  # no group has a signal
+
+
+def test_remax_worked_example():
+    """The greedy completion of the second prompt was lost."""
+    rollouts = from_lists([[1, 0, 0.25], [1, 0]], [[1, 2, 1], [1, 1]], extras={"greedy_rewards": jnp.array([0.5, np.nan])})
+    made, _ = advantages.make("remax").update(rollouts, ())
+    np.testing.assert_allclose(made, pad_lists([[[0.5], [-0.5, -0.5], [-0.25]], [[0], [0], [0]]]), atol=1e-6)
 
 
 def test_optimal_token_baseline_worked_example():
@@ -92,14 +100,21 @@ def as_gpg_trainer(rewards, completion_mask):
     return (rewards - rewards.mean(1, keepdims=True)) / (rewards.std(1) > 0).mean()
 
 
+def as_verl_remax(scores, response_mask):
+    """verl's `adv_estimator=remax`: the return of every token less `reward_baselines`, the score of a greedy response."""
+    return scores - REWARD_BASELINES[:, None]
+
+
 @pytest.mark.parametrize(("slug", "estimator", "theirs", "seq_mean_token_sum"), [
-    ("opo", "", as_verl_opo, True), ("gpg", "rescale=rewarded", as_verl_gpg, False), ("gpg", "", as_gpg_trainer, False)])
+    ("remax", "", as_verl_remax, True), ("opo", "", as_verl_opo, True),
+    ("gpg", "rescale=rewarded", as_verl_gpg, False), ("gpg", "", as_gpg_trainer, False)])
 def test_losses_and_gradients_of_rows_are_those_of_peers(double, data, slug, estimator, theirs, seq_mean_token_sum):
     """Policy-gradient losses, `loss_mode=gpg`, whose weights of tokens are those of `loss_agg_mode`."""
     weights = data["mask"] / (P * G if seq_mean_token_sum else data["mask"].sum())
     slope = -weights * theirs(data["rewards"], data["mask"])[..., None]
     made, objective = methods.build(slug, estimator=estimator)
-    rollouts = Rollouts(mask=jnp.asarray(data["mask"]), valid=jnp.ones((P, G), bool), rewards=jnp.asarray(data["rewards"]))
+    rollouts = Rollouts(mask=jnp.asarray(data["mask"]), valid=jnp.ones((P, G), bool), rewards=jnp.asarray(data["rewards"]),
+                        extras={"greedy_rewards": jnp.asarray(REWARD_BASELINES)})
     values, _ = made.update(rollouts, ())
     loss, gradient = jax.value_and_grad(
         lambda logprobs: objective.update(logprobs, rollouts, values, objective.init())[0])(jnp.asarray(data["logprobs"]))

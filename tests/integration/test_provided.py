@@ -32,6 +32,7 @@ KINDS = {
     "gradients": in_groups(method="vcpo"),
     "mixture": in_groups(method="qwen_stabilizing", objective="routing='learner'", **{
         "model.experts": 4, "learner.minibatches": 2}),
+    "greedy rewards": in_groups(method="remax"),
     "pulls": in_groups(method="optimal_token_baseline"),
     "greedy": in_groups(method="b_coder"),
     "environment": chatter.get_config(method="gigpo"),
@@ -56,7 +57,7 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     made = parts.make_parts(run.config, run.learner.policy.model.config.hidden_size, run.source.task, environment)
     said = provision.provided(made.method, made.estimator, made.there)
     fields = {name for name in said if "." not in name} - {knob.name for reads in readers().values() for knob in reads}
-    on_demand = recorders.recordable(said) | {"prior"} | {*measures.MEASURES}  # made for methods that need them
+    on_demand = recorders.recordable(said) | {"prior", "greedy_rewards", *measures.MEASURES}  # made for methods that need them
     if environment is not None:
         on_demand |= {"answers"}  # refused, see `environments.base.CONFLICTS`
     wanted = fields - (on_demand - made.needs)

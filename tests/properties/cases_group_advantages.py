@@ -53,6 +53,14 @@ def energies(rng, p, g, t):
     return {"extras": {"logit_gradients": rng.uniform(0, 2, (p, g, t))}}
 
 
+def compared(rng, p, g, t):
+    return {"extras": {"greedy_rewards": rng.choice([0.0, 0.5, np.nan], p)}}
+
+
+def as_greedy(rng, p, g, t):
+    return {"extras": {"greedy_rewards": np.full(p, 0.3)}}
+
+
 SIGNS = {"equal": "the advantage is a sign, compared with nothing"}
 ROC = {"train_rollouts": 3, "min_negative": 1, "min_positive": 1}
 MSSR = {"permutation_of_state": "outcomes of one prompt are counted one by one, so the last ones weigh most"}
@@ -105,6 +113,7 @@ ESTIMATORS = {
         Case({**ROC, "variant": "paper"}, inputs=tool_use,
              exempt={"permutation": NOISE, "padding": NOISE, "float64": NOISE}),
     ],
+    "remax": [Case(inputs=compared, equal=as_greedy)],
     "optimal_token_baseline": [
         Case(inputs=energies),
         Case({"alone": "raw"}, inputs=energies, exempt={"equal": "tokens of the longest rollout alone have no baseline"}),

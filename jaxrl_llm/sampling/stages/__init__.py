@@ -7,6 +7,7 @@ from jaxrl_llm.sampling.stages.choose import choose
 from jaxrl_llm.sampling.stages.draw import draw
 from jaxrl_llm.sampling.stages.exchange import after, before
 from jaxrl_llm.sampling.stages.expect import expect
+from jaxrl_llm.sampling.stages.greedy import greedy
 from jaxrl_llm.sampling.stages.guide import guide
 from jaxrl_llm.sampling.stages.measure import measure
 from jaxrl_llm.sampling.stages.mix import mix
@@ -18,7 +19,8 @@ from jaxrl_llm.sampling.stages.shape import shape
 from jaxrl_llm.sampling.stages.share import share
 
 __all__ = ["STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw", "expect",
-           "guide", "measure", "mix", "reference", "rehearse", "replaced", "sample", "score", "shape", "share", "stage"]
+           "greedy", "guide", "measure", "mix", "reference", "rehearse", "replaced", "sample", "score", "shape", "share",
+           "stage"]
 
 
 def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage] = (), mixes: Sequence[Stage] = ()

@@ -1,0 +1,26 @@
+"""ReMax: the reward of the policy's greedy completion is the baseline of its prompt (arXiv 2310.10505)."""
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.tools.registry import Conflict
+
+CONFLICTS = tuple(Conflict((value,), f"{{part}} compares with a greedy completion by the weights of the step, and {who} none",
+                           "leave it out, or take another estimator")
+                  for value, who in (("replays", "replayed groups have"), ("config.pool.path", "groups of a pool have")))
+
+
+@estimator(conflicts=CONFLICTS)
+def remax() -> Estimator:
+    """`A_i = r_i - r_greedy`, r_greedy the reward of the completion that the same policy draws at temperature 0.
+
+    `extras["greedy_rewards"]` f32[P] are these rewards. The stage `greedy` samples them for every drawn prompt, and nothing is
+    trained on that completion. The baseline does not depend on completion i, so the gradient is unbiased also for one
+    completion of a prompt, as many as the paper samples. A prompt whose greedy completion was lost (NaN) gets 0. The authors'
+    code also discounts the difference by 0.99 for each token before the end, and subtracts `0.05 (log p - log p_ref)` of the
+    token.
+    """
+    def advantages(rollouts):
+        greedy = rollouts.extras["greedy_rewards"][:, None]
+        return jnp.where(jnp.isfinite(greedy), rollouts.rewards - greedy, 0)
+
+    return stateless(advantages, needs=("rewards", "greedy_rewards"))
