@@ -13,7 +13,9 @@ def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, aggregation: 
 
     Its gradient is `s_i` times the gradient of the token's own log-prob. The sign of each `A_t` decides which bound
     applies, so a completion can be clipped on some tokens only. With one advantage per completion this equals `gspo`.
-    The clip range is the paper's.
+    The clip range is the paper's. `aggregation=seq_mean_token_sum` multiplies the loss of a completion by its length, which is
+    LUSPO (arXiv 2602.05261; its clip range is 0.002 and 0.0025, as TRL records): then a token of a long completion has the
+    gradient of a token of a short completion, where GSPO divides it by the length.
     """
 
     def token_loss(logprobs, rollouts, advantages):

@@ -7,7 +7,7 @@ import tiny_config
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.setup import setup
 
-ROWS = ("sapo", "gmpo")
+ROWS = ("sapo", "gmpo", "luspo")
 
 
 @pytest.mark.slow

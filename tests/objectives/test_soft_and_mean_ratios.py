@@ -1,11 +1,11 @@
-"""SAPO and GMPO: literal values of a small example, the formulas of peers in numpy, and finite differences of these."""
+"""SAPO, GMPO and LUSPO: literal values of a small example, the formulas of peers in numpy, and finite differences of these."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import objectives
+from jaxrl_llm import methods, objectives
 from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 
 # One prompt, rollouts of 3 and 2 tokens with ratios 1.5, 1.1, 0.5 and 0.5, 1.5, rewarded with 1 and -1.
@@ -68,9 +68,22 @@ def verl_geo_mean(new, old, advantages, mask, cliprange_low=0.4, cliprange_high=
     return np.mean(-advantages[..., 0].reshape(-1) * ratio)
 
 
+def trl_luspo(new, old, advantages, mask, epsilon=0.002, epsilon_high=0.0025):
+    """As TRL's `loss_type="luspo"` with `importance_sampling_level="sequence"`: GSPO's loss of a row times its length."""
+    losses = []
+    for log_ratio, advantage, real in zip(*(x.reshape(-1, T) for x in (new - old, advantages, mask))):
+        coef_1 = np.exp(np.mean(log_ratio[real]))
+        coef_2 = np.clip(coef_1, 1 - epsilon, 1 + epsilon_high)
+        losses.append(-min(coef_1 * advantage[0], coef_2 * advantage[0]) * real.sum())
+    return np.mean(losses)
+
+
+LUSPO = methods.get("luspo").objective
 PEERS = [("sapo", verl_sapo, {}), ("sapo(tau_pos=0.5, tau_neg=3)", verl_sapo, {"tau_pos": 0.5, "tau_neg": 3.0}),
          ("gmpo", verl_geo_mean, {}),
-         ("gmpo(clip_low=0.1, clip_high=0.2)", verl_geo_mean, {"cliprange_low": 0.1, "cliprange_high": 0.2})]
+         ("gmpo(clip_low=0.1, clip_high=0.2)", verl_geo_mean, {"cliprange_low": 0.1, "cliprange_high": 0.2}),
+         (LUSPO, trl_luspo, {}),
+         ("gspo_token(0.3, 0.1, aggregation=seq_mean_token_sum)", trl_luspo, {"epsilon": 0.3, "epsilon_high": 0.1})]
 
 
 @pytest.mark.parametrize("text, peer, numbers", PEERS, ids=[text for text, *_ in PEERS])
@@ -144,3 +157,17 @@ def test_one_outlier_moves_gmpos_mean_less_than_the_arithmetic_one():
     new = np.log(np.array([[[0.01, 1, 1, 1]]]))
     value, slope, _ = differentiate(objectives.of("gmpo"), new, rollouts, np.ones((1, 1, 4)))
     np.testing.assert_allclose([value, *slope[0, 0]], [-0.316227766] + [-0.0790569415] * 4, rtol=1e-6)
+
+
+def test_luspo():
+    """s = 0.825^(1/3) with A = 1 and 0.75^(1/2) with A = -1, which is clipped to 0.998; each times its length."""
+    expect(LUSPO, -0.408833090, [-0.468944364] * 3 + [0, 0], {"clip_fraction": 0.4, "max/ratio": 0.937888728})
+
+
+def test_a_token_of_luspo_has_the_gradient_of_any_length_on_policy():
+    """GSPO divides the gradient of a token by the length of its completion, LUSPO does not."""
+    arguments = OLD, ROLLOUTS, pad_lists([A])
+    _, slope, _ = differentiate(objectives.of(LUSPO), *arguments)
+    np.testing.assert_allclose(slope[0], [[-0.5] * 3, [0.5, 0.5, 0]], rtol=1e-6)
+    _, slope, _ = differentiate(objectives.of("gspo"), *arguments)
+    np.testing.assert_allclose(slope[0], [[-1 / 6] * 3, [0.25, 0.25, 0]], rtol=1e-6)
