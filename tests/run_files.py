@@ -1,11 +1,14 @@
-"""The files of a finished run, for comparisons; problems in a given order; rewards with a replaced function."""
+"""Files of finished and of killed runs, for comparisons; problems in a given order; rewards with a replaced function."""
 import itertools
 import json
+import shutil
 
 import jax
 import numpy as np
+import pytest
 
 from jaxrl_llm.rewards import Combined
+from jaxrl_llm.runs import loop, phases
 from jaxrl_llm.setup import setup
 from jaxrl_llm.store.checkpoints import Checkpoints
 
@@ -48,3 +51,37 @@ def called(reward, function):
     """The reward with another function for its scoring."""
     kind = type("Called", (Combined,), {"__call__": lambda self, *arguments: function(*arguments)})
     return kind(reward.rewards, reward.on_error, reward.deadline)
+
+
+def left_behind(config, workdir, resume=False, phase="", step=-1):
+    """The evaluations of a run that is trained here, with copies of what a process that is killed leaves.
+
+    `workdir`-PHASE is of one that dies where this phase has begun, `workdir`-STEP of one that dies after the line of this step,
+    in which its newest checkpoint was written.
+    """
+    entered, write, open_session, stores = phases.entered, loop._Session.write, loop._Session.__init__, []
+
+    def copy(name):
+        stores[-1].wait()
+        shutil.copytree(workdir, workdir.with_name(f"{workdir.name}-{name}"))
+
+    def begin(session, desk, *rest):
+        stores.append(desk.checkpoints)
+        open_session(session, desk, *rest)
+
+    def enter(course, last, work):
+        result = entered(course, last, work)
+        if course.phase.name == phase:
+            copy(phase)
+        return result
+
+    def written(session, number, metrics):
+        write(session, number, metrics)
+        if number == step:
+            copy(step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(phases, "entered", enter)
+        patch.setattr(loop._Session, "write", written)
+        patch.setattr(loop._Session, "__init__", begin)
+        return loop.train(config, workdir, resume)

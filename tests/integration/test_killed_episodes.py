@@ -15,11 +15,11 @@ CHANGES = {"steps": 4, "eval.every": 4, "samples_every": 2}
 KINDS = {"threads": "replayable=False", "processes": "replayable=True"}
 
 
-def start(workdir: Path, environment: str, *options: str) -> subprocess.CompletedProcess:
+def start(workdir: Path, environment: str) -> subprocess.CompletedProcess:
     changes = {**CHANGES, "environment": environment}
     return subprocess.run(
         [sys.executable, ROOT / "experiments" / "train.py", f"--config={chatter.__file__}", f"--workdir={workdir}",
-         *(f"--config.{key}={value}" for key, value in changes.items()), *options,
+         *(f"--config.{key}={value}" for key, value in changes.items()),
          f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"],
         capture_output=True, text=True, env=os.environ | {"PYTHONPATH": f"{ROOT}:{Path(chatter.__file__).parent}"})
 
@@ -33,10 +33,9 @@ def test_killed_between_two_turns_a_resumed_run_is_the_same(kind, tmp_path):
     assert killed.returncode == -9 and mark.read_text() == "2", killed.stderr[-3000:]  # after two of three turns
     before = [line["step"] for line in run_files.lines(run)]
     assert before == [0, 1]  # it died in its second step
-    resumed = start(run, mortal_one, "--resume")
-    assert resumed.returncode == 0, resumed.stderr[-3000:]
     config = chatter.get_config(**CHANGES, environment=mortal_one)
-    loop.train(config, whole)  # the mark is there, so the run is not killed
+    loop.train(config, run, resume=True)  # the mark is there, so the run is not killed again
+    loop.train(config, whole)
     run_files.assert_same(run_files.saved(run, config), run_files.saved(whole, config))
     lines = [[run_files.repeatable(line) for line in run_files.lines(folder)] for folder in (run, whole)]
     assert lines[0] == lines[1] and len(lines[0]) == CHANGES["steps"] + 1

@@ -1,8 +1,5 @@
 """Runs in phases: killed at a boundary and within a phase, what carries over, early ends, exports, pages and refusals."""
 import json
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +7,7 @@ import numpy as np
 import optax
 import pytest
 import tiny_config
-from run_files import assert_same, lines, repeatable
+from run_files import assert_same, left_behind, lines, repeatable
 
 from jaxrl_llm.compare.ledger import read_run
 from jaxrl_llm.models import weights
@@ -24,29 +21,6 @@ from jaxrl_llm.store.checkpoints import Checkpoints
 
 THREE = ("warm(steps=4), long(steps=4, fresh='optimizer, reference', sampling.max_tokens=5, task='arithmetic(level=sub2)'), "
          "last(weights=first, learner.epochs=2)")
-TRAIN = """import os, sys
-sys.path[:0] = {path}
-import tiny_config
-from jaxrl_llm.runs import loop, phases
-config = tiny_config.get_config()
-config.update_from_flattened_dict({changes})
-entered, write = phases.entered, loop._Session.write
-
-def dies_at_a_boundary(course, last, work):
-    if course.phase.name != {phase!r}:
-        return entered(course, last, work)
-    entered(course, last, work)
-    os._exit(7)
-
-def dies_after_a_line(session, step, metrics):
-    write(session, step, metrics)
-    if step == {step}:
-        session.checkpoints.wait()
-        os._exit(8)
-
-phases.entered, loop._Session.write = dies_at_a_boundary, dies_after_a_line
-loop.train(config, {workdir!r}, resume="auto")
-"""
 
 
 def tiny(text, **changes):
@@ -66,37 +40,30 @@ def states(workdir, config, step):
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(state)}, found.host
 
 
-def killed(workdir, config, phase="", step=-1):
-    """The exit status of the run in a process that dies where `phase` has begun, or after the line of a step."""
-    changes = {"phases": config.phases, "steps": config.steps, "objective": config.objective,
-               "optimizer.learning_rate": config.optimizer.learning_rate}
-    program = TRAIN.format(path=sys.path, changes=changes, phase=phase, step=step, workdir=str(workdir))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
-    assert done.returncode in (7, 8), done.stderr[-3000:]
-    return done.returncode
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("straight")
-    return workdir, loop.train(tiny(THREE), workdir)
+    workdir = tmp_path_factory.mktemp("straight") / "run"
+    return workdir, left_behind(tiny(THREE), workdir, phase="long")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is on a new branch")
-def test_a_run_killed_at_a_boundary_and_within_a_phase_ends_like_an_uninterrupted_one(straight, tmp_path):
-    workdir, config = tmp_path / "killed", tiny(THREE)
-    assert killed(workdir, config, phase="long") == 7
-    assert killed(workdir, config, step=10) == 8  # it has the checkpoint of step 9, one step after the last phase began
-    evaluations = loop.train(config, workdir, resume=True)
-    assert {*evaluations} == {"after"}
-    for step in (9, 12):
-        (state, host), (wanted, wanted_host) = states(workdir, config, step), states(straight[0], config, step)
-        assert_same(state, wanted)
-        assert host == wanted_host
-    assert [repeatable(line) for line in lines(workdir)] == [repeatable(line) for line in lines(straight[0])]
-    for name in ("phases.json", "samples/step_000006.txt", "samples/step_000012.jsonl"):
-        assert (workdir / name).read_text() == (straight[0] / name).read_text()
+def test_a_run_killed_at_a_boundary_and_within_a_phase_ends_like_an_uninterrupted_one(straight):
+    first, config = straight[0].with_name("run-long"), tiny(THREE)
+    assert [one["name"] for one in json.loads((first / "phases.json").read_text())["phases"]] == ["warm", "long"]
+    left_behind(config, first, resume=True, step=10)
+    second = first.with_name("run-long-10")
+    assert lines(second)[-1]["step"] == 10  # it has the checkpoint of step 9, one step after the last phase began
+    assert {*loop.train(config, second, resume=True)} == {"after"}
+    for workdir in (first, second):
+        for step in (9, 12):
+            (state, host), (wanted, wanted_host) = states(workdir, config, step), states(straight[0], config, step)
+            assert_same(state, wanted)
+            assert host == wanted_host
+        assert [repeatable(line) for line in lines(workdir)] == [repeatable(line) for line in lines(straight[0])]
+        for name in ("phases.json", "samples/step_000006.txt", "samples/step_000012.jsonl",
+                     "phases/last/samples/step_000008.txt"):
+            assert (workdir / name).read_text() == (straight[0] / name).read_text()
 
 
 @pytest.mark.slow

@@ -18,11 +18,10 @@ ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("JAXRL_LLM_KILLS", "2"))  # docs/scaling.md has the numbers of twenty
 PLAIN = {"eval.every": 0, "samples_every": 0, "checkpoint.every": 1}
 KINDS = {
-    "single turn": (KILLS, {}),
-    "rounds": (1, {"method": "v0_5", "sampling.group": 2, "sampling.max_group": 6}),
-    "budgets": (1, {"method": "knapsack_rl", "sampling.group": 2, "sampling.max_group": 8, "budget.prompts": 2}),
-    "critic": (1, {"method": "ppo"}),
-    "poise": (1, {"method": "poise", "estimator": "bootstrap=1, first_fit=1, capacity=24, alpha=1.0", "sampling.group": 2}),
+    "rounds": {"method": "v0_5", "sampling.group": 2, "sampling.max_group": 6},
+    "budgets": {"method": "knapsack_rl", "sampling.group": 2, "sampling.max_group": 8, "budget.prompts": 2},
+    "critic": {"method": "ppo"},
+    "poise": {"method": "poise", "estimator": "bootstrap=1, first_fit=1, capacity=24, alpha=1.0", "sampling.group": 2},
 }
 
 
@@ -32,10 +31,10 @@ def config(**changes):
     return c
 
 
-def start(workdir: Path, changes: dict) -> subprocess.Popen:
+def start(workdir: Path, steps: int) -> subprocess.Popen:
     """A training that saves after each step, from the newest checkpoint if there is one."""
     options = [f"--config={tiny_config.__file__}", f"--workdir={workdir}",
-               *(f"--config.{key}={value}" for key, value in {**PLAIN, **changes}.items()),
+               *(f"--config.{key}={value}" for key, value in {**PLAIN, "steps": steps}.items()),
                f"--compilation_cache={os.environ['JAX_COMPILATION_CACHE_DIR']}"]
     if any(path.name.isdecimal() for path in (workdir / "checkpoints").glob("*")):
         options.append("--resume")
@@ -79,11 +78,11 @@ def stopped_in_a_save(process: subprocess.Popen, run: Path) -> None:
     raise AssertionError("no save was met")
 
 
-def killed_until_done(run: Path, kills: int, changes: dict) -> None:
+def killed_until_done(run: Path, kills: int, steps: int) -> None:
     """The training, killed `kills` times at random moments, the last of several in a save, then left alone to its end."""
     chance, killed, unfinished = random.Random(0), 0, 0
     while killed < kills:
-        process, before, end = start(run, changes), written(run), time.monotonic() + 120
+        process, before, end = start(run, steps), written(run), time.monotonic() + 120
         while process.poll() is None and written(run) == before and time.monotonic() < end:
             time.sleep(0.01)
         if 0 < killed == kills - 1:
@@ -97,21 +96,36 @@ def killed_until_done(run: Path, kills: int, changes: dict) -> None:
         unfinished += in_a_save(run)
     print(f"{killed} kills, {unfinished} of them during a save")
     assert kills == 1 or unfinished
-    assert start(run, changes).wait(timeout=300) == 0, (run.parent / "log").read_text()[-3000:]
+    assert start(run, steps).wait(timeout=300) == 0, (run.parent / "log").read_text()[-3000:]
+
+
+def check_same(run: Path, whole: Path, changes: dict) -> None:
+    """Both runs have made their steps, with the same state and the same lines."""
+    run_files.assert_same(run_files.saved(run, config(**changes)), run_files.saved(whole, config(**changes)))
+    repeatable = [[run_files.repeatable(line) for line in run_files.lines(folder)] for folder in (run, whole)]
+    assert len(repeatable[1]) == changes["steps"] + 1 and repeatable[0] == repeatable[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path, kind):
-    kills, changes = KINDS[kind]
-    changes = changes | {"steps": 15 * kills}
-    run, whole = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
+def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path):
+    run, whole, steps = tmp_path / "killed" / "run", tmp_path / "whole" / "run", 15 * KILLS
     run.mkdir(parents=True)
-    killed_until_done(run, kills, changes)
-    loop.train(config(**changes), whole)
-    run_files.assert_same(run_files.saved(run, config(**changes)), run_files.saved(whole, config(**changes)))
-    repeatable = [[run_files.repeatable(line) for line in run_files.lines(folder)] for folder in (run, whole)]
-    assert len(repeatable[1]) == 15 * kills + 1 and repeatable[0] == repeatable[1]
+    killed_until_done(run, KILLS, steps)
+    loop.train(config(steps=steps), whole)
+    check_same(run, whole, {"steps": steps})
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is on a new branch")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_killed_run_of_any_kind_leaves_is_enough(tmp_path, kind):
+    """The line of step 5 is written, and the checkpoint of step 3."""
+    whole, changes = tmp_path / "run", {"steps": 8, "checkpoint.every": 3, **KINDS[kind]}
+    run_files.left_behind(config(**changes), whole, step=5)
+    killed = tmp_path / "run-5"
+    assert run_files.lines(killed)[-1]["step"] == 5 and not (killed / "checkpoints/6").exists()
+    loop.train(config(**changes), killed, resume=True)
+    check_same(killed, whole, changes)
 
 
 @pytest.mark.slow
