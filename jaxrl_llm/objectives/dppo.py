@@ -7,11 +7,14 @@ from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import carried
 from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.tools import registry
+from jaxrl_llm.tools.ranges import Range
 
 DIVERGENCES = {"tv": binary.total_variation, "kl": binary.kl_divergence}
 
+BOUND = Range(0, finite=False)  # an infinite delta masks nothing
 
-@objective
+
+@objective(ranges={"delta_low": BOUND, "delta_high": BOUND})
 def dppo(*, divergence: str = "tv", delta_low: float = 0.15, delta_high: float = 0.15, max_ratio: float | None = None,
          aggregation: str = "seq_mean_token_sum", max_len: int | None = None) -> Objective:
     """`l_t = -M_t rho_t A_t`, `rho = p / q` against the policy that sampled, q = exp(`behavior_logprobs`).

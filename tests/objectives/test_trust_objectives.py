@@ -63,9 +63,14 @@ def test_dppo_lets_every_token_come_back():
            advantage=back, delta_low=0.0, delta_high=0.0)
 
 
-def test_dppo_names_its_divergences():
-    with pytest.raises(ValueError, match="Allowed: kl, tv"):
-        objectives.make("dppo", divergence="js")
+@pytest.mark.parametrize("text, said", [
+    ("dppo(divergence=js)", "Unknown divergence 'js'. Allowed: kl, tv"),
+    ("dppo(delta_low=-0.1)", "delta_low=-0.1; give 0 or more"), ("dppo(max_ratio=0)", "max_ratio=0; give more than 0"),
+    ("vespo(lambda_neg=-1)", "lambda_neg=-1; give 0 or more"),
+    ("klpo(beta=0)", "beta=0; give more than 0"), ("klpo(route=tokens)", "Did you mean 'token'")])
+def test_wrong_numbers_and_names_are_refused(text, said):
+    with pytest.raises(ValueError, match=said):
+        objectives.of(text)
 
 
 def random(seed=0, shape=(3, 4, 6)):
@@ -138,7 +143,7 @@ def test_vespo_takes_the_numbers_of_the_sign():
     """1.65^3 exp(-1.3) = 1.224246881 where A < 0, .375^2 exp(1.875) = .916990189 where A >= 0; plain weights are 1.65, .375."""
     _, slope, _ = run("vespo", advantage=[[-1] * 3, [1] * 2])
     np.testing.assert_allclose(slope, [1.224246881 / 2] * 3 + [-0.916990189 / 2] * 2, rtol=2e-6)
-    _, slope, _ = run("vespo", positive=(1.0, 0.0), negative=(1.0, 0.0))
+    _, slope, _ = run("vespo", k_pos=1.0, lambda_pos=0.0, k_neg=1.0, lambda_neg=0.0)
     np.testing.assert_allclose(slope, [-1.65 / 2] * 3 + [0.375 / 2] * 2, rtol=2e-6)
 
 
