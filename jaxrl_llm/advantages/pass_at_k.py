@@ -10,6 +10,7 @@ from jaxrl_llm.advantages.base import Estimator, estimator, stateful
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.maths import draws, masked
 from jaxrl_llm.tools import registry
+from jaxrl_llm.tools.ranges import Range
 from jaxrl_llm.tools.registry import Conflict
 
 
@@ -89,7 +90,7 @@ _TOO_FEW = Conflict(
     "give more of them, or a smaller k, as in config.estimator=\"k=2\"", _silent)
 
 
-@estimator(conflicts=(_TOO_FEW,))
+@estimator(conflicts=(_TOO_FEW,), ranges={"k": Range(1)})
 def pass_at_k(*, k: int = 4, sets: str = "all", combine: bool = False, eps: float = 1e-6, seed: int = 0) -> Estimator:
     """The advantage of a completion is that of the sets of k completions that it is in; the best reward of a set is its reward.
 
@@ -112,8 +113,8 @@ def pass_at_k(*, k: int = 4, sets: str = "all", combine: bool = False, eps: floa
     1e-6 is that of the authors' code.
     """
     registry.one_of("sets", sets, ("all", "drawn", "split"))
-    if k < 1 or k != int(k):
-        raise ValueError(f"k={k} completions in a set; give a whole number from 1")
+    if k != int(k):
+        raise ValueError(f"k={k} completions in a set; give a whole number")
 
     def advantages(rollouts, step):
         rewards, valid = rollouts.rewards, rollouts.valid

@@ -1,4 +1,4 @@
-"""Pass@k training: literal numbers, all sets by enumeration, and the formulas of the authors and of verl on one batch."""
+"""Pass@k training: literal numbers, all sets and all groups by enumeration, the formulas of the authors and of verl."""
 
 import itertools
 
@@ -108,6 +108,44 @@ def test_drawn_sets_have_k_different_rollouts_and_each_gives_its_score():
     close(shares, 3 / 8, atol=0.05)  # every rollout is drawn equally often
 
 
+def test_best_of_group_worked_example():
+    """The best of [0, 2, 5, 5.5] adds 0.5; of two best ones none adds anything."""
+    rewards = [[0, 2, 5, 5.5], [1, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]]
+    close(run(rewards, slug="best_of_group", norm_std=False), [[0, 0, 0, 0.5], [0] * 4, [1, 0, 0, 0], [0] * 4], atol=1e-7)
+    close(run([[1, 0, 0, 0]], slug="best_of_group", eps=0), [[2, 0, 0, 0]], rtol=1e-6)
+    assert not np.any(run([[3.0]], slug="best_of_group"))
+
+
+def test_best_of_group_as_verl():
+    """`grpo_passk` by `norm_adv_by_std_in_grpo`: the two largest of a group, `torch.std`, 1e-6."""
+    rng = np.random.default_rng(2)
+    rewards, valid = rng.choice([0.0, 0.5, 1.0], (6, 5)), np.ones((6, 5), bool)
+    valid[[1, 4], [0, 3]] = False
+    for norm in (True, False):
+        wanted = np.zeros(rewards.shape)
+        for p in range(6):
+            scores = np.where(valid[p], rewards[p], -np.inf)
+            second, r_max = np.sort(scores)[-2:]
+            std = rewards[p, valid[p]].std(ddof=1)
+            wanted[p, scores.argmax()] = (r_max - second) / (std + 1e-6 if norm else 1)
+        rollouts = from_lists(rewards).replace(valid=jnp.asarray(valid))
+        close(run(None, slug="best_of_group", rollouts=rollouts, norm_std=norm), wanted, atol=1e-6)
+
+
+def test_best_of_group_has_the_gradient_of_the_best_reward_by_enumeration():
+    """E[sum_i A_i grad log p(a_i)] over all groups of 3 draws from a 3-armed softmax is the gradient of E[max r]."""
+    prob, reward = np.array([0.5, 0.3, 0.2]), np.array([0.0, 1.0, 0.4])
+    groups = [list(group) for group in itertools.product(range(3), repeat=3)]
+    values = run([reward[group] for group in groups], slug="best_of_group", norm_std=False)
+    estimate = sum(np.prod(prob[group]) * a @ (np.eye(3) - prob)[group] for group, a in zip(groups, values))
+
+    def best(logits):
+        p = jax.nn.softmax(logits)
+        return sum(jnp.prod(p[jnp.array(group)]) * max(reward[group]) for group in groups)
+
+    close(estimate, jax.grad(best)(jnp.log(prob)), atol=1e-6)
+
+
 @pytest.mark.parametrize("group, method, silent", [(4, "pass_at_k", True), (7, "pass_at_k_full", True),
                                                    (8, "pass_at_k_full", False)])
 def test_a_group_that_makes_one_set_is_refused_before_the_run(group, method, silent):
@@ -120,8 +158,8 @@ def test_a_group_that_makes_one_set_is_refused_before_the_run(group, method, sil
 
 
 def test_numbers_that_are_no_sets_are_refused():
-    for k in (0, 2.5):
-        with pytest.raises(ValueError, match=f"k={k} completions in a set; give a whole number from 1"):
+    for k, told in ((0, "'pass_at_k': k=0; give 1 or more"), (2.5, "k=2.5 completions in a set; give a whole number")):
+        with pytest.raises(ValueError, match=told):
             advantages.make("pass_at_k", k=k)
     with pytest.raises(ValueError, match="Did you mean 'drawn'"):
         methods.build("pass_at_k", estimator="sets=draw")
