@@ -22,6 +22,8 @@ LOSSES = {  # TRL's loss type and importance level -> ours
     ("dapo", "token"): ("ppo_clip", {"aggregation": "token_mean"}),
     ("dr_grpo", "token"): ("ppo_clip", {"aggregation": "fixed_length", "max_len": T + 2}),
     ("grpo", "sequence"): ("gspo", {}),
+    ("luspo", "sequence"): ("gspo_token", {"aggregation": "seq_mean_token_sum"}),
+    ("sapo", "token"): ("sapo", {"tau_neg": 1.5}),
     ("cispo", "token"): ("cispo", {"max_ratio": 3.0, "aggregation": "token_mean"}),
 }
 
@@ -49,7 +51,8 @@ def theirs(data, loss_type, level, *, low=0.2, high=0.2, beta=0.0):
     trainer._get_per_token_logps_and_entropies.return_value = (logprobs, torch.zeros_like(logprobs), None)
     trainer.accelerator.gather.side_effect = lambda x: x
     trainer.accelerator.num_processes = 1
-    trainer.args = types.SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1, entropy_coef=0.0)
+    trainer.args = types.SimpleNamespace(delta=None, use_bias_correction_kl=False, steps_per_generation=1, entropy_coef=0.0,
+                                         sapo_temperature_pos=1.0, sapo_temperature_neg=1.5)  # exact in float32
     trainer.model.training = True
     settings = dict(top_entropy_quantile=1.0, off_policy_mask_threshold=None, importance_sampling_level=level, beta=beta,
                     loss_type=loss_type, epsilon_low=low, epsilon_high=high, use_vllm=False, aux_loss_enabled=False,
@@ -86,7 +89,7 @@ def test_losses_and_gradients(loss_type, level, beta):
     bounds = {"low": 0.2, "high": 0.28}
     if name == "cispo":
         bounds = {"low": 1.0, "high": 3.0}  # TRL's epsilon_high of CISPO bounds the ratio itself
-    else:
+    elif name != "sapo":  # which has no clip
         options = options | {"clip_low": 0.2, "clip_high": 0.28}
     wanted, wanted_slope = theirs(data, loss_type, level, beta=beta, **bounds)
     result, slope = ours(data, f"{name} + kl({beta})", **options)

@@ -104,7 +104,10 @@ def actor_config(**options):
      {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1.5}, tuple(AGGREGATIONS)),
     ("gspo", "gspo", {"clip_low": 0.02, "clip_high": 0.03}, {"clip_ratio_low": 0.02, "clip_ratio_high": 0.03}, (None,)),
     ("cispo", "cispo", {"min_ratio": 0.8, "max_ratio": 1.3}, {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3},
-     tuple(AGGREGATIONS))], ids=["dapo", "gspo", "cispo"])
+     tuple(AGGREGATIONS)),
+    ("sapo", "sapo", {"tau_pos": 0.8, "tau_neg": 1.5}, {"tau_pos": 0.8, "tau_neg": 1.5}, (None,)),
+    ("geo_mean", "gmpo", {"clip_low": 0.1, "clip_high": 0.2}, {"clip_ratio_low": 0.1, "clip_ratio_high": 0.2}, (None,))],
+    ids=["dapo", "gspo", "cispo", "sapo", "gmpo"])
 def test_losses_and_gradients(data, mode, slug, hyper, options, aggregations):
     for aggregation in aggregations:
         new = rows(data["new"]).requires_grad_()
