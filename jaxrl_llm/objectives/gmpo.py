@@ -13,8 +13,9 @@ def gmpo(*, clip_low: float = 0.4, clip_high: float = 0.4) -> Objective:
     The loss is the mean of `l_i` over the live rollouts; `A_i` is the mean advantage of the rollout's tokens. The bounds are of
     log-ratios: a token's ratio counts as `exp(clip_high)` at most, or as `exp(-clip_low)` at least. A clipped token has no
     gradient and leaves that of the other tokens. The bound 0.4 is the paper's, for both sides; its equation 4 has two bounds of
-    the ratio, of which these are the logarithms, and they count as in verl and TRL. Metrics: `clip_fraction`
-    of tokens, `approx_kl` = mean of old - new log-prob, `max/ratio`, the largest ratio of a token before the clip.
+    the ratio, of which these are the logarithms, and two different numbers count by the sign, as in verl and TRL. Metrics:
+    `clip_fraction` of tokens, `approx_kl` = mean of old - new log-prob, `max/ratio`, the largest ratio of a token before the
+    clip.
     """
 
     def sequence_loss(logprobs, rollouts, advantages):

@@ -17,6 +17,7 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05, aggregation: str = "seq
     old - new log-prob, `max/ratio`. The temperatures, and the mean over tokens and then rollouts, are the paper's; verl and TRL
     have the same.
     """
+
     def token_loss(logprobs, rollouts, advantages):
         difference = log_ratio(logprobs, rollouts.old_logprobs, rollouts.token_mask)
         ratio, tau = jnp.exp(difference), jnp.where(advantages > 0, tau_pos, tau_neg)
