@@ -21,6 +21,7 @@ CAN = {
     "spread": "draws the first tokens of a group together",
     "limits": "has a limit of tokens for each prompt",
     "entropies": "measures the entropy of each draw",
+    "numbers": "restricts the draws of some trajectories, by top_k, top_p or min_p, beside others",
     "stop_texts": "ends a row at a stop string itself",
     "mesh": "samples on all devices of a mesh",
     "paged": "keeps caches in pages",

@@ -196,6 +196,7 @@ class Stream:
       tokenizer: of prompts and messages.  stop_ids, stop_strings: what ends a message of the policy.
       mesh, dtype: the mesh of the weights and the dtype of the model's computation.  replicas: the mesh of the sampler, over
         all processes, see `parallel.sampler_mesh`; None: that of the weights.
+      numbers: those of the distribution that acts set and `sampling` may lack: programs are compiled with them.
     """
 
     kind: EngineKind
@@ -211,6 +212,7 @@ class Stream:
     dtype: Any
     stop_strings: tuple[str, ...] = ()
     replicas: Mesh | None = None
+    numbers: tuple[str, ...] = ()
     reads: ClassVar[tuple[Knob, ...]] = READS
 
     def __post_init__(self):
@@ -314,8 +316,12 @@ class Stream:
     def _planned(self, act: Begin, uid: int, problem: Problem, ids: list[int]) -> Trajectory:
         """A trajectory of the act, with the token ids of its prompt. Raises ValueError for what cannot begin or draw it."""
         assert self._under is not None and self._engine is not None
-        if act.sampling:
-            changed(self.sampling, act.sampling)
+        changed(self.sampling, act.sampling)
+        if lacking := [name for name in act.sampling if getattr(self.sampling, name) is None and name not in self.numbers]:
+            if "numbers" not in self.kind.can:
+                raise ValueError(f"trajectory {uid} has {lacking[0]}={act.sampling[lacking[0]]}, and engine {self.kind.name!r} "
+                                 f"is compiled without; write Topology(..., numbers=({lacking[0]!r},)), or set "
+                                 "sampling.engine='slots'")
         planted = list[Planted]()
         for role, what, logprobs in act.parts:
             if not (filled := self._filled(what, problem, uid)):
@@ -530,7 +536,7 @@ class Stream:
         most = max((one.tokens for one in going.values()), default=1)  # under the limits that held when they began
         under = {tuple(one.sampling.items()): one.sampling for one in going.values()}
         plain = dataclasses.replace(self._under.sampling, max_tokens=np.int32(most))
-        sampling = {key: changed(plain, own) for key, own in under.items()}
+        sampling = {key: with_numbers(changed(plain, own), self.numbers) for key, own in under.items()}
         limits = [self.partner.limit(one) for one in going.values()]
         self._engine.submit(*(Request(
             number, limit, one.ids, keep=self.partner.goes_on, sampling=sampling[tuple(one.sampling.items())],
@@ -593,10 +599,18 @@ def changed(sampling: sampling_lib.Sampling, numbers: Mapping[str, float]) -> sa
     """A distribution with other numbers; ValueError for those that it lacks or that are out of range."""
     for name in numbers:
         registry.one_of("number of the distribution of a trajectory", name, _OF_ONE)
-    values: dict[str, Any] = {name: np.float32(value) for name, value in numbers.items()}
+    values: dict[str, Any] = {name: np.float32(value) for name, value in numbers.items() if name != "top_k"}
+    if "top_k" in numbers:
+        values["top_k"] = np.int32(numbers["top_k"])
     changed = dataclasses.replace(sampling, **values)
     sampling_lib.check(changed)
     return changed
+
+
+def with_numbers(sampling: sampling_lib.Sampling, names: Sequence[str]) -> sampling_lib.Sampling:
+    """The same distribution with all of these numbers, at values that leave it as it is where it lacks them."""
+    off: dict[str, Any] = {"top_k": np.int32(2**31 - 1), "top_p": np.float32("inf"), "min_p": np.float32(0)}
+    return dataclasses.replace(sampling, **{name: off[name] for name in names if getattr(sampling, name) is None})
 
 
 def words_of(key: jax.Array, uids: np.ndarray) -> list[tuple[int, int]]:

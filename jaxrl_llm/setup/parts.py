@@ -141,7 +141,8 @@ def make_sharing(config: ConfigDict, task: Task) -> Sharing | None:
 def sampling_of(config: ConfigDict) -> sampling_lib.Sampling:
     """The distribution of `config.sampling`; ValueError for values outside their range."""
     s = config.sampling
-    sampling = sampling_lib.Sampling(np.float32(s.temperature), s.top_k or None, s.top_p if s.top_p < 1 else None,
-                                     s.min_p or None, np.int32(s.max_tokens))
+    sampling = sampling_lib.Sampling(
+        np.float32(s.temperature), np.int32(s.top_k) if s.top_k else None, np.float32(s.top_p) if s.top_p < 1 else None,
+        np.float32(s.min_p) if s.min_p else None, np.int32(s.max_tokens))
     sampling_lib.check(sampling)
     return sampling

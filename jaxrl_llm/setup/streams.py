@@ -39,7 +39,8 @@ def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) ->
 
 def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, server: external.Server | None,
                 asked: Sequence[Sequence[tasks.Problem]], judge: Judge, wanted: Mapping[str, str] | None = None,
-                programs: int = 1, max_tokens: int = 0, columns: tuple[str, ...] = (), at_once: int | None = None) -> Stream:
+                programs: int = 1, max_tokens: int = 0, columns: tuple[str, ...] = (), at_once: int | None = None,
+                numbers: tuple[str, ...] = ()) -> Stream:
     """The stream of a run.
 
     Args:
@@ -51,6 +52,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
       max_tokens: T; 0: the one of training.
       columns: names of the further token columns that the method reads.
       at_once: rollouts of a prompt that begin together; None: `sampling.group`.
+      numbers: those of the distribution that acts set.
     """
     s = config.sampling
     T = max_tokens or s.max_tokens
@@ -76,7 +78,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     kind = kinds.choose(s.engine, run, wanted)
     partner.columns = kind.columns
     stream = Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
-                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings), replicas)
+                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings), replicas, numbers)
     if parallel.several() and partner.goes_on and not stream.alone:
         raise ValueError(f"engine {kind.name!r} samples with all processes together, and each plays environments of its own; "
                          "set sampling.engine='slots', or run it on one process")

@@ -42,7 +42,8 @@ class Begin:
 
     at: the prompt, a row of the forest.  parts: what each of them begins with.
     limit: maximum tokens after the prompt, at most that of the run; None: that of the run.
-    sampling: numbers that replace the run's `Sampling`, such as {"temperature": 0.7}.
+    sampling: numbers that replace the run's `Sampling`, such as {"temperature": 0.7}; the topology declares those that the run
+      may lack, `Topology(..., numbers=("top_k",))`.
 
     Raises ValueError with all numbers and roles that cannot be.
     """

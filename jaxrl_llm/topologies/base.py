@@ -69,6 +69,8 @@ class Topology(NamedTuple):
     roles and rewards, or replace trajectories. `memory`: numbers, texts, lists and dicts with texts as keys, which the
     functions change and which outlive a batch; None: there is none. Checkpoints have it as JSON, with the position in the data.
     `at_once`: how many rollouts of a prompt it begins together, for which engines are compiled; None: `sampling.group`.
+    `numbers`: those of the distribution, "top_k", "top_p" or "min_p", that `Begin.sampling` of its acts sets; engines are
+    compiled with them.
     """
 
     plan: Callable[[Forest], Plan]
@@ -78,6 +80,7 @@ class Topology(NamedTuple):
     finish: Callable[[Forest], Forest] = lambda forest: forest
     memory: dict[str, Any] | None = None
     at_once: int | None = None
+    numbers: tuple[str, ...] = ()
 
 
 TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False, given=GIVEN)

@@ -14,8 +14,9 @@ from jaxrl_llm.sampling import stages
 from jaxrl_llm.sampling.source import jsonable
 from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.setup.judge import make_judge
+from jaxrl_llm.tools.registry import Kind
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies import Begin, BeginPart, Plan, Stop, Topology, groups
+from jaxrl_llm.topologies import TOPOLOGIES, Begin, BeginPart, Plan, Stop, Topology, groups
 from jaxrl_llm.topologies.base import everyone
 
 G, KEY = 4, jax.random.key(0)
@@ -167,6 +168,29 @@ def test_a_distribution_of_its_own():
     whole = grown(stream, forest)
     texts = [whole.texts[whole.ends][whole.prompt[whole.ends] == row].tolist() for row in range(2)]
     assert len(texts[0]) == 3 and len({*texts[0]}) == 1 and len({*texts[1]}) > 1
+
+
+@pytest.mark.parametrize(("numbers", "changes"), ((("top_k", "top_p", "min_p"), {}), ((), {"sampling.top_k": 200})))
+def test_numbers_that_a_topology_declares_are_compiled_once(numbers, changes, monkeypatch):
+    """One prompt is greedy by top_k=1, the other is as without these numbers, in batch after batch of one program."""
+    monkeypatch.setitem(TOPOLOGIES, "narrow", Kind(lambda prompts: counted([3, 4])._replace(numbers=numbers)))
+    under = {"top_k": 1, **{name: 0.5 for name in numbers[1:]}}
+    plain = grown(*begun(tiny(**{"sampling.engine": "scan"}, **changes), [Begin(1, 4)]))
+    stream, forest = begun(tiny(**{"sampling.engine": "scan", "topology": "narrow"}, **changes), [Begin(0, 3, sampling=under)])
+    first = grown(stream, forest)
+    assert len({*first.texts[first.ends].tolist()}) == 1
+    stream.apply(forest, [Begin(1, 4)], 100)
+    other = grown(stream, forest)
+    assert other.texts[other.ends].tolist() == plain.texts[plain.ends].tolist()
+
+
+def test_numbers_that_no_topology_declares_are_refused_where_a_program_lacks_them():
+    said = (r"trajectory 100 has top_k=3, and engine 'scan' is compiled without; write Topology\(..., numbers=\('top_k',\)\), "
+            "or set sampling.engine='slots'")
+    with pytest.raises(ValueError, match=said):
+        begun(tiny(**{"sampling.engine": "scan"}), [Begin(0, 3, sampling={"top_k": 3})])
+    first = grown(*begun(tiny(**{"sampling.engine": "slots"}), [Begin(0, 3, sampling={"top_k": 1}), Begin(1, 4)]))
+    assert len({*first.texts[first.ends][:3].tolist()}) == 1
 
 
 # --- Stop ---------------------------------------------------------------------------------------------------------------

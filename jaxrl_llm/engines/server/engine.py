@@ -18,7 +18,7 @@ from jaxrl_llm.engines.server.answers import Completion
 from jaxrl_llm.engines.server.client import ServerError
 from jaxrl_llm.engines.server.server import Server, Stale
 
-CAN = frozenset({"extend", "forced", "limits", "stop_texts", "beside"})
+CAN = frozenset({"extend", "forced", "limits", "numbers", "stop_texts", "beside"})
 _STALE = 3  # answers by other weights in a row, after which a trajectory is given up
 
 
