@@ -7,8 +7,8 @@ from typing import Any
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.advantages import Estimator
 from jaxrl_llm.methods.base import Method
-from jaxrl_llm.methods.texts import SLOTS, Named, faults, head, joined
-from jaxrl_llm.objectives import Objective
+from jaxrl_llm.methods.texts import SLOTS, Named, Slot, faults, head, joined
+from jaxrl_llm.objectives import Objective, sums
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import unknown
 
@@ -59,7 +59,8 @@ def overridden(row: Method, key: str, given: str) -> str:
     """The text of a row under `key`, changed by the text `given`.
 
     Empty: as the row has it. `none`: no part. Numbers alone, `rate=0.1, every=50`: numbers of the row's parts. Names, `rloo`:
-    these parts in place of the row's. In a sum, `+ kl(0.01)` adds a term, or replaces the row's of this name, and
+    these parts in place of the row's. In a sum, `+ kl(0.01)` adds a term, or replaces the row's of this name (`kl_old` of
+    `kl(0.01, against=old)` is another name), and
     `clip_high=0.3 + kl(0.01)` changes numbers of the first part too. Raises ValueError: a text that cannot be read, `none` for
     what every method has, and numbers that no part has, or several have.
     """
@@ -75,10 +76,18 @@ def overridden(row: Method, key: str, given: str) -> str:
         raise ValueError(f"{given!r} names no term")
     if first and not are_numbers(first):
         return given
-    names = {head(text) for text in rest}
+    names = {_name_of(SLOTS[key], text) for text in rest}
     base, added = _renumbered(row, key, row.parts(key)[:1], first), row.parts(key)[1:]
-    kept = [*base, *(term for term in added if term.name not in names)]
+    kept = [*base, *(term for term in added if sums.name_of(*term) not in names)]
     return " + ".join([joined(key, kept), *rest])
+
+
+def _name_of(slot: Slot, text: str) -> str:
+    """The name of the term that a text writes, see `sums.name_of`; the word at its beginning if it cannot be read."""
+    try:
+        return sums.name_of(*slot.read(text, slot.tables(2)[1]))
+    except ValueError:
+        return head(text)
 
 
 def are_numbers(text: str) -> bool:

@@ -33,6 +33,12 @@ _TERMS = {  # keywords that objectives had, and the term in their place
 FORMER = {keyword: f"it is a term of its own: write objective=\"{{slug}}(...) {term}\", or \"{term}\" to add it to a method's"
           for keyword, term in _TERMS.items()}
 OWN_KL = {"kl_cov": "held_coef", "guirlvg_adv_kl": "reward_kl_coef", "remix": "anchor_coef"}  # their kl_coef, now
+FORMER |= {
+    "rec_family.regulariser='forward_kl'": "it is a term of its own: write objective=\"{slug}(...) + nll(0.1, on='all')\", or "
+                                           "\"+ nll(0.1, on='all')\" to add it to a method's",
+    "rec_family.regulariser='none'": "leave it out; regularisers are terms",
+    "rec_family.kl_coef": "it was the coefficient c of the regulariser, which is a term: write + kl(2 c, estimator='k2', "
+                          "against='old') for k2, + nll(c, on='all') for forward_kl, with {value} for c"}
 FORMER |= {f"{slug}.kl_coef": f"it is not to the reference alone; write {own}={{value}}" for slug, own in OWN_KL.items()}
 
 

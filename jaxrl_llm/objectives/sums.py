@@ -68,6 +68,14 @@ def renewed(method: str, text: str) -> str:
     return " + ".join([base, *terms]).strip()
 
 
+def name_of(term: str, numbers: dict[str, Any]) -> str:
+    """The name that a term with these numbers has in a loss, `kl` or `kl_old`; that of its factory if it cannot be made."""
+    try:
+        return _term(term, numbers, {key: 1.0 for key, value in numbers.items() if is_schedule(value)}).name
+    except ValueError:
+        return term
+
+
 def misplaced(place: int, name: str) -> str:
     """What is wrong with a name at this place of a sum, from 0: a term before an objective, or a second objective; "": nothing.
     """

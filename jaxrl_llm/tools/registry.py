@@ -100,7 +100,7 @@ class PartTable(dict[str, Any]):
       kind: the type of the entries.
       given: arguments that a run gives to every factory that has them, beside those that an entry `takes`.
       former: for keywords that factories had, what to write instead, with the name of the part as `slug` and the `value`; under
-        "part.keyword" for one of the parts alone.
+        "part.keyword" for one of the parts alone, under "part.keyword=value" for one of its values.
     """
 
     def __init__(self, what: str, made: type, *, pure: bool = False, keywords: bool = True, kind: type[Kind] = Kind,
@@ -169,7 +169,8 @@ class PartTable(dict[str, Any]):
     def check_former(self, slug: str, keyword: str, value: Any) -> None:
         """Raises ValueError, which says what to write instead, for a keyword that such parts had."""
         if keyword in self.former:
-            instead = self.former.get(f"{slug}.{keyword}", self.former[keyword]).format(slug=slug, value=value)
+            ways = (f"{slug}.{keyword}={value!r}", f"{slug}.{keyword}", keyword)
+            instead = next(self.former[way] for way in ways if way in self.former).format(slug=slug, value=value)
             raise ValueError(f"{self.what} {slug!r} has no {keyword}: {instead}")
 
     def _checked(self, slug: str, factory: Factory) -> Factory:

@@ -14,7 +14,11 @@ from jaxrl_llm.topologies.guides import Guide
 
 def _alone(guide: Guide, group: int) -> str:
     """Why a guide leaves no completion of a group to the policy; "": it leaves some."""
-    if not (guide.first(group) > 0).all():
+    try:
+        shares = guide.shares(group)
+    except ValueError as error:
+        return str(error)
+    if not (shares > 0).all():
         return ""
     return f"experts begin all of the {group} completions of a group, and leave none to the policy"
 
@@ -63,7 +67,7 @@ def guided(inner: Topology, *, group: int, guide: Guide) -> Topology:
             aided(act) if isinstance(act, Begin) and not known[act.at] else [act])))
 
     def aided(act):
-        shares = guide.first(act.count)
+        shares = guide.shares(act.count)
         places = [0, *np.flatnonzero(np.diff(shares)) + 1, act.count]
         return [dataclasses.replace(act, count=int(end - start), parts=act.parts + parts_of(shares[start]))
                 for start, end in zip(places, places[1:])]
@@ -72,8 +76,7 @@ def guided(inner: Topology, *, group: int, guide: Guide) -> Topology:
         uids, prompts_of = forest.uid[forest.ends], forest.prompt[forest.ends]
         normal = [np.random.default_rng(uids[prompts_of == row].tolist()).standard_normal()
                   for row in range(len(forest.problems))]
-        assert guide.second is not None
-        return guide.second(*outcomes(forest, int(asked(forest).max())), np.array(normal, np.float32))
+        return guide.last_shares(*outcomes(forest, int(asked(forest).max())), np.array(normal, np.float32))
 
     return inner._replace(plan=plan, most=(inner.most or group) + group * last)
 

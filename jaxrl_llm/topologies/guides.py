@@ -3,7 +3,7 @@
 To add one, write a keyword-only factory under `@guide`; a row of the catalogue names it (`Method.guidance`).
 """
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,27 @@ class Guide(NamedTuple):
 
     first: Callable[[int], np.ndarray]
     second: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+
+    def shares(self, n: int) -> np.ndarray:
+        """f32[n] of `first`, which may return a list; ValueError for what are no n shares."""
+        return _shares("first", self.first(n), n)
+
+    def last_shares(self, rewards: np.ndarray, valid: np.ndarray, normal: np.ndarray) -> np.ndarray:
+        """f32[P] of `second`, which may return a list; ValueError for what are no P shares."""
+        assert self.second is not None
+        return _shares("second", self.second(rewards, valid, normal), len(normal))
+
+
+def _shares(what: str, given: Any, count: int) -> np.ndarray:
+    """The shares that a function of a guide returned, f32[count]."""
+    try:
+        shares = np.asarray(given, np.float32)
+    except (TypeError, ValueError):
+        shares = np.zeros(0)
+    if shares.shape != (count,) or ((shares < 0) | (shares > 1)).any():
+        raise ValueError(f"{what!r} of the guide returned {given!r}; return {count} shares of a solution, each from 0 to 1, as "
+                         "an array or a list")
+    return shares
 
 
 GUIDES = registry.PartTable("guide", Guide)

@@ -1,4 +1,5 @@
 """Parts that a configuration names or changes by number, one's own among them, and all that is wrong with such texts."""
+import dataclasses
 import importlib
 import re
 import sys
@@ -8,7 +9,7 @@ import pytest
 
 from jaxrl_llm import methods, objectives
 from jaxrl_llm.data.rollouts import from_lists
-from jaxrl_llm.methods import composition
+from jaxrl_llm.methods import composition, texts
 from jaxrl_llm.objectives.terms import TERMS, Term, term
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import numbers, parts
@@ -116,6 +117,27 @@ def test_a_term_replaces_that_of_the_row_with_its_name():
     row = methods.Method(slug="a", title="", equation="", objective="gspo(clip_high=0.3) + kl(0.1) + entropy(0.2)")
     assert composition.overridden(row, "objective", "clip_low=0.1 + kl(0.4)") == (
         "gspo(clip_high=0.3, clip_low=0.1) + entropy(coef=0.2) + kl(0.4)")
+
+
+@pytest.mark.parametrize("given, text", (
+    ("+ kl(0.4, against=old)", "gspo + kl(coef=0.1) + entropy(coef=0.2) + kl(0.4, against=old)"),  # both stay
+    ("+ kl(linear(0.4, 0), estimator=k2)", "gspo + entropy(coef=0.2) + kl(linear(0.4, 0), estimator=k2)"),
+    ("+ kl(0) + kl(0.4, against=old)", "gspo + entropy(coef=0.2) + kl(0) + kl(0.4, against=old)"),
+    ("+ entropy(0.3, on=expert)", "gspo + kl(coef=0.1) + entropy(coef=0.2) + entropy(0.3, on=expert)")))
+def test_a_term_of_another_policy_or_of_other_tokens_is_another_term(given, text):
+    row = methods.Method(slug="a", title="", equation="", objective="gspo + kl(0.1) + entropy(0.2)")
+    assert composition.overridden(row, "objective", given) == text and texts.faults("objective", text) == []
+    old = dataclasses.replace(row, objective="gspo + kl(linear(0.1, 0), against=old)")
+    assert composition.overridden(old, "objective", "+ kl(0.3)") == "gspo + kl(coef=linear(0.1, 0), against=old) + kl(0.3)"
+    assert composition.overridden(old, "objective", "+ kl(0.3, against=old)") == "gspo + kl(0.3, against=old)"
+
+
+@pytest.mark.parametrize("given, term", (
+    ("regulariser=k2", "+ kl(0.2, estimator='k2', against='old')"), ("regulariser=forward_kl", "+ nll(0.1, on='all')"),
+    ("kl_coef=0.3", "+ kl(2 c, estimator='k2', against='old') for k2, + nll(c, on='all') for forward_kl, with 0.3 for c")))
+def test_a_former_regulariser_is_named_with_the_term_that_has_its_value(given, term):
+    with pytest.raises(ValueError, match=f"objective 'rec_family' has no .*{re.escape(term)}"):
+        parts.make_parts(tiny(objective=f"rec_family({given})"), 32)
 
 
 def test_all_faults_of_all_texts_are_one_error():

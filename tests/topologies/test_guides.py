@@ -1,4 +1,6 @@
 """The share of a solution that completions begin with: the worked examples of ADHint, plans on forests, and refusals."""
+import re
+
 import numpy as np
 import pytest
 from test_topologies import asked, follow
@@ -7,7 +9,7 @@ from jaxrl_llm.control.hint_share import hint_length, hint_ratio
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.sampling.one_turn import by_author
 from jaxrl_llm.sampling.trajectory import Planted, as_planted, authors
-from jaxrl_llm.topologies import budgets, guided, make_guide, refill, rounds, single
+from jaxrl_llm.topologies import TOPOLOGIES, Guide, budgets, guided, make_guide, refill, rounds, single
 
 
 def test_shares_of_the_worked_examples():
@@ -47,6 +49,23 @@ def test_an_expert_takes_the_first_places_of_each_group():
     plans, forest = follow(topology)
     assert asked(plans) == [3, {0: 4, 1: 4, 2: 4}] and topology.most == 4
     assert shares(plans[1]) == dict.fromkeys(range(3), [0.5, 0.5, 0, 0])
+
+
+def test_a_guide_may_return_lists():
+    guide = Guide(lambda n: [0.5] + [0] * (n - 1), lambda rewards, valid, normal: [0.25, 0, 1][:len(normal)])
+    plans, _ = follow(guided(single(3, group=2), group=2, guide=guide))
+    assert shares(plans[1]) == dict.fromkeys(range(3), [0.5, 0])
+    assert shares(plans[2]) == {0: [0.25, 0.25], 1: [0, 0], 2: [1, 1]}
+
+
+@pytest.mark.parametrize("given", ([0.5], 0.5, [2.0, 0], [-1, 0], ["half", 0], [[0.5], [0]], None))
+def test_what_are_no_shares_is_said_before_a_run_and_in_a_plan(given):
+    said = re.escape(f"'first' of the guide returned {given!r}; return 2 shares of a solution, each from 0 to 1")
+    topology = guided(single(3, group=2), group=2, guide=Guide(lambda n: given))
+    with pytest.raises(ValueError, match=said):
+        follow(topology)
+    alone, = [one for one in TOPOLOGIES["guided"].conflicts if one.of == ("guide", "config.sampling.group")]
+    assert re.match(said, alone.why(Guide(lambda n: given), 2))
 
 
 def test_an_expert_begins_the_first_rollouts_of_rounds_and_budgets():
