@@ -7,11 +7,9 @@ from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.corrections import carried
 from jaxrl_llm.objectives.ratios import log_ratio
 from jaxrl_llm.tools import registry
-from jaxrl_llm.tools.ranges import Range
+from jaxrl_llm.tools.ranges import BOUND
 
 DIVERGENCES = {"tv": binary.total_variation, "kl": binary.kl_divergence}
-
-BOUND = Range(0, finite=False)  # an infinite delta masks nothing
 
 
 @objective(ranges={"delta_low": BOUND, "delta_high": BOUND})

@@ -24,12 +24,12 @@ class Range(NamedTuple):
 
 
 POSITIVE, SHARE, NOT_NEGATIVE = Range(0, closed=False), Range(0, 1), Range(0)
+BOUND = Range(0, finite=False)  # infinity is a bound that is never reached
 _ANY = Range(-math.inf)
-_BOUND = Range(0, finite=False)
-RANGES = {  # an infinite bound is one that is never reached
+RANGES = {
     "eps": NOT_NEGATIVE, "whiten_eps": NOT_NEGATIVE, "kl_coef": NOT_NEGATIVE, "reward_kl_coef": NOT_NEGATIVE,
     "held_coef": NOT_NEGATIVE, "anchor_coef": NOT_NEGATIVE, ("term", "coef"): _ANY,
-    "clip_low": _BOUND, "clip_high": _BOUND, "min_ratio": _BOUND,
+    "clip_low": BOUND, "clip_high": BOUND, "min_ratio": BOUND,
     "max_ratio": Range(0, closed=False, finite=False), "cap": Range(0, closed=False, finite=False), "tau": POSITIVE,
     "temperature": POSITIVE, "fraction": SHARE, "share": SHARE, "label_smoothing": SHARE, "gamma_penalty": SHARE,
     "lambda_policy": SHARE, "lambda_critic": SHARE, "ema_decay": SHARE, ("estimator", "gamma"): SHARE,

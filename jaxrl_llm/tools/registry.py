@@ -158,13 +158,16 @@ class PartTable(dict[str, Any]):
         return [parameter for parameter in self.parameters(name) if parameter not in given]
 
     def check(self, slug: str, keyword: str, value: Any) -> None:
-        """Raises ValueError for a number of a part outside its range, and for text in the place of a number."""
-        kind, default = self.find(slug), self.parameters(slug)[keyword].default
+        """Raises ValueError for a number outside its range, a fraction in place of an `int`, and text in place of a number."""
+        kind, parameter = self.find(slug), self.parameters(slug)[keyword]
         own = kind.ranges.get(keyword)
         if self.pure or own:
-            ranges.check(self.what, slug, keyword, value, default, own)
+            ranges.check(self.what, slug, keyword, value, parameter.default, own)
         else:
-            ranges.check_number(self.what, slug, keyword, value, default)
+            ranges.check_number(self.what, slug, keyword, value, parameter.default)
+        types = _types(parameter)
+        if isinstance(value, float) and not value.is_integer() and "int" in types and "float" not in types:
+            raise ValueError(f"{self.what} {slug!r}: {keyword}={value!r}; give a whole number")
 
     def check_former(self, slug: str, keyword: str, value: Any) -> None:
         """Raises ValueError, which says what to write instead, for a keyword that such parts had."""
@@ -205,9 +208,16 @@ class PartTable(dict[str, Any]):
 
 
 def _may_be_none(parameter: inspect.Parameter) -> bool:
-    """Whether the annotation has None, as of numbers that switch a part of a formula off; files may annotate by text."""
+    """Whether the annotation has None, as of numbers that switch a part of a formula off."""
+    return "None" in _types(parameter)
+
+
+def _types(parameter: inspect.Parameter) -> set[str]:
+    """The names of the types of an annotation such as `int | None`; files may annotate by text."""
     annotation = parameter.annotation
-    return "None" in annotation.split() if isinstance(annotation, str) else type(None) in get_args(annotation)
+    if isinstance(annotation, str):
+        return {name.strip() for name in annotation.split("|")}
+    return {"None" if one is type(None) else getattr(one, "__name__", "") for one in get_args(annotation) or (annotation,)}
 
 
 def module_of(kind: Kind) -> str:

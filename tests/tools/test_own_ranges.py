@@ -48,3 +48,12 @@ def test_a_range_of_a_number_that_is_not_there_is_an_error():
         def cold(*, heat: float = 1.0):
             return objectives.make("reinforce")
     assert "cold" not in OBJECTIVES
+
+
+def test_a_fraction_in_the_place_of_a_whole_number_is_refused():
+    """Also for a number that may be None, one that is annotated by text, and infinity; 2e1 is a whole number."""
+    for text, said in (("grpo(ddof=1.5)", "estimator 'grpo': ddof=1.5; give a whole number"),
+                       ("mssr(num_prompts=inf)", "estimator 'mssr': num_prompts=inf; give a whole number")):
+        assert texts.faults("estimator", text) == [said]
+    assert texts.faults("objective", "ppo_clip(max_len=1.5)") == ["objective 'ppo_clip': max_len=1.5; give a whole number"]
+    assert texts.faults("objective", "ppo_clip(max_len=2e1)") == texts.faults("estimator", "grpo(eps=1.5)") == []
