@@ -158,7 +158,7 @@ def per_token(objective: Objective, p: jax.Array, fields: Mapping[str, jax.Array
         return objective.update(logprobs, rollouts.replace(loss_weights=share), advantages, objective.init())[0]
 
     slope = jax.grad(loss, argnums=1)(lax.stop_gradient(logprobs), share)  # the loss is linear in the shares
-    count = jnp.maximum(jnp.sum(mask, axis=-1), 1)
+    count = jnp.maximum(rollouts.lengths, 1)
     losses = jnp.zeros(p.size + 1)
     for name, one in slope.items():
         part = one * share[name]
