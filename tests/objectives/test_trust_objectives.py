@@ -56,6 +56,13 @@ def test_dppo_by_kl():
     expect("dppo", (-0.88 - 1.25 + 0.6) / 2, [0, -0.44, -0.625, 0, 0.3], **hyper | {"delta_low": 0.035})
 
 
+def test_dppo_with_a_pull_towards_the_sampler():
+    """.5 (log 1.5)^2 = .0822010 and so on beside the values above: masked tokens are pulled too."""
+    change = np.array([0.405465, -0.127833, 0.223144, -0.470004, -0.510826])
+    expect("dppo", -0.4525 + 0.5 * np.sum(change**2) / 2, np.array([0, -0.44, -0.625, 0.3125, 0.3]) + 0.5 * change,
+           {"clip_fraction": 0.2}, anchor_coef=0.5)
+
+
 def test_dppo_lets_every_token_come_back():
     """With advantages against the move of each token nothing is masked, however far it is."""
     back = [[-1, 1, -1], [1, 1]]
@@ -129,6 +136,19 @@ def test_dppo_has_the_gradient_of_verl(loss_mode, delta):
                        aggregation="token_mean")
     np.testing.assert_allclose(slope, gradient, rtol=1e-5, atol=1e-9)
     np.testing.assert_allclose(loss, gradient.sum(), rtol=1e-5)  # which is the surrogate of the paper's equation 12
+
+
+def test_dppo_anchored_is_the_default_loss_of_prime_rl():
+    """As `default_loss_fn`: `-keep_mask * advantages * importance_ratio + kl_tau * log_importance_ratio**2` over all tokens."""
+    trainer, inference, advantages, mask = data = random(seed=8)
+    log_importance_ratio, probs_diff = trainer - inference, np.exp(trainer) - np.exp(inference)
+    keep_mask = ~np.where(advantages > 0, probs_diff > 0.2, probs_diff < -0.2)
+    assert 0 < np.mean(~keep_mask[mask]) < 0.5
+    pg_loss = keep_mask * advantages * np.exp(log_importance_ratio)
+    loss, slope = ours("dppo", data, **methods.get("dppo_anchored").part("objective").numbers)
+    np.testing.assert_allclose(loss, np.mean((-pg_loss + 0.001 * log_importance_ratio**2)[mask]), rtol=1e-5)
+    gradient = np.where(mask, -pg_loss + 0.002 * log_importance_ratio, 0) / mask.sum()
+    np.testing.assert_allclose(slope, gradient, rtol=1e-5, atol=1e-9)
 
 
 def test_vespo():
