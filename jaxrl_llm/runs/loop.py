@@ -29,7 +29,7 @@ from jaxrl_llm.runs.value_plots import plot_history
 from jaxrl_llm.sampling.heldout import Evaluation, evaluate, evaluate_set
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.forecast import forecast
-from jaxrl_llm.setup.phases import recorded, rows
+from jaxrl_llm.setup.phases import parts_of, recorded, rows
 from jaxrl_llm.setup.start import check_other
 from jaxrl_llm.setup.tables import arithmetic_table, paper_table, replaced_table
 from jaxrl_llm.store import given as given_lib
@@ -86,7 +86,7 @@ def _train(config: ConfigDict, held: Held, resume: bool | str, warm_starts: Path
     replaced = replaced_table(config, run.method.defaults)
     config, primary = recorded(config), parallel.is_primary()
     check_other(config.model.path, held.path)
-    work = open_workdir(held, config, resume)  # compares the resolved numbers of the run
+    work = open_workdir(held, config, resume, parts_of(config))  # compares the resolved numbers of the run
     check_agreement(work)  # nothing is written before every process has checked
     if not work.resume and primary:
         work.record()

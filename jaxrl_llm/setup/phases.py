@@ -12,7 +12,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
+from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.setup import keys, phase_words
+from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.resolve import as_in_paper, resolve
 from jaxrl_llm.store.begun import Begun
 from jaxrl_llm.tools import registry, written
@@ -72,6 +74,12 @@ def follows_steps(text: str) -> bool:
     """Whether the phases share out `config.steps`: all but the last have no number of steps, or the last one has one."""
     *counts, last = [phase_words.read(part, [])[1].get("steps", "") for part in written.parts(text)] or [""]
     return last != "" or not all(count.isdecimal() for count in counts)
+
+
+def parts_of(config: ConfigDict) -> dict[str, str]:
+    """The texts of the method's parts, by key; those of a phase behind its name, `warm.objective`."""
+    rows = {phase.name: method_of(phase.config) for phase in phases_of(config)}
+    return {f"{name}.{key}" if name else key: getattr(row, key) for name, row in rows.items() for key in SLOTS}
 
 
 def recorded(config: ConfigDict) -> ConfigDict:

@@ -8,8 +8,9 @@ import platform
 import shutil
 import sys
 import tempfile
+import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ class Workdir(NamedTuple):
     """A checked run folder; `resume` says that a checkpoint exists and the run must continue from it.
 
     `config` is the resolved configuration, `earlier` that of the folder, if there is one. `held`: where its parts lie.
+    `parts`: the texts of the method's parts, by key; a row of one's own may have changed between two starts.
 
     Nothing is written before `record()`: a resume that fails earlier leaves the folder unchanged.
     """
@@ -41,6 +43,7 @@ class Workdir(NamedTuple):
     config: dict[str, Any]
     changes: list[str]
     earlier: dict[str, Any] | None = None
+    parts: Mapping[str, str] = types.MappingProxyType({})
 
     @property
     def path(self) -> AnyPath:
@@ -62,9 +65,20 @@ class Workdir(NamedTuple):
                 _write_json(path / f"config.{sum(1 for _ in path.glob('config.*.json'))}.json", earlier)
             if self.changes or not (path / "config.json").exists():  # replaced in one piece: a full disk leaves the old one
                 _write_json(path / "config.json", {"schema_version": SCHEMA_VERSION, "config": self.config})
-            starts = starts_of(path) + [describe_environment()]
-            _write_json(path / "environment.json", {"starts": starts})
+            starts = starts_of(path)
+            if other := self.other_parts(starts):
+                warnings.warn(f"resuming {self.path} with parts of the method {self.config.get('method', '')!r} that changed "
+                              f"since its last start: {_list(other)}", RuntimeWarning, stacklevel=2)
+            _write_json(path / "environment.json", {"starts": [*starts, describe_environment() | {"parts": dict(self.parts)}]})
         self.held.write()
+
+    def other_parts(self, starts: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The parts that differ from those of the last of these starts, although no key of the configuration says so."""
+        before = starts[-1].get("parts", self.parts) if starts and self.resume else self.parts
+        said = {change.partition(":")[0] for change in self.changes}
+        if said & {"method", "phases"}:
+            return []
+        return [change for change in config_changes(dict(before), dict(self.parts)) if change.partition(":")[0] not in said]
 
 
 def folder_of(path: str | os.PathLike) -> AnyPath:
@@ -76,7 +90,8 @@ def folder_of(path: str | os.PathLike) -> AnyPath:
     return folder
 
 
-def open_workdir(place: str | Path | Held, config: ml_collections.ConfigDict, resume: bool | str = False) -> Workdir:
+def open_workdir(place: str | Path | Held, config: ml_collections.ConfigDict, resume: bool | str = False,
+                 parts: Mapping[str, str] = types.MappingProxyType({})) -> Workdir:
     """Checks the folder of a run, new or old, against `config`; `record()` then writes the run's records.
 
     place: the folder as `lock.locked` has it, or a local one.
@@ -84,6 +99,8 @@ def open_workdir(place: str | Path | Held, config: ml_collections.ConfigDict, re
     resume: False starts a run and refuses a folder that already has checkpoints; True continues one, also with a
     changed configuration (the change is reported, the old file kept); "auto" continues if there is something to
     continue and starts otherwise, for launchers that restart a preempted job.
+
+    parts: the texts of the method's parts, which the folder records; `record()` warns if they are others than those before.
 
     Raises FileExistsError (checkpoints, but no resume), FileNotFoundError (resume=True and nothing to resume),
     ValueError (folder of another configuration), TypeError (a configuration value JSON cannot hold); `record()` OSError
@@ -106,7 +123,7 @@ def open_workdir(place: str | Path | Held, config: ml_collections.ConfigDict, re
     if has_checkpoints and resume is False:
         raise FileExistsError(f"{path} holds checkpoints of this configuration; continue with --resume, "
                               "start afresh in another --workdir, or delete the folder")
-    return Workdir(held, has_checkpoints, resolved, changes, stored)
+    return Workdir(held, has_checkpoints, resolved, changes, stored, parts)
 
 
 def check_agreement(work: Workdir) -> None:

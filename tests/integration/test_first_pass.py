@@ -1,4 +1,5 @@
 """A pass over all training problems before a step: its counts, what controllers make of them, and a kill within it."""
+import io
 import itertools
 import json
 import shutil
@@ -12,9 +13,11 @@ from run_files import assert_same
 
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.runs import first_pass, loop, phases
+from jaxrl_llm.runs.progress import Progress
 from jaxrl_llm.sampling import asked
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import keys, setup
 from jaxrl_llm.setup.phases import phases_of
+from jaxrl_llm.tools.timer import PhaseTimer
 
 P, G = 4, 4
 CONTROL = {"drive": "steps=(1, 2), keep=(0.5,), times=6", "arpo_replay": "times=6", "qwenlong_l15_adv": "times=6, bins=2"}
@@ -48,6 +51,28 @@ def test_answers_do_not_depend_on_an_interrupt():
     assert run.source.position() == place  # nothing of training has moved
     other = next(asked.ask(run.source, *weights, times, jax.random.key(4), asked.none(problems)))
     assert other.right.tolist() != whole[0].right.tolist()
+
+
+def test_answers_of_another_configuration_are_refused_with_the_difference(tmp_path):
+    """What costs alone, and records of earlier versions, are no difference."""
+    run, params = setup.build(tiny("arpo_replay"))
+    state = setup.initial_state(run, params)
+    times = first_pass.wanted(run, state)
+    done = {"step": 0, "times": times.tolist(), "tried": times.tolist(), "right": (times - 1).tolist(), "done": len(times)}
+
+    def continued(**changes):
+        config = keys.flat(run.config) | {key.replace("__", "."): value for key, value in changes.items()}
+        stored = done | ({"config": {key: config[key] for key in first_pass.answered_under(run.config)}} if changes else {})
+        (tmp_path / first_pass.FILE).write_text(json.dumps(stored))
+        return first_pass.measured(run, state, (state.params, state.lora), times, tmp_path, Progress(1, stream=io.StringIO()),
+                                   PhaseTimer(), again=True)
+
+    for same in ({}, {"seed": 0}, {"sampling__engine": "slots", "steps": 99}):
+        assert continued(**same).right.sum() == 5 * len(times)
+    said = (r"asked.json has answers to .* training problems under another configuration \(sampling.temperature: 0.5 -> 1.0; "
+            r"task: .*\), and answers to the rest would not go with them; continue with the former values, or delete the file")
+    with pytest.raises(ValueError, match=said):
+        continued(sampling__temperature=0.5, task="arithmetic(level=sub2)")
 
 
 @pytest.mark.slow

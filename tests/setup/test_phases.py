@@ -152,3 +152,16 @@ def test_steps_of_a_comparison_are_shared_out_before_any_run():
     plan.check_schedule(entry, plan.Budget("steps", 10))
     with pytest.raises(ValueError, match="rloo: config.phases=.*\n  the phases have 10 steps together, and config.steps is 12"):
         plan.check_schedule(entry, plan.Budget("steps", 12))
+
+
+def test_the_parts_of_each_phase_are_recorded_by_key(tmp_path, monkeypatch):
+    (tmp_path / "own_row_of_parts.py").write_text(
+        "from jaxrl_llm.methods import Method\n\nrow = Method(slug='own', title='', equation='', objective='gspo')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = default_config()
+    config.method = "own_row_of_parts:row"
+    found = phases.parts_of(config)
+    assert (found["objective"], found["estimator"], found["filters"]) == ("gspo", "grpo", "")
+    config.phases = "warm(steps=5, estimator=rloo), long"
+    found = phases.parts_of(config)
+    assert (found["warm.estimator"], found["long.estimator"], found["long.objective"]) == ("rloo", "grpo", "gspo")

@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import textwrap
+import warnings
 
 import ml_collections
 import pytest
@@ -54,6 +55,24 @@ def test_same_configuration_without_checkpoints_starts_again(tmp_path):
     for count in (1, 2):
         assert not recorded(tmp_path, make_config()).resume
         assert len(json.loads((tmp_path / "environment.json").read_text())["starts"]) == count
+
+
+def test_parts_of_a_row_that_changed_are_said_on_a_resume(tmp_path):
+    """Once, by key, and not for keys whose change the configuration says itself."""
+    config = ml_collections.ConfigDict({"method": "mine:row", "estimator": ""})
+    open_workdir(tmp_path, config, parts={"estimator": "grpo", "objective": "ppo_clip"}).record()
+    add_checkpoint(tmp_path)
+    said = (r"with parts of the method 'mine:row' that changed since its last start: objective: \"ppo_clip\" -> \"gspo\"$")
+    for warned in (True, False):
+        work = open_workdir(tmp_path, config, True, {"estimator": "grpo", "objective": "gspo"})
+        with pytest.warns(RuntimeWarning, match=said) if warned else warnings.catch_warnings(action="error"):
+            work.record()
+    config.estimator = "rloo"
+    with pytest.warns(RuntimeWarning, match="with a changed configuration") as seen:
+        open_workdir(tmp_path, config, True, {"estimator": "rloo", "objective": "gspo"}).record()
+    assert len(seen) == 1
+    last = json.loads((tmp_path / "environment.json").read_text())["starts"][-1]
+    assert last["parts"] == {"estimator": "rloo", "objective": "gspo"}
 
 
 def test_checkpoints_without_resume_are_refused_with_the_way_on(tmp_path):
