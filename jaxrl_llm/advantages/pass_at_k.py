@@ -113,8 +113,6 @@ def pass_at_k(*, k: int = 4, sets: str = "all", combine: bool = False, eps: floa
     1e-6 is that of the authors' code.
     """
     registry.one_of("sets", sets, ("all", "drawn", "split"))
-    if k != int(k):
-        raise ValueError(f"k={k} completions in a set; give a whole number")
 
     def advantages(rollouts, step):
         rewards, valid = rollouts.rewards, rollouts.valid

@@ -158,7 +158,7 @@ def test_a_group_that_makes_one_set_is_refused_before_the_run(group, method, sil
 
 
 def test_numbers_that_are_no_sets_are_refused():
-    for k, told in ((0, "'pass_at_k': k=0; give 1 or more"), (2.5, "k=2.5 completions in a set; give a whole number")):
+    for k, told in ((0, "'pass_at_k': k=0; give 1 or more"), (2.5, "'pass_at_k': k=2.5; give a whole number")):
         with pytest.raises(ValueError, match=told):
             advantages.make("pass_at_k", k=k)
     with pytest.raises(ValueError, match="Did you mean 'drawn'"):
