@@ -4,12 +4,16 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.tools.registry import Conflict
 
-CONFLICTS = tuple(Conflict((value,), f"{{part}} compares with a greedy completion by the weights of the step, and {who} none",
-                           "leave it out, or take another estimator")
-                  for value, who in (("replays", "replayed groups have"), ("config.pool.path", "groups of a pool have")))
+_TOGETHER = Conflict(
+    ("reward",), "{part} compares with a greedy completion, which is scored apart from the others, and a reward of {0.names} "
+    "compares the completions of a batch", "leave that reward out, or give it splits=True if it scores each by itself",
+    lambda reward: not reward.by_row)
+_OLD = tuple(Conflict((value,), f"{{part}} compares with a greedy completion by the weights of the step; {who} have none",
+                      "leave them out, or take another estimator")
+             for value, who in (("replays", "replayed groups"), ("config.pool.path", "groups of a pool")))
 
 
-@estimator(conflicts=CONFLICTS)
+@estimator(conflicts=(_TOGETHER, *_OLD))
 def remax() -> Estimator:
     """`A_i = r_i - r_greedy`, r_greedy the reward of the completion that the same policy draws at temperature 0.
 

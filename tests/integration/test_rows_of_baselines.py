@@ -99,9 +99,17 @@ def test_every_problem_that_a_filter_draws_has_a_greedy_completion():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"replay": "recent_groups(reuse=0.5)"}, "'remax' compares with a greedy completion .* replayed groups have none"),
+    ({"replay": "recent_groups(reuse=0.5)"}, "'remax' compares with a greedy completion .*; replayed groups have none"),
+    ({"rewards": "format(pattern='a'), whole_batch:whole", "score": "format"}, "'whole'.* compares the completions of a batch"),
     ({"schedule": "pipelined(lag=1)"}, "no ratio that corrects for it")])
-def test_refusals(changes, message):
+def test_refusals(changes, message, tmp_path, monkeypatch):
+    (tmp_path / "whole_batch.py").write_text("""
+from jaxrl_llm.rewards import Reward
+
+def whole():
+    return Reward("whole", lambda completions, answers, problems: [1.0] * len(completions), per="batch")
+""")
+    monkeypatch.syspath_prepend(tmp_path)
     config = tiny_config.get_config()
     config.update_from_flattened_dict({"method": "remax", **changes})
     with pytest.raises(ValueError, match=message):

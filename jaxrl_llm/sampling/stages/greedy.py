@@ -13,7 +13,8 @@ def greedy() -> Stage:
     """`greedy_rewards` f32[P], the reward of a trajectory at temperature 0; NaN where an environment lost it.
 
     Stages that shape rewards act on it as on others. It is in no forest of the batch, so that nothing is trained on it and no
-    count or mean of rewards has it. Its tokens count as sampled ones; the metric `reward/greedy` is the mean over prompts.
+    count or mean of rewards has it. Its tokens count as sampled ones; the metric `reward/greedy` is the mean over prompts. The
+    scan sampler computes a whole batch for them, as it has one shape; the slot engine a row for each.
     """
     def grow(batch: Unfinished, source: Origin) -> Unfinished:
         if (new := batch.drawn) is None:
