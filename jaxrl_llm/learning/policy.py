@@ -134,7 +134,8 @@ class Policy:
             chosen = most_likely(states, self.model.unembedding(params), chunk=self.chunk) if at is None else at
             return chosen, self._of_tokens(params, states, chosen, temperature=temperature)[0]
 
-        return self._of_positions(params, lora, rollouts, numbers, at)
+        chosen, logprobs = self._of_positions(params, lora, rollouts, numbers, at)
+        return chosen, logprobs
 
     def logit_gradients(self, params, lora, rollouts: Rollouts) -> jax.Array:
         """Squared norm of the gradient of each token's log-prob with respect to the logits, f32[P, G, T]."""
