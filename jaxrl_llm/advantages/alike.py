@@ -14,7 +14,8 @@ _PROBABILITIES = "old_logprobs", "ref_logprobs", "behavior_logprobs", "entropies
 def compares(estimator: Estimator, objective: Objective, group: int) -> bool:
     """Whether nothing is learned from groups of this number of equal completions, whatever their rewards are.
 
-    The estimator is asked. False if it reads more than is made up here, or if the objective has signals of its own.
+    The estimator is asked, and an objective that reads rewards for its loss without advantages. False if they read more than is
+    made up here, or if the objective has signals of its own.
     """
     P, shape = 4, (4, group, 2)
     logprobs = np.full(shape, -1, np.float32)
@@ -22,12 +23,15 @@ def compares(estimator: Estimator, objective: Objective, group: int) -> bool:
     fields: dict[str, Any] = {
         **dict(zip(_PROBABILITIES, (logprobs, 1.25 * logprobs, logprobs, -logprobs))), "prompt_ids": np.arange(P),
         "reward_components": rewards[..., None], "rewards": rewards, "tokens": np.ones(shape, np.int32)}
-    quiet = {*_PROBABILITIES, "truncated", "policy_version", "current_version"}
-    if not {*estimator.needs} <= {*fields} or not {*objective.needs} <= quiet:
+    extras = {"logit_gradients": -logprobs}
+    quiet = {*_PROBABILITIES, "rewards", "truncated", "policy_version", "current_version"}
+    if not {*estimator.needs} <= {*fields, *extras} or not {*objective.needs} <= quiet:
         return False
     there: Any = np.ones(shape, bool)
-    alike = Rollouts(mask=there, valid=there[..., 0], **fields)
-    return not np.any(estimator.update(alike, estimator.init())[0])
+    alike = Rollouts(mask=there, valid=there[..., 0], **fields, extras=extras)
+    if np.any(estimator.update(alike, estimator.init())[0]):
+        return False
+    return "rewards" not in objective.needs or not objective.update(logprobs, alike, 0 * logprobs, objective.init())[0]
 
 
 def _single(group: int, most: int, sizes: list[str]) -> bool:

@@ -11,9 +11,14 @@ _TOGETHER = Conflict(
 _OLD = tuple(Conflict((value,), f"{{part}} compares with a greedy completion by the weights of the step; {who} have none",
                       "leave them out, or take another estimator")
              for value, who in (("replays", "replayed groups"), ("config.pool.path", "groups of a pool")))
+_GREEDY = Conflict(
+    ("config.sampling.temperature", "knobs", "config.environment"),
+    "config.sampling.temperature is 0, at which every completion is the greedy one that {part} compares it with",
+    "give more than 0, usually 1",
+    lambda temperature, knobs, environment: not (temperature or "temperature" in knobs or environment))
 
 
-@estimator(conflicts=(_TOGETHER, *_OLD))
+@estimator(conflicts=(_TOGETHER, _GREEDY, *_OLD))
 def remax() -> Estimator:
     """`A_i = r_i - r_greedy`, r_greedy the reward of the completion that the same policy draws at temperature 0.
 

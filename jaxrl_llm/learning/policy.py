@@ -128,7 +128,7 @@ class Policy:
         less = r.tokens.shape[2] - chosen.shape[2]
         return jnp.pad(chosen, ((0, 0), (0, 0), (0, less), (0, 0), (0, 0)), constant_values=-1)
 
-    def likeliest(self, params, lora, rollouts: Rollouts, at=None) -> tuple[jax.Array, jax.Array]:
+    def likeliest(self, params, lora, rollouts: Rollouts, at=None) -> tuple[jax.Array, ...]:
         """The most likely token at each position, i32[P, G, T], or the tokens `at`, and their log-probs f32[P, G, T], nats."""
         def numbers(params, states, at, temperature):
             chosen = most_likely(states, self.model.unembedding(params), chunk=self.chunk) if at is None else at

@@ -68,7 +68,11 @@ def test_sizes_of_experts():
     (dict(sampling__group=1), "method 'grpo' compares the completions of a prompt, but sampling.group is 1; give 2 or more"),
     (dict(sampling__group=1, method="gdpo"), "method 'gdpo' compares the completions of a prompt"),
     (dict(sampling__temperature=0.0), "config.sampling.temperature is 0, at which all completions of a prompt are equal"),
-    (dict(sampling__temperature=0.0, method="kimi_opmd"), "config.sampling.temperature is 0")))
+    (dict(sampling__group=1, method="gapo"), "method 'gapo' compares the completions of a prompt"),
+    (dict(sampling__group=1, method="optimal_token_baseline"), "method 'optimal_token_baseline' compares the completions"),
+    (dict(sampling__temperature=0.0, method="kimi_opmd"), "config.sampling.temperature is 0"),
+    (dict(sampling__temperature=0.0, method="optimal_token_baseline"), "config.sampling.temperature is 0"),
+    (dict(sampling__temperature=0.0, method="remax"), "every completion is the greedy one that estimator 'remax' compares")))
 def test_methods_that_compare_completions_need_some_that_differ(changes, message):
     config = changed(**changes)
     with pytest.raises(ValueError, match=message):
@@ -77,7 +81,7 @@ def test_methods_that_compare_completions_need_some_that_differ(changes, message
 
 @pytest.mark.parametrize("changes", (
     dict(method="reinforce_pp"), dict(method="ppo"), dict(method="nsr"), dict(method="pacs"), dict(method="gvm_raft_pp"),
-    dict(method="dars")))
+    dict(method="dars"), dict(method="remax")))
 def test_methods_that_learn_from_single_completions_are_not_refused(changes):
     config = changed(sampling__group=1, **changes)
     made = parts.make_parts(config, 128, make_task(config.task))
