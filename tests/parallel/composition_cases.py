@@ -29,6 +29,13 @@ SETTINGS = {
     "seq": {"mesh.seq": 2},
     "mixture": {"task": "arithmetic(level=digit), arithmetic(level=add2, label=add2)"},
     "processes": {}}
+LAG = {"schedule": "pipelined(lag=1)"}
+# Rows of `tests/integration/test_rows_everywhere.py`, with what a tiny run of each needs.
+ROWS = {
+    "maxrl": {}, "sign_balance": {}, "bpo": {}, "sao": {"sampling.group": 1, "critic.pretrain_steps": 0}, "dppo": {},
+    "dppo_kl": {}, "sapo": {}, "gmpo": {}, "vespo": {}, "ngu": {**UNEQUAL, "sampling.max_draws": 2}, "opo": {}, "gpg": {},
+    "remax": {}, "optimal_token_baseline": {}, "gapo": {}, "luspo": {}, "klpo": {}, "best_of_group": {},
+    "pass_at_k": {"estimator": "k=2", "sampling.group": 4}}
 MESHED = {"fsdp", "tensor", "seq", "processes"}  # they need eight devices
 
 
@@ -41,7 +48,8 @@ def config_of(method: str, *settings: str):
     c.steps, c.prompts.per_step, c.prompts.max_tokens, c.learner.minibatches = 1, 8, 16, 1
     c.sampling.group, c.sampling.max_tokens, c.sampling.turn_tokens = 2, 4, 4
     c.optimizer.name, c.optimizer.learning_rate = "sgd", 0.1
-    for changes in ({"method": method}, METHODS[method], *(SETTINGS[name] for name in settings)):
+    several = SETTINGS | {"lag": LAG}
+    for changes in ({"method": method}, (METHODS | ROWS)[method], *(several[name] for name in settings)):
         c.update_from_flattened_dict(changes)
     return c
 
