@@ -16,6 +16,10 @@ EVERYWHERE = ("environment", "packed", "lora", "fsdp")
 ON_POLICY = {slug for slug in ROWS if methods.get(slug).part("objective").name == "reinforce"}
 
 
+# Rows with other numbers of the same parts, which are built and make no step.
+RELATED = ("dppo_anchored", "gapo_token", "klpo_sequence", "pass_at_k_bootstrap", "pass_at_k_combined", "pass_at_k_full")
+
+
 def settings_of(slug: str) -> tuple[str, ...]:
     """All settings that a row has together."""
     return EVERYWHERE if slug in ON_POLICY else (*EVERYWHERE, "lag")
@@ -51,6 +55,6 @@ def test_a_row_without_a_correction_is_refused_with_lag():
 
 def test_the_quickstart_refuses_no_row():
     """Its task has the fields that each row reads, and its groups fit."""
-    for slug in ROWS:
-        own = {key: value for key, value in ROWS[slug].items() if not key.startswith("sampling.")}
+    for slug in (*ROWS, *RELATED):
+        own = {key: value for key, value in ROWS.get(slug, {}).items() if not key.startswith("sampling.")}
         assert setup.against(slug, {"task": "arithmetic(level=digit)", "sampling.group": 8, **own}) == [], slug
