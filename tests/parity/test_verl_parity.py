@@ -47,7 +47,7 @@ def rows(x):
 @pytest.mark.parametrize("slug, function, options", [
     ("grpo", "compute_grpo_outcome_advantage", {}),
     ("dr_grpo", "compute_grpo_outcome_advantage", {"norm_adv_by_std_in_grpo": False}),
-    ("rloo", "compute_rloo_outcome_advantage", {})])
+    ("rloo", "compute_rloo_outcome_advantage", {}), ("opo", "compute_opo_outcome_advantage", {})])
 def test_advantages(data, slug, function, options):
     token_rewards = np.zeros((P, G, T))
     token_rewards[..., 0] = data["rewards"]
