@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
+
 from jaxrl_llm import advantages, control, objectives, recorders, replay, topologies
 from jaxrl_llm.control import knobs
 from jaxrl_llm.objectives import terms
@@ -101,6 +103,21 @@ SLOTS = {
     "topology": Slot(topologies.TOPOLOGIES),
     "recorders": Slot(recorders.RECORDERS, ","),
 }
+
+
+def keys(c: ConfigDict) -> None:
+    """Parts of the method, which change those of its row as docs/guides/method.md describes; empty: as the row has them."""
+    c.estimator = ""                   # how rollouts are credited: "rloo", "eps=1e-4"
+    c.objective = ""                   # "cispo(max_ratio=4) + kl(0.01)", "clip_high=0.3", "+ kl(linear(start=0.1, end=0))"
+    c.filters = ""                     # "dynamic_sampling"; "none": the method's filters are left out
+    c.controllers = ""                 # "pass_rate(at_least=32), siri", "every=50"
+    c.replay = ""                      # "self_imitation(fill=1)", "capacity=512"
+    c.replay_estimator = ""            # of rollouts that are replayed in updates of their own
+    c.replay_objective = ""            # the same, e.g. "warmup=40"
+    c.allocation = ""                  # which prompts get further rollouts: "dars(weighting=hardness)", "weighting=hardness"
+    c.guidance = ""                    # which completions begin with solutions: "adhint(high=0.5)", "high=0.5"
+    c.topology = ""                    # who is sampled; empty: as the other parts imply
+    c.recorders = ""                   # what is measured beyond what the parts read
 
 
 @functools.cache

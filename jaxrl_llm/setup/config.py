@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.control import budget
 from jaxrl_llm.engines.server import server
 from jaxrl_llm.learning import optimizers
+from jaxrl_llm.methods import texts
 from jaxrl_llm.models import lora
 from jaxrl_llm.recorders import base as recorders
 from jaxrl_llm.replay import pool
@@ -11,7 +12,7 @@ from jaxrl_llm.sampling import prior
 from jaxrl_llm.setup import probe
 from jaxrl_llm.values import critic
 
-ROOMS = (lora, server, optimizers, critic, probe, prior, recorders, pool, budget)  # each declares the keys that it reads
+ROOMS = (texts, lora, server, optimizers, critic, probe, prior, recorders, pool, budget)  # each declares the keys that it reads
 
 def default_config() -> ConfigDict:
     """All keys of a run. Config files override values; unknown keys are errors.
@@ -32,17 +33,6 @@ def _run(c: ConfigDict) -> None:
 
     c.method = "grpo"                  # name of a method; python -m jaxrl_llm.methods lists them
     c.setting = ""                     # "paper": the group size, temperature, ... of the method's paper replace those below
-    c.estimator = ""                   # parts of the method, docs/guides/method.md describes these keys: "rloo", "eps=1e-4"
-    c.objective = ""                   # "cispo(max_ratio=4) + kl(0.01)", "clip_high=0.3", "+ kl(linear(start=0.1, end=0))"
-    c.filters = ""                     # "dynamic_sampling"; "none": the method's filters are left out
-    c.controllers = ""                 # "pass_rate(at_least=32), siri", "every=50"
-    c.replay = ""                      # "self_imitation(fill=1)", "capacity=512"
-    c.replay_estimator = ""            # of rollouts that are replayed in updates of their own
-    c.replay_objective = ""            # the same, e.g. "warmup=40"
-    c.allocation = ""                  # which prompts get further rollouts: "dars(weighting=hardness)", "weighting=hardness"
-    c.guidance = ""                    # which completions begin with solutions: "adhint(high=0.5)", "high=0.5"
-    c.topology = ""                    # who is sampled; empty: as the other parts imply
-    c.recorders = ""                   # what is measured beyond what the parts read
     c.stages = ""                      # stages of your own, which act on a batch behind its rewards: "my_module:shorter"
 
     c.schedule = "sync"                # "sync", "pipelined(lag=1)": sampled with weights this many batches old; module:function

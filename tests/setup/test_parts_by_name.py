@@ -5,6 +5,7 @@ import re
 import sys
 
 import jax.numpy as jnp
+import ml_collections
 import pytest
 
 from jaxrl_llm import methods, objectives
@@ -266,3 +267,10 @@ def test_the_formula_of_a_composition():
     config = tiny(method="dapo", estimator="rloo", objective="cispo(max_ratio=4) + kl(0.01)")
     assert composition.formula(method_of(config)) == (
         "A = rloo; loss = cispo(max_ratio=4) + kl(0.01); filters = dynamic_sampling")
+
+
+def test_every_slot_has_its_key_beside_it_and_its_field_in_a_row():
+    """A new slot takes an entry and a key in one file, and a field of `Method`."""
+    texts.keys(config := ml_collections.ConfigDict())
+    assert config.to_dict() == dict.fromkeys(texts.SLOTS, "")
+    assert {*texts.SLOTS} <= {field.name for field in dataclasses.fields(methods.Method)}
