@@ -31,7 +31,7 @@ class Sampling(flax.struct.PyTreeNode):
     """
 
     temperature: Number = 1.0
-    top_k: Number | None = None
+    top_k: Number | np.integer | None = None
     top_p: Number | None = None
     min_p: Number | None = None
     max_tokens: jax.Array | np.integer | int | None = None
