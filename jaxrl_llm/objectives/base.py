@@ -54,7 +54,8 @@ class Objective(NamedTuple):
     it updates.
     `replays`: the entry of `extras` whose experts a mixture takes for tokens instead of its router's choice; "": none.
     `shares`: the entry of `weights` by which terms that are added weigh tokens, see `terms.base.composed`. `loads`: a loss of
-    the experts' loads of the whole mini-batch, see `terms.base.Term`.
+    the experts' loads of the whole mini-batch, see `terms.base.Term`. `corrects`: the loss itself corrects for rollouts that
+    other weights sampled; terms that are added change nothing of it.
     """
 
     init: Callable[[], State]
@@ -66,11 +67,7 @@ class Objective(NamedTuple):
     replays: str = ""
     shares: str = "loss"
     loads: Callable[..., tuple[Array, Metrics]] | None = None
-
-    @property
-    def corrects(self) -> bool:
-        """Whether the loss itself corrects for rollouts that other weights sampled."""
-        return "behavior_logprobs" in self.needs
+    corrects: bool = False
 
 
 OBJECTIVES = registry.PartTable("objective", Objective, pure=True, former=FORMER, given=("max_len",))
@@ -118,7 +115,8 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
         return total, (lax.stop_gradient(metrics), state if advance is None else advance(state))
 
     return Objective((lambda: ()) if init is None else init, update, weights, whole_batch,
-                     (*needs, replays) if replays else needs, reads_old, replays, shares)
+                     (*needs, replays) if replays else needs, reads_old, replays, shares,
+                     corrects="behavior_logprobs" in needs)
 
 
 def used(coefficient: float | Array) -> bool:

@@ -23,7 +23,8 @@ def example(dtype=np.float64):
     rollouts = Rollouts(mask=mask, valid=rng.random((3, 4)) < 0.8, rewards=rng.random((3, 4)).astype(dtype),
                         old_logprobs=normal(), ref_logprobs=normal(),
                         extras={"expert": expert, "current_entropies": np.abs(normal())})
-    return normal(), rollouts, normal(0, 1)
+    logprobs, advantages = normal(), normal(0, 1)
+    return logprobs, rollouts.replace(behavior_logprobs=normal()), advantages
 
 
 def by_hand(logprobs, rollouts, old):
@@ -33,7 +34,8 @@ def by_hand(logprobs, rollouts, old):
     k3 = np.exp(d) - d - 1
     drift = rollouts.old_logprobs - logprobs
     return {"k1": -d, "abs": np.abs(d), "k2": d**2 / 2, "k3": k3, "k1+": -d, "k3+": k3, "unbiased": rho * k3,
-            "k2 old": drift**2 / 2, "unbiased old": rho * (np.exp(drift) - drift - 1),
+            "k2 old": drift**2 / 2, "k2 behavior": (rollouts.behavior_logprobs - logprobs) ** 2 / 2,
+            "unbiased old": rho * (np.exp(drift) - drift - 1),
             "entropy": -rollouts.extras["current_entropies"], "nll": -logprobs}[old]
 
 
@@ -46,6 +48,7 @@ def run(objective, logprobs, rollouts, advantages):
 CASES = [("kl", {"estimator": name}, name) for name in ("k1", "abs", "k2", "k3", "k1+", "k3+", "unbiased")] + [
     ("kl", {"estimator": "k2", "against": "old"}, "k2 old"),
     ("kl", {"estimator": "unbiased", "against": "old"}, "unbiased old"),
+    ("kl", {"estimator": "k2", "against": "behavior"}, "k2 behavior"),
     ("entropy", {"on": "all"}, "entropy"), ("entropy", {}, "entropy"), ("entropy", {"on": "expert"}, "entropy"),
     ("nll", {}, "nll"), ("nll", {"on": "expert"}, "nll"), ("nll", {"on": "all"}, "nll"), ("nll", {"on": "policy"}, "nll")]
 
@@ -71,7 +74,7 @@ def test_a_term_adds_its_formula(name, options, formula):
         close(loss, plain + 0.3 * (share * values).sum(), rtol=1e-12)
         assert {key: value for key, value in metrics.items() if key in others} == others
         if name == "kl":
-            close(metrics["kl_old" if options.get("against") == "old" else "kl"], values[mask].mean(), rtol=1e-12)
+            close(metrics["_".join(["kl", *filter(None, [options.get("against")])])], values[mask].mean(), rtol=1e-12)
         added = slope - plain_slope
         assert not added[~chosen].any()
         if name != "entropy" and not formula.endswith("+"):  # these have the gradient of another quantity
@@ -119,12 +122,15 @@ def test_what_a_sum_refuses():
     with pytest.raises(ValueError, match="the loss has kl more than once"):
         composed(base, (kl, terms.make("kl", coef=0.2, estimator="k2")))
     assert composed(base, (kl, terms.make("kl", coef=0.2, against="old"))).needs == ("ref_logprobs",)
+    pulled = composed(base, (terms.make("kl", coef=0.2, against="behavior"),))
+    assert pulled.needs == ("behavior_logprobs",) and not pulled.corrects  # a term corrects nothing in the loss
     odd = Objective(lambda: (), base.update, lambda rollouts: {"mine": rollouts.rewards})
     with pytest.raises(ValueError, match="the objective weighs mine, and its `shares` are 'loss'"):
         composed(odd, (kl,)).weights(example()[1])
     for wrong, message in (({"coef": -0.1}, "give 0 or more"), ({"coef": "nan"}, "give a number, for example 0.01"),
                            ({"coef": 0.1, "estimator": "k4"}, "Unknown KL estimator 'k4'"),
-                           ({"coef": 0.1, "against": "reward"}, "Allowed: old, reference"), ({}, "needs the keyword 'coef'")):
+                           ({"coef": 0.1, "against": "reward"}, "Allowed: behavior, old, reference"),
+                           ({}, "needs the keyword 'coef'")):
         with pytest.raises(ValueError, match=message):
             terms.make("kl", **wrong)
     with pytest.raises(ValueError, match="Unknown term 'entropi'. Did you mean 'entropy'"):

@@ -16,7 +16,7 @@ A = [[1, 1, 1], [-1, -1]]
 
 
 def run(slug, advantage=A, **hyper):
-    objective = objectives.make(slug, **hyper)
+    objective = objectives.of(slug, **hyper)
     arguments = jnp.asarray(NEW), ROLLOUTS, jnp.asarray(pad_lists([advantage])), objective.init()
     (loss, (metrics, _)), gradient = jax.value_and_grad(objective.update, has_aux=True)(*arguments)
     gradient = np.asarray(gradient)[0]
@@ -59,8 +59,9 @@ def test_dppo_by_kl():
 def test_dppo_with_a_pull_towards_the_sampler():
     """.5 (log 1.5)^2 = .0822010 and so on beside the values above: masked tokens are pulled too."""
     change = np.array([0.405465, -0.127833, 0.223144, -0.470004, -0.510826])
-    expect("dppo", -0.4525 + 0.5 * np.sum(change**2) / 2, np.array([0, -0.44, -0.625, 0.3125, 0.3]) + 0.5 * change,
-           {"clip_fraction": 0.2}, anchor_coef=0.5)
+    expect("dppo + kl(1, estimator=k2, against=behavior)", -0.4525 + 0.5 * np.sum(change**2) / 2,
+           np.array([0, -0.44, -0.625, 0.3125, 0.3]) + 0.5 * change,
+           {"clip_fraction": 0.2, "kl_behavior": np.mean(change**2) / 2})
 
 
 def test_dppo_lets_every_token_come_back():
@@ -95,7 +96,7 @@ def ours(slug, data, **hyper):
     """`(loss, gradient)` in float64."""
     new, sampler, advantages, mask = data
     with jax.enable_x64(True):
-        objective = objectives.make(slug, **hyper)
+        objective = objectives.of(slug, **hyper)
         rollouts = from_lists(np.zeros(mask.shape[:2]), lengths=mask.sum(-1), behavior_logprobs=sampler)
         loss, slope = jax.value_and_grad(
             lambda x: objective.update(x, rollouts, jnp.asarray(advantages), ())[0])(jnp.asarray(new))
@@ -145,7 +146,7 @@ def test_dppo_anchored_is_the_default_loss_of_prime_rl():
     keep_mask = ~np.where(advantages > 0, probs_diff > 0.2, probs_diff < -0.2)
     assert 0 < np.mean(~keep_mask[mask]) < 0.5
     pg_loss = keep_mask * advantages * np.exp(log_importance_ratio)
-    loss, slope = ours("dppo", data, **methods.get("dppo_anchored").part("objective").numbers)
+    loss, slope = ours(methods.get("dppo_anchored").objective, data)
     np.testing.assert_allclose(loss, np.mean((-pg_loss + 0.001 * log_importance_ratio**2)[mask]), rtol=1e-5)
     gradient = np.where(mask, -pg_loss + 0.002 * log_importance_ratio, 0) / mask.sum()
     np.testing.assert_allclose(slope, gradient, rtol=1e-5, atol=1e-9)
