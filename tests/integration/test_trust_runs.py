@@ -8,11 +8,14 @@ from jaxrl_llm.runs import loop
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["dppo", "vespo", "klpo"])
-def test_three_steps(method, tmp_path):
+@pytest.mark.parametrize("method, group", [("dppo", 4), ("vespo", 4), ("klpo", 1)])
+def test_three_steps(method, group, tmp_path):
+    """KLPO has no baseline and learns from one rollout of each prompt."""
     config = tiny_config.get_config()
     config.update_from_flattened_dict({"steps": 3, "method": method, "model.num_layers": 1, "learner.epochs": 1,
-                                       "learner.minibatches": 2, "eval.every": 0})
+                                       "learner.minibatches": 2, "eval.every": 0, "sampling.group": group})
     loop.train(config, tmp_path)
     steps = [line for line in run_files.lines(tmp_path) if "loss" in line]
-    assert len(steps) == 3 and all(np.isfinite([line["loss"], line["grad_norm"]]).all() for line in steps)
+    assert len(steps) == 3 and all(np.isfinite(line["loss"]) for line in steps)
+    norms = [line["grad_norm"] for line in steps]
+    assert np.isfinite(norms).all() and max(norms) > 0
