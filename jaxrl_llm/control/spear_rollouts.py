@@ -1,4 +1,7 @@
-"""SPEAR: rollouts that are cut, void or full of repetitions are not trained on (arXiv 2509.22601)."""
+"""SPEAR: rollouts that are cut, void, unreadable or full of repetitions are not trained on (arXiv 2509.22601)."""
+import functools
+import operator
+
 from jax import Array
 
 from jaxrl_llm.control.base import Filter, prompt_filter
@@ -21,9 +24,10 @@ def answered(rollouts: Rollouts) -> Array:
 
 @prompt_filter
 def spear_rollouts(*, ngram: int = 20, repeats: int = 10) -> Filter:
-    """Rollouts that are `answered`, end before a limit of the run, and repeat no run of `ngram` tokens `repeats` times.
+    """Rollouts that are `answered`, end before a limit, can be read, and repeat no run of `ngram` tokens `repeats` times.
 
-    `extras["truncated"]` bool[P, G] marks those that a limit cuts. The numbers are those of the authors' code. Raises
+    `extras["truncated"]` bool[P, G] marks those that a limit of the run cuts, `extras["unreadable"]` bool[P, G] those with
+    bytes that are no text. The numbers are those of the authors' code, which has further marks of unreadable texts. Raises
     ValueError for a run of no token, and for fewer than two times.
     """
     if ngram < 1 or repeats < 2:
@@ -32,6 +36,7 @@ def spear_rollouts(*, ngram: int = 20, repeats: int = 10) -> Filter:
 
     def keep(rollouts):
         often = most_repeats(rollouts.tokens, rollouts.token_mask, ngram) >= repeats
-        return answered(rollouts) & ~rollouts.extras["truncated"].astype(bool) & ~often
+        faulty = (rollouts.extras[name].astype(bool) for name in ("truncated", "unreadable"))
+        return answered(rollouts) & ~functools.reduce(operator.or_, faulty, often)
 
-    return Filter(keep, needs=("tokens", "truncated"), per="rollout")
+    return Filter(keep, needs=("tokens", "truncated", "unreadable"), per="rollout")

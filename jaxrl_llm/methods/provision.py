@@ -22,7 +22,7 @@ SAMPLED = frozenset((  # in the rollouts of every run
     "policy_version", "current_version", "age",  # by the sampler, and the learner's stamps
     CURRENT_ENTROPIES,  # by the update
     "rewards", "reward_components", "correct", "answers",  # by the reward
-    "task", "prior", "greedy_rewards"))  # the last two for methods that read them
+    "task", "prior", "greedy_rewards", "unreadable"))  # the last three for methods that read them
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of turns as rows, see `advantages.turns`
 AGENTS = ("agent", "functional_group", "game", "settled")  # fields of environments whose policy speaks for several agents
 _TURNS, _TOOLS = "an environment, config.environment", "an environment with tools"

@@ -5,12 +5,11 @@ from jaxrl_llm.methods.base import Method
 
 _SPEAR = Method(
     slug="spear_clip", title="SPEAR: self-imitation of stored rollouts with a cut by covariance", arxiv=("2509.22601",),
-    equation="A = r - group mean, l = clipped on rollouts that end, answer and do not repeat themselves; then stored ones: "
+    equation="A = r - group mean, l = clipped on rollouts that end, answer, can be read and do not repeat; then stored ones: "
              "A = r - median of recent group means, only A >= 0, l = coef(step) clip_cov",
     estimator="dr_grpo", objective="ppo_clip(clip_high=0.28, dual_clip=10.0, aggregation='fixed_length')",
     filters="spear_clip, spear_rollouts", controllers="recent_median, tool_bonus",
-    replay="self_imitation", replay_estimator="spear", replay_objective="spear_clip",
-    omits="leaving unreadable texts out of the loss on fresh rollouts")
+    replay="self_imitation", replay_estimator="spear", replay_objective="spear_clip")
 ROWS = (
     Method(slug="clip_cov", title="Clip-Cov: no gradient on a few high-covariance tokens", arxiv=("2505.22617",),
            equation="l = max(-A rho, -A clip(rho)), 0 on drawn tokens with 1 < (A - mean A)(log p - mean log p) < 5",

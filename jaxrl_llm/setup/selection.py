@@ -49,7 +49,7 @@ def make_stages(config: ConfigDict, made: Parts, policy: Policy, task: Task, pri
     return stages.chain(
         stages.measure(gradient_norms.make(policy), prior is not None and prior.successes),
         expects=[*([] if prior is None else [stages.expect(prior)]),
-                 *([stages.greedy()] if "greedy_rewards" in made.needs else [])],
+                 *(make() for name, make in stages.NEEDED.items() if name in made.needs)],
         shapes=[*([] if made.guide is None else [stages.guide()]),
                 *(stages.STAGES.make(name, **numbers) for name, numbers in written.calls(config.stages))],
         mixes=([stages.share(sharing, fewer)] if sharing is not None else

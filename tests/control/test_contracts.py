@@ -18,13 +18,14 @@ ROLLOUTS = from_lists([[1.2, 0.1, 1.0], [1.2, 1.0, 1.1], [0.2, 0.2, 0.0], [0.6, 
     extras={"correct": jnp.asarray(ACCURACY) > 0.5, "truncated": jnp.zeros((4, 3), bool).at[0, 0].set(True),
             "turns": jnp.ones((4, 3), jnp.int32), "returns": jnp.asarray(ACCURACY), "step": jnp.zeros((4, 3), jnp.int32),
             "perf": jnp.asarray(ACCURACY), "void": jnp.zeros((4, 3, 4), bool).at[1, 2, 0].set(True),
-            "answers": jnp.zeros((4, 3), jnp.int32).at[3, 1].set(-1)}, tokens=jnp.zeros((4, 3, 4), jnp.int32))
+            "answers": jnp.zeros((4, 3), jnp.int32).at[3, 1].set(-1),
+            "unreadable": jnp.zeros((4, 3), bool).at[2, 0].set(True)}, tokens=jnp.zeros((4, 3, 4), jnp.int32))
 KEPT = {
     "dynamic_sampling": [True, False, False, True],
     "lightningrl": [True, True, False, False],  # the last has a right answer, but all of one length
     "mars2_path_adv": [True, False, False, True],
     "spear_clip": [True, True, True, False],
-    "spear_rollouts": [[False, True, True], [True, True, False], [True] * 3, [True, False, True]],
+    "spear_rollouts": [[False, True, True], [True, True, False], [False, True, True], [True, False, True]],
     "simpletir": [True, False, False, True],
     "ui_s1": [True, False, False, True],
     "sws": [True, False, False, True],

@@ -13,7 +13,8 @@ from jaxrl_llm.maths.ngrams import most_repeats
 def batch(tokens, mask=None, **extras):
     tokens = np.array([tokens], np.int32)
     mask = np.ones(tokens.shape, bool) if mask is None else np.array([mask], bool)
-    extras = {"truncated": np.zeros(tokens.shape[:2], bool), **{name: np.array([x]) for name, x in extras.items()}}
+    nowhere = np.zeros(tokens.shape[:2], bool)
+    extras = {"truncated": nowhere, "unreadable": nowhere, **{name: np.array([x]) for name, x in extras.items()}}
     return Rollouts(mask=jnp.asarray(mask), valid=jnp.ones(tokens.shape[:2], bool), tokens=jnp.asarray(tokens), extras=extras)
 
 
@@ -53,7 +54,9 @@ def test_what_is_cut_void_or_without_an_answer_is_left_out():
     rows = batch(tokens, mask, void=void, answers=[0, 1, -1, 0, 0], truncated=[False] * 3 + [True, False])
     keep = control.make_filter("spear_rollouts").keep
     assert keep(rows).tolist() == [[True, False, False, False, True]]
-    bare = rows.replace(extras={"truncated": rows.extras["truncated"]})
+    bare = rows.replace(extras={name: rows.extras[name] for name in ("truncated", "unreadable")})
+    unread = bare.replace(extras={**bare.extras, "unreadable": np.array([[False, False, False, False, True]])})
+    assert keep(unread).tolist() == [[True, True, True, False, False]]
     assert keep(bare).tolist() == [[True, True, True, False, True]], "a run without these records"
     with pytest.raises(ValueError, match="ngram=0, repeats=10; give a number of tokens"):
         control.make_filter("spear_rollouts", ngram=0)

@@ -12,7 +12,10 @@ from test_replay_runs import with_factor
 from jaxrl_llm import methods
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.controls import Controls
+from jaxrl_llm.sampling import stages
+from jaxrl_llm.sampling.stages import Unfinished
 from jaxrl_llm.setup import names, parts, setup
+from jaxrl_llm.tools.timer import PhaseTimer
 
 CHOOSING = ["vade", "gdro_prompt", "c3po", "qwenlong_aepo", "kimi_sampling", "acereason_curriculum", "rapo_curriculum",
             "qwenlong_l1", "siri", "sws", "historical_variance", "oneshot_entropy"]
@@ -117,6 +120,24 @@ def test_groups_dropped_by_spear_are_not_replaced():
     finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))
     assert finished.counts["tried"].sum() == 4 * P and "filter/draws" not in finished.metrics
     assert 0 < len(finished.forest.problems) <= 3 and finished.metrics["filter/kept"] == len(finished.forest.problems) / P
+
+
+@pytest.mark.slow
+def test_texts_of_bytes_that_are_none_are_marked_and_not_learned_from():
+    run, params = setup.build(tiny("spear_clip", **{"sampling.group": 4, "filters": "spear_rollouts"}))
+    state = setup.initial_state(run, params)
+    snapshot = run.learner.publish(state)
+    finished = run.source.next(snapshot)
+    forest, rollouts = finished.forest, finished.rollouts
+    assert rollouts.extras["unreadable"].tolist() == [["\ufffd" in text for text in row] for row in forest.texts[
+        forest.ends].reshape(P, 4)], "a policy without training writes bytes of all kinds"
+    texts = forest.texts.copy()
+    texts[forest.ends] = ["1\ufffd2", "12", "\u00e9", "12"] * P
+    batch = Unfinished(forest.with_columns(texts=texts), run.source.topology, snapshot, {}, PhaseTimer())
+    rollouts = stages.readable().view(rollouts, batch, run.source)
+    assert rollouts.extras["unreadable"].tolist() == [[True, False, False, False]] * P
+    learned = run.learner.learn(state, rollouts)
+    assert not np.asarray(learned.rollouts.mask)[:, 0].any() and learned.metrics["filter/spear_rollouts/dropped"] >= 0.25
 
 
 def test_a_rule_that_measures_and_a_filter_that_draws_again(monkeypatch):

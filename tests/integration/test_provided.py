@@ -57,7 +57,8 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     made = parts.make_parts(run.config, run.learner.policy.model.config.hidden_size, run.source.task, environment)
     said = provision.provided(made.method, made.estimator, made.there)
     fields = {name for name in said if "." not in name} - {knob.name for reads in readers().values() for knob in reads}
-    on_demand = recorders.recordable(said) | {"prior", "greedy_rewards", *measures.MEASURES}  # made for methods that need them
+    # Made for methods that need them:
+    on_demand = recorders.recordable(said) | {"prior", "greedy_rewards", "unreadable", *measures.MEASURES}
     if environment is not None:
         on_demand |= {"answers"}  # refused, see `environments.base.CONFLICTS`
     wanted = fields - (on_demand - made.needs)

@@ -11,6 +11,7 @@ from jaxrl_llm.sampling.stages.greedy import greedy
 from jaxrl_llm.sampling.stages.guide import guide
 from jaxrl_llm.sampling.stages.measure import measure
 from jaxrl_llm.sampling.stages.mix import mix
+from jaxrl_llm.sampling.stages.readable import readable
 from jaxrl_llm.sampling.stages.reference import reference
 from jaxrl_llm.sampling.stages.rehearse import rehearse
 from jaxrl_llm.sampling.stages.sample import sample
@@ -18,9 +19,11 @@ from jaxrl_llm.sampling.stages.score import score
 from jaxrl_llm.sampling.stages.shape import shape
 from jaxrl_llm.sampling.stages.share import share
 
-__all__ = ["STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw", "expect",
-           "greedy", "guide", "measure", "mix", "reference", "rehearse", "replaced", "sample", "score", "shape", "share",
-           "stage"]
+__all__ = ["NEEDED", "STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw",
+           "expect", "greedy", "guide", "measure", "mix", "readable", "reference", "rehearse", "replaced", "sample", "score",
+           "shape", "share", "stage"]
+
+NEEDED = {"greedy_rewards": greedy, "unreadable": readable}  # stages of runs whose method needs what they provide
 
 
 def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage] = (), mixes: Sequence[Stage] = ()
