@@ -2,6 +2,7 @@
 import jax.numpy as jnp
 from jax import lax
 
+from jaxrl_llm.objectives import binary
 from jaxrl_llm.objectives.base import Objective, objective, token_objective
 from jaxrl_llm.objectives.trust_region import still_moving
 from jaxrl_llm.tools.ranges import POSITIVE
@@ -19,10 +20,8 @@ def bpo(*, smoothing: float = 0.1, cap: float = 3.0, clip_low: float = 0.2, clip
     `cap` and the aggregation are the paper's numbers; the clip range is TRL's (`BPOTrainer`), since the paper gives none.
     """
     def token_loss(logprobs, rollouts, advantages):
-        def others(logs):  # rounding may bring a log-prob above 0
-            return 1 + smoothing - jnp.exp(jnp.minimum(jnp.where(rollouts.token_mask, logs, 0), 0))
-
-        weight = lax.stop_gradient(others(rollouts.behavior_logprobs) / others(logprobs))
+        sampler, policy = (smoothing + binary.complement(x) for x in (rollouts.behavior_logprobs, lax.stop_gradient(logprobs)))
+        weight = sampler / policy
         moving = still_moving(weight, advantages, clip_low, clip_high)
         loss = -advantages * jnp.where(moving, jnp.minimum(weight, cap), 0) * logprobs
         return loss, {"masked_fraction": ~moving, "clip_fraction": weight > cap, "max/weight": weight}
