@@ -13,7 +13,7 @@ from jaxrl_llm.tools.registry import Conflict
 RAREST = 0.7  # smallest share of its probability that a token keeps when draws are spread out: 1 - eps of PROPS
 _BLOCKS = 256, 128  # widths of the second level of the inverse-CDF draw; any value gives the same distribution
 
-Number = jax.Array | np.floating | float
+Number = jax.Array | np.number | float
 
 
 class Sampling(flax.struct.PyTreeNode):
@@ -31,7 +31,7 @@ class Sampling(flax.struct.PyTreeNode):
     """
 
     temperature: Number = 1.0
-    top_k: Number | np.integer | None = None
+    top_k: Number | None = None
     top_p: Number | None = None
     min_p: Number | None = None
     max_tokens: jax.Array | np.integer | int | None = None
