@@ -18,7 +18,7 @@ def compares(estimator: Estimator, objective: Objective, group: int) -> bool:
     made up here, or if the objective has signals of its own.
     """
     P, shape = 4, (4, group, 2)
-    logprobs = np.full(shape, -1, np.float32)
+    logprobs: Any = np.full(shape, -1, np.float32)
     rewards = np.repeat(np.linspace(0.1, 1, P, dtype=np.float32)[:, None], group, axis=1)
     fields: dict[str, Any] = {
         **dict(zip(_PROBABILITIES, (logprobs, 1.25 * logprobs, logprobs, -logprobs))), "prompt_ids": np.arange(P),

@@ -116,7 +116,7 @@ def restrict(logits: jax.Array, sampling: Sampling) -> jax.Array:
     return logits
 
 
-def _column(value: Number) -> jax.Array:
+def _column(value: Number | np.integer) -> jax.Array:
     """One number, or one for each row, as `[1, 1]` or `[N, 1]`."""
     return jnp.reshape(jnp.asarray(value), (-1, 1))
 
