@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.control.base import Controller, controller
+from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.maths import masked
 
 
@@ -32,6 +33,7 @@ def acereason_temperature(*, target: float = 0.3, low: float = 0.2, high: float 
     def observe(temperature, facts):
         rollouts = facts["rollouts"]
         entropies, logprobs, mask = rollouts.entropies, rollouts.behavior_logprobs, rollouts.token_mask
+        mask = mask if rollouts.role is None else mask & (rollouts.role == Role.POLICY)
         entropy = masked.mean(entropies, mask)
         moved = jnp.clip(newton_step(temperature, entropies, logprobs, mask, target=target), coldest, hottest)
         return jnp.where(jnp.any(mask) & ((entropy < low) | (entropy > high)), moved, temperature)

@@ -195,6 +195,11 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
     return rollouts.replace(**cleaned, extras=jax.tree.map(of_shape, dict(rollouts.extras)))
 
 
+def known_logprobs(logprobs: Array | None, otherwise: Array) -> Array:
+    """`logprobs f32[P, G, T]`, and those of another policy where they are unknown: NaN, or all of them if there are none."""
+    return otherwise if logprobs is None else jnp.where(jnp.isnan(logprobs), otherwise, logprobs)
+
+
 def seen_returns(rollouts: Rollouts) -> Array:
     """f32[P, G, T], `extras["returns"]`, or without that record the reward of the rollout at each of its tokens."""
     if "returns" in rollouts.extras:

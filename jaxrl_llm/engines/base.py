@@ -17,7 +17,6 @@ from jaxrl_llm.tools import registry
 CAN = {
     "extend": "goes on with a trajectory after tokens of an environment",
     "fork": "continues the tokens of another trajectory",
-    "forced": "begins completions with tokens that an expert wrote",
     "spread": "draws the first tokens of a group together",
     "limits": "has a limit of tokens for each prompt",
     "entropies": "measures the entropy of each draw",

@@ -27,7 +27,7 @@ from jaxrl_llm.kernels.products import reads_transposed
 from jaxrl_llm.models.transformer import Transformer
 
 __all__ = ["SlotEngine", "Node", "Request", "kind"]
-CAN = frozenset({"extend", "fork", "forced", "limits", "entropies", "numbers", "stop_texts", "beside", "mesh", "paged"})
+CAN = frozenset({"extend", "fork", "limits", "entropies", "numbers", "stop_texts", "beside", "mesh", "paged"})
 
 _LOOK = 1  # cost of a look at the rows, in decode steps: while others wait, finished rows may idle for that many
 _NEVER = np.iinfo(np.int32).max

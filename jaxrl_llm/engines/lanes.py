@@ -43,23 +43,20 @@ def places_of(slots: Sequence[Row | None], count: int, shards: int = 1) -> list[
 class Widths(NamedTuple):
     """What the arrays of lanes have room for, which compiled programs depend on.
 
-    stops, forced: stop tokens and forced first tokens of a row.  restricted: whether rows may restrict the vocabulary.
+    stops: stop tokens of a row.  restricted: whether rows may restrict the vocabulary.
     """
 
     stops: int = 4
-    forced: int = 0
     restricted: bool = False
 
     def hold(self, request: Request) -> bool:
         """Whether they hold a request."""
-        return (len(request.stop_tokens) <= self.stops and len(request.forced) <= self.forced
-                and (self.restricted or not restricts(request.sampling)))
+        return len(request.stop_tokens) <= self.stops and (self.restricted or not restricts(request.sampling))
 
     def widened(self, requests: Sequence[Request]) -> "Widths":
         """Widths that hold these requests: those of stops only grow, the others are as needed."""
         stops = max(self.stops, _power(max(len(request.stop_tokens) for request in requests)))
-        forced = max(len(request.forced) for request in requests)
-        return Widths(stops, _power(forced) if forced else 0, any(restricts(request.sampling) for request in requests))
+        return Widths(stops, any(restricts(request.sampling) for request in requests))
 
 
 def _power(count: int) -> int:
@@ -69,12 +66,11 @@ def _power(count: int) -> int:
 
 def lanes_of(rows: Sequence[Row | None], slots: Sequence[int], lengths: Sequence[int], widths: Widths) -> Lanes:
     """What the device needs to know about rows in these slots, with these numbers of filled places; None is an inert lane."""
-    stops, forced = (np.full((len(rows), width), -1, np.int32) for width in (widths.stops, widths.forced))
+    stops = np.full((len(rows), widths.stops), -1, np.int32)
     numbers = np.zeros((len(rows), 4), np.int64)
     for i, row in enumerate(rows):
         if row is not None:
             stops[i, :len(row.request.stop_tokens)] = row.request.stop_tokens
-            forced[i, :len(row.request.forced)] = row.request.forced
             numbers[i] = row.request.stream, row.tokens[-1], row.drawn, row.left
     uid, pending, drawn, left = numbers.T
     halves = np.stack([uid >> 32, uid & 0xFFFFFFFF], axis=1).astype(np.uint32)
@@ -86,12 +82,12 @@ def lanes_of(rows: Sequence[Row | None], slots: Sequence[int], lengths: Sequence
     alive = np.array([row is not None for row in rows])
     yields = np.array([row is not None and row.yields for row in rows])
     sampling = stacked([Sampling() if row is None else row.request.sampling for row in rows], widths.restricted)
-    return Lanes(slot, halves, keyed, length, pending, drawn, left, alive, yields, stops, forced, sampling)
+    return Lanes(slot, halves, keyed, length, pending, drawn, left, alive, yields, stops, sampling)
 
 
-def shapes_of(lanes: Lanes) -> tuple[bool, int, int]:
+def shapes_of(lanes: Lanes) -> tuple[bool, int]:
     """What a chunk's program depends on beside the number of lanes: see `Widths`."""
-    return lanes.sampling.top_k is not None, lanes.stops.shape[1], lanes.forced.shape[1]
+    return lanes.sampling.top_k is not None, lanes.stops.shape[1]
 
 
 def common_places(owners: Sequence[Row | None], shards: int = 1) -> Common:

@@ -20,16 +20,16 @@ class Request:
     Attributes:
       uid: its number in the run, from which its random numbers are derived.
       limit: maximum number of policy tokens in it, its parent's included.
-      tokens: the prompt; with a parent, what is appended to the parent's tokens.
+      tokens: the prompt, and what the trajectory begins with behind it; with a parent, what is appended to its tokens.
       parent: uid of the trajectory that it continues, from that one's current token.
       sampling: the distribution to draw from, without `spread`, and without `max_tokens` below the limit.
-      forced: the first tokens that it continues with, which an expert wrote; their log-probs and entropies are the policy's.
       stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
       stops_in_context: whether the text in which stop texts are found continues that of the tokens before it; otherwise it is
         that of its own tokens alone, which with sentencepiece lacks a space at the beginning, as the text that rewards read.
       keep: whether it is held after its end, to be forked or extended, until it is released.
       seed: number from which its random numbers are derived instead of its uid, 0 to 2^63 - 1; None: the uid.
-      drawn: how many tokens the policy wrote in the trajectory before; the limit counts them, and random numbers follow on.
+      drawn: how many tokens of the trajectory behind its prompt are there already; the limit counts them, and random numbers
+        follow on.
       written: what the policy has written of its node already, from which the engine continues; None: nothing.
       key: words of the key that replaces uid and run's key in that derivation, see `sampler.row_keys`; None: those two.
     """
@@ -39,7 +39,6 @@ class Request:
     tokens: Sequence[int] = ()
     parent: int | None = None
     sampling: Sampling = Sampling()
-    forced: Sequence[int] = ()
     stop_tokens: Sequence[int] = ()
     stop_sequences: Sequence[Sequence[int]] = ()
     stop_texts: Sequence[str] = ()
@@ -219,9 +218,6 @@ def check_request(request: Request, tokenizer: Any) -> None:
     # Rows of a chunk share the arrays of these numbers: one that does not fit would fail all of them.
     if wrong := [token for token in request.stop_tokens if not (_whole(token) and -2**31 <= token < 2**31)]:
         raise ValueError(f"uid {request.uid} has the stop token {wrong[0]!r}; give whole numbers from -2^31 to 2^31 - 1")
-    if len(request.forced) > request.limit:
-        raise ValueError(f"uid {request.uid} is forced to begin with {len(request.forced)} tokens, its limit is "
-                         f"{request.limit}; give fewer, or a higher limit")
     if request.stop_texts and tokenizer is None:
         raise ValueError(f"uid {request.uid} has stop texts, but the engine has no tokenizer to find them with")
     if not all(request.stop_texts) or not all(len(s) for s in request.stop_sequences):

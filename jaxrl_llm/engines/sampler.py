@@ -12,7 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines.compaction import half, holds
-from jaxrl_llm.engines.sampling import Draw, Sampling, draw, instead, spread_out
+from jaxrl_llm.engines.sampling import Draw, Sampling, draw, spread_out
 from jaxrl_llm.engines.shards import pieces_of
 from jaxrl_llm.kernels.products import reads_transposed, row_matmul
 from jaxrl_llm.models import views
@@ -43,22 +43,12 @@ class Completions(flax.struct.PyTreeNode):
     columns: Mapping[str, jax.Array] = flax.struct.field(default_factory=dict)
 
 
-class Forced(flax.struct.PyTreeNode):
-    """Forced beginnings of completions: the first `count i32[P, G]`, at most T, of `tokens i32[P, G, T]` are not drawn.
-
-    Their log-probs and entropies are still the policy's. A stop token among them ends the row.
-    """
-
-    tokens: jax.Array | np.ndarray
-    count: jax.Array | np.ndarray
-
-
 class Rows(flax.struct.PyTreeNode):
-    """The key of each of the rows `[P, G]`, its forced beginning and its own limit `i32[P, G]`; None: no row has one."""
+    """The key of each of the rows `[P, G]`, and its `limits` and `drawn` `i32[P, G]`, see `generate`; None: no row has one."""
 
     keys: jax.Array
-    forced: Forced | None = None
     limits: jax.Array | np.ndarray | None = None
+    drawn: jax.Array | np.ndarray | None = None
 
 
 def row_keys(key: jax.Array, uids: np.ndarray) -> jax.Array:
@@ -90,10 +80,10 @@ def fold_in_halves(key, high, low):
 
 def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampling: Sampling, *,
              max_tokens: int, stop_ids: tuple[int, ...], chunk: int = 16, lora=None, mesh: Mesh | None = None,
-             forced: Forced | None = None, limits=None, columns: tuple[str, ...] = ()) -> Completions:
+             limits=None, drawn=None, columns: tuple[str, ...] = ()) -> Completions:
     """Samples a group of completions for every prompt.
 
-    Token t of a row is drawn with `fold_in(row key, t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
+    Token t of a row is drawn with `fold_in(row key, drawn + t)`. Decoding runs in chunks of `chunk` steps (`lax.scan`) inside a
     `while_loop` that ends as soon as every row has stopped; finished rows are inert. For long completions caches grow during
     decoding (`stages`) and finished rows are dropped (`halvings`), with one loop for each size.
 
@@ -108,26 +98,26 @@ def generate(model: Transformer, params, prompt_tokens, prompt_mask, keys, sampl
       mesh: mesh that the arrays are sharded over; None: one device. Prompts are sharded over `data` x `fsdp`; each of these
         shards decodes in its own loop. `params` are best sharded as by `parallel.reshard`: matrices and key/value heads stay
         sharded over `tensor`, if it divides these heads (else every device works with all of them); the rest is gathered.
-      forced: forced beginnings of completions; None: every token is drawn.
       limits: `i32[P]`, maximum tokens of each prompt's completions beside those of `sampling`; None: no others.
+      drawn: `i32[P]`, how many tokens of these completions the prompt has already: random numbers follow on; None: 0.
       columns: names of further token columns to measure, see `engines.measures`; ValueError for one that the model has not.
     """
     chex.assert_rank([prompt_tokens, prompt_mask], 2)
     copied = reads_transposed(keys.size, max_tokens - 1)  # whether or not layers are arrays of their own
     layers = None if copied else views.of_layers(params["layers"], model.dtype)
     return _generate(model, params, layers, prompt_tokens, prompt_mask, keys, sampling, max_tokens=max_tokens,
-                     stop_ids=stop_ids, chunk=chunk, lora=lora, mesh=mesh, forced=forced, limits=limits, columns=columns)
+                     stop_ids=stop_ids, chunk=chunk, lora=lora, mesh=mesh, limits=limits, drawn=drawn, columns=columns)
 
 
 @functools.partial(jax.jit, static_argnames=("model", "max_tokens", "stop_ids", "chunk", "mesh", "columns"))
 def _generate(model: Transformer, params, layers, prompt_tokens, prompt_mask, keys, sampling: Sampling, *, max_tokens: int,
-              stop_ids: tuple[int, ...], chunk: int, lora, mesh: Mesh | None, forced: Forced | None, limits,
+              stop_ids: tuple[int, ...], chunk: int, lora, mesh: Mesh | None, limits, drawn,
               columns: tuple[str, ...]) -> Completions:
     """As `generate`, in one program; `layers`: see `views.of_layers`."""
     pieces = pieces_of(mesh, model.config.num_kv_heads)
     sample = functools.partial(_sample, model, max_tokens=max_tokens, stop_ids=stop_ids, chunk=chunk, pieces=pieces,
                                columns=columns)
-    each = Rows(keys, forced, None if limits is None else jnp.broadcast_to(limits[:, None], keys.shape))
+    each = Rows(keys, *(None if x is None else jnp.broadcast_to(x[:, None], keys.shape) for x in (limits, drawn)))
     if mesh is None or mesh.size == 1:
         return sample(params, lora, prompt_tokens, prompt_mask, each, sampling, layers=layers)
 
@@ -234,9 +224,10 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive, read=None):
 
     `read`: what the pass that made the state kept of routers, see `measures.drawn`.
     """
-    keys, forced = rows.keys, rows.forced
+    keys = rows.keys
     logits = logits_of(normed, d.unembedding, d.pieces)
-    step_keys = jax.vmap(lambda k: jax.random.fold_in(k, t))(keys.reshape(-1))
+    places = jnp.broadcast_to(t if rows.drawn is None else rows.drawn + t, keys.shape)
+    step_keys = jax.vmap(jax.random.fold_in)(keys.reshape(-1), places.reshape(-1))
     logits = d.model.finished(logits).reshape(keys.size, -1)
     if d.sampling.spread is not None and isinstance(t, int):  # the first tokens, of rows in one state each
         if d.pieces > 1:
@@ -244,9 +235,6 @@ def _draw_tokens(d: Decoder, normed, rows: Rows, t, alive, read=None):
         drawn = spread_out(step_keys.reshape(keys.shape), logits.reshape(*keys.shape, -1)[:, 0], d.sampling)
     else:
         drawn = drawn_over(d.pieces, step_keys, logits, d.sampling)
-    if forced is not None:
-        given = jnp.take(forced.tokens, t, axis=2, mode="clip")
-        drawn = instead(drawn, logits, given.reshape(-1), (t < forced.count).reshape(-1), d.sampling)
     flat = jax.tree.map(lambda x: x.reshape(keys.size, *x.shape[2:]), read)
     columns = jax.tree.map(lambda x: x.reshape(*keys.shape, *x.shape[1:]),
                            measures.drawn(d.columns, d.model.config, logits, drawn[0], flat))

@@ -72,13 +72,6 @@ def spread_out(keys: jax.Array, logits: jax.Array, sampling: Sampling) -> Draw:
     return jax.tree.map(lambda x: x.T.reshape(-1), drawn)
 
 
-def instead(drawn: Draw, logits: jax.Array, tokens: jax.Array, forced: jax.Array, sampling: Sampling) -> Draw:
-    """The draw with `tokens i32[N]` where `forced bool[N]`, whose log-probs in `logits f32[N, V]` heed temperature alone."""
-    tempered = logits.astype(jnp.float32) / jnp.where(_column(sampling.temperature) == 0, 1.0, _column(sampling.temperature))
-    given = jnp.take_along_axis(tempered, tokens[:, None], axis=-1)[:, 0] - jax.nn.logsumexp(tempered, axis=-1)
-    return drawn._replace(token=jnp.where(forced, tokens, drawn.token), logprob=jnp.where(forced, given, drawn.logprob))
-
-
 def check(sampling: Sampling) -> None:
     """Raises ValueError for values outside their range (host-side: call before tracing)."""
     if not sampling.temperature >= 0:

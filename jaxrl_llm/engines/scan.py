@@ -12,14 +12,13 @@ from jax.sharding import Mesh
 from jaxrl_llm import parallel
 from jaxrl_llm.data.ladders import prompt_buckets, smallest
 from jaxrl_llm.engines import measures
-from jaxrl_llm.engines.base import CAN as CAN_TEXTS
 from jaxrl_llm.engines.base import Collects, EngineKind, Wanted, engine
 from jaxrl_llm.engines.prompts import pad
 from jaxrl_llm.engines.requests import Node, Request, check_tokens
-from jaxrl_llm.engines.sampler import Completions, Forced, generate
+from jaxrl_llm.engines.sampler import Completions, generate
 from jaxrl_llm.tools.guard import Guarded
 
-CAN = frozenset({"forced", "spread", "limits", "entropies", "mesh"})
+CAN = frozenset({"spread", "limits", "entropies", "mesh"})
 
 
 class _Flight(NamedTuple):
@@ -33,8 +32,8 @@ class _Flight(NamedTuple):
 class ScanEngine(Collects):
     """Samples `prompts` x `group` completions at a time in `parts`, over all devices of a mesh; see `sampler.generate`.
 
-    Up to `group` requests with one prompt and one limit, submitted one after another, share a row of the batch, where the
-    prompt is read once. What is missing of a row or of the batch is padded, since a compiled program has one shape. The next
+    Up to `group` requests with the same tokens and one limit, submitted one after another, share a row of the batch, where the
+    tokens are read once. What is missing of a row or of the batch is padded, since a compiled program has one shape. The next
     part is dispatched before one is returned, and not before it is finished: the device would have to hold the rows of both.
 
     Attributes:
@@ -45,16 +44,15 @@ class ScanEngine(Collects):
     decoded = ()
 
     def __init__(self, program: Callable[..., Completions], params: Any, lora: Any = None, version: int = 0, *, prompts: int,
-                 group: int, parts: int, prompt_tokens: int, max_tokens: int, mesh: Mesh, vocab: int,
-                 wants: frozenset[str] = frozenset()):
+                 group: int, parts: int, prompt_tokens: int, max_tokens: int, mesh: Mesh, vocab: int):
         """
         Args:
-          program: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=) -> Completions`, also with `forced=` and
-            `limits=` where `wants` names them: one program then serves all batches.
+          program: `(params, prompt_tokens, prompt_mask, keys, sampling, lora=, limits=, drawn=) -> Completions`.
           prompt_tokens, max_tokens: maximum tokens of a prompt, and T.
           vocab: V.
         """
-        self._program, self._mesh, self._vocab, self._wants = program, mesh, vocab, wants
+        self._program, self._mesh, self._vocab = program, mesh, vocab
+        self._lengths = lengths(prompt_tokens, max_tokens)
         self._prompts, self._group, self._size = prompts, group, prompts // parts
         self._prompt_tokens, self._max_tokens = prompt_tokens, max_tokens
         self._queue: deque[list[Request]] = deque()  # rows
@@ -76,20 +74,14 @@ class ScanEngine(Collects):
         """Queues requests; ValueError for prompts that are too long, and limits beyond T."""
         for one in requests:
             check_tokens(one.uid, one.tokens, self._vocab)
-            if len(one.tokens) > self._prompt_tokens or not 1 <= one.limit <= self._max_tokens:
-                raise ValueError(f"uid {one.uid} has a prompt of {len(one.tokens)} tokens and a limit of {one.limit}; the "
-                                 f"sampler is made for {self._prompt_tokens} and {self._max_tokens}")
-            self._check_wants(one)
+            length = len(one.tokens) - one.drawn
+            if length > self._prompt_tokens or not 1 <= one.limit <= self._max_tokens:
+                raise ValueError(f"uid {one.uid} has a prompt of {length} tokens and a limit of {one.limit}; the sampler is "
+                                 f"made for {self._prompt_tokens} and {self._max_tokens}")
+            if one.drawn >= one.limit:
+                raise ValueError(f"uid {one.uid} begins with {one.drawn} tokens, its limit is {one.limit}; give fewer, or a "
+                                 "higher limit")
         self._queue.extend(rows_of(requests, self._group))
-
-    def _check_wants(self, one: Request) -> None:
-        """Raises ValueError for what the program was not made for, and would not heed."""
-        most = one.sampling.max_tokens
-        needs = {"forced": len(one.forced),
-                 "limits": one.limit < (self._max_tokens if most is None else min(most, self._max_tokens))}
-        if missing := [what for what, needed in needs.items() if needed and what not in self._wants]:
-            raise ValueError(f"uid {one.uid} needs an engine that {CAN_TEXTS[missing[0]]}, and this one is made without; "
-                             f"make it with wants={{{missing[0]!r}}}, or take the slot engine")
 
     def extend(self, uid: int, tokens: Sequence[int], limit: int | None = None) -> None:
         """Raises NotImplementedError: completions of a compiled batch have one turn."""
@@ -157,32 +149,27 @@ class ScanEngine(Collects):
             self._parts.append((batch[place], jax.tree.map(lambda x: x[place], arrays)))
 
     def _arrays(self, batch: list[list[Request]]) -> tuple:
-        """`(prompt tokens, prompt mask, words of keys, forced beginnings and limits by name)` of a batch, [P, ...] each."""
-        P, G, T = self._prompts, self._group, self._max_tokens
+        """`(prompt tokens, prompt mask, words of keys, limits and drawn tokens by name)` of a batch, [P, ...] each."""
+        P, G = self._prompts, self._group
         prompts = [list(row[0].tokens) for row in batch]
         missing = P - len(prompts)
-        length = smallest(prompt_buckets(self._prompt_tokens), max(map(len, prompts)))
+        length = smallest(self._lengths, max(map(len, prompts)))
         padded = pad(prompts + [prompts[0]] * missing, [0] * P, length)
-        places = [(p, g, one) for p, row in enumerate(batch) for g, one in enumerate(row)]
-        keys, own = np.zeros((P, G, 2), np.uint32), dict[str, Any]()
-        for p, g, one in places:
-            keys[p, g] = one.key
-        if "forced" in self._wants:
-            tokens, count = np.zeros((P, G, T), np.int32), np.zeros((P, G), np.int32)
-            for p, g, one in places:
-                tokens[p, g, :len(one.forced)], count[p, g] = one.forced, len(one.forced)
-            own["forced"] = Forced(tokens, count)
-        if "limits" in self._wants:
-            own["limits"] = np.array([row[0].limit for row in batch] + [1] * missing, np.int32)
-        return padded.tokens, padded.mask, keys, own
+        keys = np.zeros((P, G, 2), np.uint32)
+        for p, row in enumerate(batch):
+            keys[p, :len(row)] = [one.key for one in row]
+        drawn = np.array([row[0].drawn for row in batch] + [0] * missing, np.int32)
+        limits = np.array([row[0].limit for row in batch] + [1] * missing, np.int32) - drawn
+        return padded.tokens, padded.mask, keys, {"limits": limits, "drawn": drawn}
 
 
 def rows_of(requests: Sequence[Request], group: int) -> list[list[Request]]:
-    """The requests in rows of at most `group`, which share prompt, limit and distribution."""
+    """The requests in rows of at most `group`, which share tokens, limit and distribution."""
     rows = list[list[Request]]()
     for one in requests:
         last = rows[-1] if rows else []
-        if 0 < len(last) < group and (last[0].tokens, last[0].limit) == (one.tokens, one.limit) and (
+        if 0 < len(last) < group and (last[0].tokens, last[0].drawn, last[0].limit) == (
+                one.tokens, one.drawn, one.limit) and (
                 last[0].sampling is one.sampling):
             last.append(one)
         else:
@@ -204,11 +191,16 @@ def _nodes(flight: _Flight, made: Completions) -> list[Node]:
     return nodes
 
 
+def lengths(prompt_tokens: int, max_tokens: int) -> tuple[int, ...]:
+    """To how many tokens prompts are padded; those with tokens of a completion behind them, from the longest prompt on."""
+    return (*prompt_buckets(prompt_tokens), *(prompt_tokens + more for more in prompt_buckets(max_tokens)))
+
+
 def program_of(run: Wanted) -> Guarded:
     """The compiled sampler of a run."""
     compiled = functools.partial(generate, run.model, max_tokens=run.max_tokens, stop_ids=run.stop_ids, mesh=run.mesh,
                                  columns=run.columns)
-    return Guarded("rollout", compiled, run.programs * len(prompt_buckets(run.prompt_tokens)))
+    return Guarded("rollout", compiled, run.programs * len(lengths(run.prompt_tokens, run.max_tokens)))
 
 
 @engine(name="scan", provides=tuple(sorted(CAN)))
@@ -219,7 +211,7 @@ def kind(run: Wanted, program: Guarded | None = None) -> EngineKind:
     def make(params: Any, lora: Any, version: int) -> ScanEngine:
         return ScanEngine(program, params, lora, version, prompts=run.prompts, group=run.group, parts=run.parts,
                           prompt_tokens=run.prompt_tokens, max_tokens=run.max_tokens, mesh=run.mesh,
-                          vocab=run.model.config.vocab_size, wants=run.wants)
+                          vocab=run.model.config.vocab_size)
 
     config = run.model.config
     return EngineKind("scan", make, CAN, measures.provided(config), columns=measures.columns_of(run.columns, config))

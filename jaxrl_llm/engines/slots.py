@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines.sampler import drawn_over, fold_in_halves, logits_of
-from jaxrl_llm.engines.sampling import Sampling, instead
+from jaxrl_llm.engines.sampling import Sampling
 from jaxrl_llm.engines.shards import of_rows
 from jaxrl_llm.models.attention import Rotations, grouped_attention, held, in_window, rotations
 from jaxrl_llm.models.config import ModelConfig
@@ -77,7 +77,6 @@ class Lanes(flax.struct.PyTreeNode):
       alive: `bool[m]`; others are inert.
       yields: `bool[m]`, whether another row may take the lane within a chunk once this one has ended.
       stops: `i32[m, N]`, tokens that end a row, filled up with -1.
-      forced: `i32[m, F]`, the first tokens of the trajectory that an expert wrote, likewise; F is 0 if no row has any.
       sampling: the distribution of each, arrays `[m]`.
     """
 
@@ -91,7 +90,6 @@ class Lanes(flax.struct.PyTreeNode):
     alive: jax.Array | np.ndarray
     yields: jax.Array | np.ndarray
     stops: jax.Array | np.ndarray
-    forced: jax.Array | np.ndarray
     sampling: Sampling
 
 
@@ -247,10 +245,6 @@ def step_of(model: Transformer, weights: Weights, states: Callable, columns: tup
     normed, cache, *read = states(lanes, i, cache)
     logits = model.finished(logits_of(normed, weights.unembedding, pieces))
     drawn = drawn_over(pieces, jax.vmap(jax.random.fold_in)(keys, lanes.drawn), logits, lanes.sampling)
-    if most := lanes.forced.shape[1]:
-        given = jnp.take_along_axis(lanes.forced, jnp.minimum(lanes.drawn, most - 1)[:, None], axis=1)[:, 0]
-        here = jnp.asarray(lanes.drawn < most) & (given >= 0)
-        drawn = instead(drawn, logits, jnp.maximum(given, 0), here, lanes.sampling)
     token, logprob, entropy = drawn
     alive = jnp.asarray(lanes.alive)
     ended = (token[:, None] == lanes.stops).any(-1) | (lanes.left <= 1)

@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control import Filter, Known, knobs
 from jaxrl_llm.control.base import without
 from jaxrl_llm.control.knobs import Knob
-from jaxrl_llm.data.rollouts import Rollouts, take
+from jaxrl_llm.data.rollouts import Rollouts, known_logprobs, take
 from jaxrl_llm.learning import average, offload, optimizers
 from jaxrl_llm.learning import state as state_lib
 from jaxrl_llm.learning.controls import Controls, facts_of
@@ -339,6 +339,8 @@ class Learner:
                 own, facts = one.fit(own, (state.params, state.lora), batch)
                 state, fits = state.replace(beside={**state.beside, one.name: own}), fits | facts
                 batch = recorded(batch, one.record(own, state.params, state.lora, batch))
+        if batch.role is not None and batch.old_logprobs is not None and batch.behavior_logprobs is not None:
+            batch = batch.replace(behavior_logprobs=known_logprobs(batch.behavior_logprobs, batch.old_logprobs))
         if self.estimator.value_targets is None:
             return state, self.place(batch) if fits else batch, jax.device_get(fits)
         targets_of = jax.jit(self.estimator.value_targets, static_argnums=1)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Rollouts
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Role, Rollouts, known_logprobs
 from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
 from jaxrl_llm.maths import masked
@@ -48,11 +48,13 @@ def merge_metrics(metrics):
 def mismatch(rollouts: Rollouts, logprobs: jax.Array) -> dict[str, jax.Array]:
     """Disagreement of sampler and learner about the same tokens: `mean(lp_sampler - lp_learner)` and the largest |difference|.
 
-    Replayed rollouts, which other weights sampled, count as 0.
+    Replayed rollouts, which other weights sampled, and tokens that others wrote count as 0.
     """
     if rollouts.behavior_logprobs is None:
         return {}
     mask = rollouts.token_mask & rollouts.fresh[..., None]
+    if rollouts.role is not None:
+        mask = mask & (rollouts.role == Role.POLICY)
     gap = jnp.where(mask, rollouts.behavior_logprobs - logprobs, 0.0)
     weights = rollouts.loss_weights["token"]
     return {"mismatch/kl": masked.sum(gap * weights, mask), "max/mismatch": jnp.abs(gap).max()}
@@ -68,9 +70,12 @@ def against_sampler(objective: Objective) -> Objective:
 
 
 def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, objective_state):
-    """`(loss, (metrics, objective_state))` of one (micro-)batch; without `old_logprobs` the batch is on-policy."""
-    old = jax.lax.stop_gradient(logprobs) if rollouts.old_logprobs is None else rollouts.old_logprobs
-    before = rollouts.behavior_logprobs if rollouts.behavior_logprobs is not None else old
+    """`(loss, (metrics, objective_state))` of one (micro-)batch; without `old_logprobs` the batch is on-policy.
+
+    Where the log-prob at writing is unknown (NaN), the old one counts, so that the token has weight 1.
+    """
+    old = known_logprobs(rollouts.old_logprobs, jax.lax.stop_gradient(logprobs))
+    before = known_logprobs(rollouts.behavior_logprobs, old)
     rollouts = rollouts.replace(old_logprobs=old, behavior_logprobs=before)
     if CURRENT_ENTROPIES in objective.needs:
         rollouts = rollouts.replace(extras={**rollouts.extras, CURRENT_ENTROPIES: entropies})

@@ -142,7 +142,7 @@ def _lanes(rows: int) -> slots.Lanes:
     numbers, sampling = jax.numpy.zeros(rows, np.int32), Sampling(jax.numpy.ones(rows, np.float32))
     return slots.Lanes(slot=numbers, uid=np.zeros((rows, 2), np.uint32), keyed=numbers > 0, length=numbers, pending=numbers,
                        drawn=numbers, left=numbers, alive=numbers == 0, yields=numbers > 0,
-                       stops=np.zeros((rows, 4), np.int32), forced=np.zeros((rows, 0), np.int32), sampling=sampling)
+                       stops=np.zeros((rows, 4), np.int32), sampling=sampling)
 
 
 def _weights(model: Transformer, mesh: Mesh, transposed: bool) -> slots.Weights:

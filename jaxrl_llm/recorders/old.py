@@ -14,7 +14,8 @@ def old(logprobs: Callable, as_sampled: bool = False) -> Recorder:
     def record(own, params, lora, rollouts):
         before, entropies = logprobs(params, lora, texts_of(rollouts))
         if as_sampled:
-            before = jnp.where(rollouts.extras["replayed"][..., None], rollouts.behavior_logprobs, before)
+            sampled = rollouts.behavior_logprobs
+            before = jnp.where(rollouts.extras["replayed"][..., None] & ~jnp.isnan(sampled), sampled, before)
         return {"old_logprobs": before, "entropies": entropies}
 
     return Recorder("old", ("old_logprobs", "entropies"), record)

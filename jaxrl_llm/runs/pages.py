@@ -32,7 +32,8 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
         return np.asarray(x)[owner, place]
 
     measured: dict[str, Any] = {"logprobs": seen.behavior_logprobs, "entropies": seen.entropies, **numbers}
-    spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x).any()}  # servers may not return entropies
+    own = seen.mask if seen.role is None else seen.role == Role.POLICY
+    spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x[own]).any()}  # servers may measure none
     spell = functools.partial(source.stream.tokenizer.decode_batch, skip_special=False)
     lengths = of_rows(seen.present).sum(-1).tolist()
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), lengths, spell, spelled)

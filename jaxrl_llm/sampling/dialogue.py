@@ -20,7 +20,7 @@ from jaxrl_llm.environments.runner import AllInvalid, Recording, Runner
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.sampling.shown_tools import behind, variables_of
 from jaxrl_llm.sampling.stream import Partner
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, as_planted, authors, beginning
+from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, authors, beginning
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.tools.timer import PhaseTimer
@@ -434,11 +434,11 @@ class Dialogue:
 
     def _turn(self, one: Trajectory, node: Node, text: str, role: Role = Role.POLICY) -> dict[str, Any]:
         """What a trajectory appends for a turn of the policy, which it counts."""
-        planted = [] if one.turns else one.planted
-        wrote = np.full(len(node.tokens), role, np.int8) if role != Role.POLICY else authors(planted, len(node.tokens))
+        planted = [] if one.turns or role != Role.POLICY else one.planted
+        wrote = authors(planted, len(node.tokens)) if role == Role.POLICY else np.full(len(node.tokens), role, np.int8)
         one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
         one.version = int(node.policy_version[-1])
-        return {"role": role, "ids": node.tokens.tolist(), "text": text, "logprobs": as_planted(planted, node.logprobs),
+        return {"role": role, "ids": node.tokens.tolist(), "text": text, "logprobs": node.logprobs,
                 "entropies": node.entropies, "version": node.policy_version, "author": wrote, **node.columns}
 
     def _heard(self, one: Trajectory, ids: list[int], text: str) -> list[int] | None:

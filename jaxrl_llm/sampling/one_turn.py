@@ -15,7 +15,7 @@ from jaxrl_llm.engines.prompts import encode_problems, solution_ids
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.rewards import ByTask, Combined
 from jaxrl_llm.sampling.scoring import cut_and_spelled, scores_of, shared_scores
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, as_planted, authors, beginning
+from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, authors, beginning
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.timer import PhaseTimer
 
@@ -233,9 +233,8 @@ class OneTurn:
             "texts": [one.text if end else "" for one, end in ends],
             "answers": [self.reward.extract(one.text, forest.problems[owners[i]]) if end else None
                         for i, (one, end) in zip(row, ends)]}
-        columns["logprobs"] = np.concatenate([as_planted(parts, one.node.logprobs[:one.kept])
-                                              for parts, one in zip(planted, scored)] or [np.zeros(0)])
-        for name, of_node in (("tokens", "tokens"), ("entropies", "entropies"), ("version", "policy_version")):
+        for name, of_node in (("tokens", "tokens"), ("logprobs", "logprobs"), ("entropies", "entropies"),
+                              ("version", "policy_version")):
             columns[name] = np.concatenate([getattr(one.node, of_node)[:one.kept] for one in scored] or [np.zeros(0)])
         for more in self.columns:
             columns[more.name] = np.concatenate([more.filled(0), *(one.node.columns[more.name][:one.kept] for one in scored)])

@@ -24,7 +24,7 @@ from jaxrl_llm.engines.requests import Node, Request, check_tokens
 from jaxrl_llm.engines.sampler import row_keys, threefry
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.exchange import exchange, is_mine
-from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, ended_before, spoken
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.timer import PhaseTimer
@@ -330,7 +330,7 @@ class Stream:
             if logprobs is not None and len(logprobs) != len(filled):
                 raise ValueError(f"trajectory {uid} begins with {len(filled)} tokens of {Role(role).name}, and there are "
                                  f"log-probs for {len(logprobs)}; give one for each token, or none")
-            planted.append(Planted(role, filled, None if logprobs is None else [float(one) for one in logprobs]))
+            planted.append(Planted(role, filled, [np.nan] * len(filled) if logprobs is None else [float(x) for x in logprobs]))
         return Trajectory(list(ids), act.at, ids, most=act.limit, limits=self._under.limits, planted=planted,
                           sampling=act.sampling, version=self._engine.version)
 
@@ -353,6 +353,8 @@ class Stream:
         assert self._engine is not None
         one, held = self._going.get(uid), self._held.pop(uid, set())
         written = None if one is None or one.request not in held else self._engine.written(uid + REQUEST * one.request)
+        if one is not None and written is not None:
+            written = spoken(one, written, self.kind.columns)
         try:
             for number in held:
                 self._engine.release(uid + REQUEST * number)
@@ -402,7 +404,8 @@ class Stream:
 
     def _heard(self, nodes: Sequence[Node], wait: bool, timer: PhaseTimer) -> bool:
         """Lets the partner hear these turns, and the policy read what it answers; returns whether it answers."""
-        said = {self._owner[node.uid]: node for node in nodes if self._owner[node.uid] in self._held}  # others are stopped
+        said = {uid: spoken(self._going[uid], node, self.kind.columns) for node in nodes
+                if (uid := self._owner[node.uid]) in self._held}  # others are stopped
         replies = self.partner.hear(said, wait, timer)
         with timer("rollout"):
             for uid, ids in replies.items():
@@ -530,6 +533,16 @@ class Stream:
     def _submit(self, going: Mapping[int, Trajectory], written: Mapping[int, Node | None] | None = None) -> None:
         """Requests the next turn of trajectories from the engine, with all ids of their contexts, behind what is `written`."""
         assert self._engine is not None and self._under is not None
+        self._owner |= {uid + REQUEST * one.request: uid for uid, one in going.items()}
+        limits = {uid: self.partner.limit(one) for uid, one in going.items()}
+        whole = {uid: ended_before(one, uid + REQUEST * one.request, limits[uid] - one.drawn, self.stop_ids, self.kind.columns)
+                 for uid, one in going.items() if one.begun}
+        for uid, node in whole.items():
+            self._held.setdefault(uid, set())
+            self._ready += [] if node is None else [node]
+        going = {uid: one for uid, one in going.items() if whole.get(uid) is None}
+        if not going:
+            return
         numbers = [uid + REQUEST * one.request for uid, one in going.items()]
         keys = words_of(self._under.key, np.array(numbers, np.int64))
         stops = self.stop_strings if "stop_texts" in self.kind.can else ()
@@ -537,15 +550,12 @@ class Stream:
         under = {tuple(one.sampling.items()): one.sampling for one in going.values()}
         plain = dataclasses.replace(self._under.sampling, max_tokens=np.int32(most))
         sampling = {key: with_numbers(changed(plain, own), self.numbers) for key, own in under.items()}
-        limits = [self.partner.limit(one) for one in going.values()]
         self._engine.submit(*(Request(
-            number, limit, one.ids, keep=self.partner.goes_on, sampling=sampling[tuple(one.sampling.items())],
-            forced=one.forced[:limit] if not one.turns else (), stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn,
-            written=(written or {}).get(uid), key=key)
-            for number, key, limit, (uid, one) in zip(numbers, keys, limits, going.items())))
-        for number, (uid, one) in zip(numbers, going.items()):
+            number, limits[uid], one.ids + one.begun, keep=self.partner.goes_on, sampling=sampling[tuple(one.sampling.items())],
+            stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn + len(one.begun),
+            written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
+        for uid, one in going.items():
             self._held.setdefault(uid, set()).add(one.request)
-            self._owner[number] = uid
 
     def _sampled(self) -> tuple[bool, list[Node]]:
         """Whether the engine sampled, and the nodes that ended."""

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.rollouts import Role
-from jaxrl_llm.engines.requests import as_ints
+from jaxrl_llm.engines.requests import Node, as_ints
 from jaxrl_llm.environments import base
 
 
@@ -26,11 +27,11 @@ class TurnLimits(NamedTuple):
 
 
 class Planted(NamedTuple):
-    """Tokens that a trajectory begins with, see `topologies.acts.BeginPart`."""
+    """Tokens that a trajectory begins with, see `topologies.acts.BeginPart`; log-probs that are unknown are NaN."""
 
     role: int
     ids: list[int]
-    logprobs: list[float] | None = None
+    logprobs: list[float]
 
 
 class Waiting(NamedTuple):
@@ -85,9 +86,9 @@ class Trajectory:
         return self.limits.tokens if self.most is None else min(self.limits.tokens, self.most)
 
     @property
-    def forced(self) -> list[int]:
-        """The tokens that its first turn begins with."""
-        return [token for part in self.planted for token in part.ids]
+    def begun(self) -> list[int]:
+        """The tokens that its next turn begins with: those that are planted, in the first one."""
+        return [] if self.turns else [token for part in self.planted for token in part.ids]
 
     @property
     def behind(self) -> int:
@@ -162,12 +163,31 @@ def authors(planted: Sequence[Planted], length: int) -> np.ndarray:
     return roles
 
 
-def as_planted(planted: Sequence[Planted], logprobs: np.ndarray) -> np.ndarray:
-    """The `logprobs f32[n]` of a turn, with those that are given of what it begins with."""
-    logprobs, first = np.array(logprobs, np.float32), 0
-    for part in planted:
-        if part.logprobs is not None:
-            place = logprobs[first:first + len(part.ids)]
-            place[:] = part.logprobs[:len(place)]
-        first += len(part.ids)
-    return logprobs
+def spoken(one: Trajectory, node: Node, columns: Sequence[Column]) -> Node:
+    """A turn with all that it begins with: the node of an engine, which has read the tokens before `node.start`.
+
+    Entropies of what is planted are 0, and `columns` have their fill.
+    """
+    count = 0 if one.turns else node.start - len(one.ids)
+    if not count:
+        return node
+    logprobs = [number for part in one.planted for number in part.logprobs][:count]
+    before = {"tokens": one.begun[:count], "logprobs": logprobs, "entropies": np.zeros(count),
+              "policy_version": np.full(count, one.version)}
+    joined: dict[str, Any] = {name: np.concatenate([values, getattr(node, name)]).astype(getattr(node, name).dtype)
+                              for name, values in before.items()}
+    more = {column.name: np.concatenate([column.filled(count), node.columns[column.name]]) for column in columns}
+    return dataclasses.replace(node, start=len(one.ids), columns=more, **joined)
+
+
+def ended_before(one: Trajectory, uid: int, limit: int, stop_ids: Sequence[int], columns: Sequence[Column]) -> Node | None:
+    """The turn of which nothing is left to sample, as what it begins with has a stop token or reaches its limit; or None."""
+    ids = one.begun
+    stop = next((n for n, token in enumerate(ids[:limit]) if token in stop_ids), None)
+    count = limit if stop is None else stop + 1
+    if len(ids) < count or not ids:
+        return None
+    nothing = np.zeros(0, np.float32)
+    node = Node(uid, None, len(one.ids) + count, np.zeros(0, np.int32), nothing, nothing, np.zeros(0, np.int32),
+                "limit" if stop is None else "stop", {column.name: column.filled(0) for column in columns})
+    return spoken(one, node, columns)

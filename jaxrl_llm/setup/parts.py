@@ -58,8 +58,7 @@ class Parts(NamedTuple):
     def wanted(self) -> dict[str, str]:
         """What the method asks of the engine, see `engines.base.CAN`, and what for."""
         knobs, method = self.controls.knobs, f"method {self.method.slug!r}"
-        asked = {"forced": self.guide is not None, "spread": "spread" in knobs, "limits": "token_limits" in knobs,
-                 "entropies": "entropies" in self.needs}
+        asked = {"spread": "spread" in knobs, "limits": "token_limits" in knobs, "entropies": "entropies" in self.needs}
         return {what: method for what, needed in asked.items() if needed}
 
     @property
@@ -97,6 +96,8 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
     again = composition.replayed_of(method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size))
     also = methods.provision.replay_needs_of(again) if again else needs if stored is not None and stored.updates else set()
     also |= {"behavior_logprobs"} if stored is not None and stored.as_sampled else set()
+    if method.guidance and "behavior_logprobs" in needs:
+        also |= {"old_logprobs"}  # which count where it is unknown how probable a token was for its writer
     there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,
              *methods.provision.parts_of(method, estimator)}
     return Parts(method, estimator, objective, frozenset(needs | also), frozenset(there),

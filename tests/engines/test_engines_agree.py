@@ -18,18 +18,19 @@ from jaxrl_llm.tokenizers.byte import ByteTokenizer
 WARM = Sampling(np.float32(0.8))
 
 
-def asked(sampling=WARM, limits=(T,) * P, forced=None, stop_ids=STOPS, ids=None, group=G, **fields):
-    """Requests of P groups whose keys are those of the uids from 2^33 on."""
+def asked(sampling=WARM, limits=(T,) * P, begun=None, stop_ids=STOPS, ids=None, group=G, **fields):
+    """Requests of P groups whose keys are those of the uids from 2^33 on; `begun`: what each has behind its prompt."""
     ids = ids or prompts()
     uids = 2**33 + np.arange(len(ids) * group)
     words = np.asarray(jax.random.key_data(row_keys(KEY, uids))).tolist()
-    return [Request(uid, limits[n // group], ids[n // group], sampling=sampling, stop_tokens=stop_ids, key=tuple(words[n]),
-                    forced=() if forced is None else forced[n], **fields) for n, uid in enumerate(uids.tolist())]
+    begun = begun or [[]] * len(words)
+    return [Request(uid, limits[n // group], [*ids[n // group], *begun[n]], sampling=sampling, stop_tokens=stop_ids,
+                    key=tuple(words[n]), drawn=len(begun[n]), **fields) for n, uid in enumerate(uids.tolist())]
 
 
-def scanning(name="dense", stop_ids=STOPS, most=T, parts=1, prompts=P, prompt_tokens=S, group=G, wants=frozenset(), columns=()):
+def scanning(name="dense", stop_ids=STOPS, most=T, parts=1, prompts=P, prompt_tokens=S, group=G, columns=()):
     program = functools.partial(generate, MODELS[name], max_tokens=most, stop_ids=stop_ids, columns=columns)
-    return ScanEngine(program, params(name), None, 5, prompts=prompts, group=group, parts=parts, wants=wants,
+    return ScanEngine(program, params(name), None, 5, prompts=prompts, group=group, parts=parts,
                       prompt_tokens=prompt_tokens, max_tokens=most, mesh=make_mesh(data=1), vocab=V)
 
 
@@ -64,23 +65,33 @@ def test_slots_sample_what_the_scan_samples(sampling):
     assert {node.finish for node in scanned.values()} == {"stop", "limit"}
 
 
-def test_limits_of_prompts_and_forced_beginnings_hold_in_both():
-    """Some rows begin with tokens of an expert, one of which is a stop token; each prompt has its limit."""
-    limits, forced = (3, T, 9), [[]] * (P * G)
-    forced[1], forced[4], forced[5], forced[9] = [11, 12, 13], [1, 2, 3, 4, 5], [6, STOPS[0]], [20] * 9
-    requests = asked(limits=limits, forced=forced)
-    wants = frozenset({"limits", "forced"})
-    scanned = nodes(scanning(wants=wants), requests)
+def test_limits_of_prompts_and_beginnings_hold_in_both():
+    """Some rows have tokens of an expert behind the prompt, which count; each prompt has its limit."""
+    limits, begun = (3, T, 9), [[]] * (P * G)
+    begun[1], begun[4], begun[5], begun[9] = [11, 12], [1, 2, 3, 4, 5], [6], [20] * 8
+    requests = asked(limits=limits, begun=begun)
+    scanned = nodes(scanning(), requests)
     assert_alike(scanned, nodes(slots(), requests))
     for n, request in enumerate(requests):
-        node = scanned[request.uid]
-        assert node.tokens[:len(forced[n])].tolist() == forced[n] and len(node.tokens) <= limits[n // G]
-    assert scanned[requests[5].uid].finish == "stop" and len(scanned[requests[5].uid].tokens) == 2
-    free = nodes(scanning(wants=wants), asked(limits=limits, forced=[[]] * (P * G)))
-    assert_alike({one.uid: free[one.uid] for n, one in enumerate(requests) if not forced[n]},
-                 {one.uid: scanned[one.uid] for n, one in enumerate(requests) if not forced[n]})
-    with pytest.raises(ValueError, match="forced to begin with 3 tokens, its limit is"):
-        slots().submit(Request(0, 2, (1,), forced=(1, 2, 3)))
+        assert 0 < len(scanned[request.uid].tokens) <= limits[n // G] - len(begun[n])
+    free = nodes(scanning(), asked(limits=limits))
+    assert_alike({one.uid: free[one.uid] for n, one in enumerate(requests) if not begun[n]},
+                 {one.uid: scanned[one.uid] for n, one in enumerate(requests) if not begun[n]})
+    for engine in (slots(), scanning()):
+        with pytest.raises(ValueError, match="limit"):
+            engine.submit(Request(0, 2, (1, 1, 2, 3), drawn=3, key=(0, 0)))
+
+
+def test_what_is_behind_the_prompt_is_read_and_the_rest_is_as_if_the_policy_had_written_it():
+    """Rows that begin with their completion of before go on with the same tokens, by the same random numbers."""
+    free = nodes(scanning(), asked())
+    begun = {uid: node.tokens[:n % len(node.tokens)].tolist() for n, (uid, node) in enumerate(free.items())}
+    for engine in (scanning(), slots()):
+        found = nodes(engine, asked(begun=[*begun.values()]))
+        for uid, before in begun.items():
+            assert found[uid].start == free[uid].start + len(before)
+            np.testing.assert_array_equal(found[uid].tokens, free[uid].tokens[len(before):])
+            np.testing.assert_allclose(found[uid].logprobs, free[uid].logprobs[len(before):], atol=1e-5)
 
 
 def test_a_batch_comes_in_parts_and_what_is_missing_of_it_is_padded():
@@ -119,10 +130,6 @@ def test_what_no_compiled_batch_can_hold_is_refused():
                           (asked(limits=(T + 1,) * P), f"a limit of {T + 1}; the sampler is made for {S} and {T}"),
                           (asked(ids=[[V]] * P), "outside the vocabulary")):
         with pytest.raises(ValueError, match=reason):
-            engine.submit(*wrong)
-    for wrong, what in ((asked(limits=(T - 1,) * P), "has a limit of tokens for each prompt"),
-                        (asked(forced=[[1]] * (P * G)), "begins completions with tokens that an expert wrote")):
-        with pytest.raises(ValueError, match=f"needs an engine that {what}, and this one is made without"):
             engine.submit(*wrong)
     with pytest.raises(NotImplementedError, match="one turn"):
         engine.extend(0, [1])
@@ -190,7 +197,7 @@ def test_auto_is_the_faster_engine_that_can_what_is_wanted():
     assert kinds.choose("auto", wanted(prompt_tokens=T + 1), {}).name == "scan"
     assert kinds.choose("auto", wanted(), {"spread": "x"}).name == "scan"
     assert kinds.choose("auto", wanted(parts=1), {"extend": "x"}).name == "slots"
-    assert kinds.choose("slots", wanted(parts=1), {"forced": "x", "limits": "x", "entropies": "x"}).name == "slots"
+    assert kinds.choose("slots", wanted(parts=1), {"limits": "x", "entropies": "x"}).name == "slots"
     for name, lacks, message in (
             ("slots", {"spread": "method 'props'"}, "method 'props' needs an engine that draws the first tokens of a group "
                                                     "together, and 'slots' does not; set sampling.engine='auto'"),

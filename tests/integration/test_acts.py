@@ -111,8 +111,7 @@ PARTS = (BeginPart(Role.POLICY, [50, 51], [-1.5, -2.5]), BeginPart(Role.HINT, "7
 def test_a_rollout_goes_on_behind_parts_of_any_role(engine):
     """Two tokens that were drawn before, with their log-probs, then a hint, which is read and not trained on."""
     config, policy, source, params = setup.build_policy(tiny(**{"sampling.engine": engine}))
-    source = sources.make_plain_source(config, policy, policy.mesh, source.stream.tokenizer, make_judge(config),
-                                       wanted={"forced": "parts", "limits": "a limit"})
+    source = sources.make_plain_source(config, policy, policy.mesh, source.stream.tokenizer, make_judge(config))
     stream, problem = source.stream, source.task.train[0]
     forest = source.planted([(problem, stream.partner.encode([problem], stream.tokenizer)[0])], 0)
     stream.publish(Snapshot(3, params, None, KEY))

@@ -102,8 +102,7 @@ def test_the_two_engines_cut_what_an_expert_wrote_at_the_limit_of_a_prompt():
     forests = []
     for name in ("scan", "slots"):
         config, policy, source, params = setup.build_policy(tiny(**{"sampling.engine": name}))
-        source = sources.make_plain_source(config, policy, policy.mesh, source.stream.tokenizer, make_judge(config),
-                                         wanted={"forced": "an expert", "limits": "a limit"})
+        source = sources.make_plain_source(config, policy, policy.mesh, source.stream.tokenizer, make_judge(config))
         stream, problem = source.stream, source.task.train[0]
         stream.publish(Snapshot(0, params, None, jax.random.key(0)))
         forest = source.planted([(problem, stream.partner.encode([problem], stream.tokenizer)[0])], 0)

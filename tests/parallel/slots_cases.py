@@ -1,4 +1,5 @@
 """Runs in a process of its own with eight devices: the slot engine on meshes samples what it samples on one device."""
+import dataclasses
 import json
 
 import jax
@@ -40,7 +41,7 @@ def request(uid, **changes):
 
 
 def played(name, mesh, slots):
-    """`uid -> [[tokens, log-probs] of each node]` of groups, turns, forks, forced beginnings and limits, and the engine."""
+    """`uid -> [[tokens, log-probs] of each node]` of groups, turns, forks, beginnings and limits, and the engine."""
     model = MODELS[name]
     params = weights(model)
     fresh = adapters.init(jax.random.key(3), params, 2, 4.0, ("q", "v")) if name == "experts" else None
@@ -55,7 +56,8 @@ def played(name, mesh, slots):
                 columns = node.tokens, node.logprobs, node.policy_version
                 found.setdefault(node.uid, []).append([x.tolist() for x in columns])
 
-    one.submit(*(request(uid, keep=True, limit=T - uid % 3, forced=(3, 5) if uid % G == 1 else ()) for uid in range(P * G)))
+    plain = [request(uid, keep=True, limit=T - uid % 3) for uid in range(P * G)]
+    one.submit(*(dataclasses.replace(x, tokens=(*x.tokens, 3, 5), drawn=2) if x.uid % G == 1 else x for x in plain))
     drain()
     for uid in range(0, P * G, 2):
         one.extend(uid, [1, 2, uid], limit=2 * T)

@@ -49,7 +49,7 @@ def result():
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [" ".join(map(str, case)) for case in slots_cases.CASES])
 def test_tokens_are_those_of_one_device(result, case):
-    """Of groups, turns, forks, forced beginnings, limits, new weights, rows that wait for a slot and those that lost one."""
+    """Of groups, turns, forks, beginnings, limits, new weights, rows that wait for a slot and those that lost one."""
     found = result[case]
     near = 1e-3 if case.startswith("int8") else 1e-5  # where rounding differs, so may a whole step of eight bits
     assert found["equal"] and found["apart"] < near and found["left"] == 2

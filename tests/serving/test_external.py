@@ -1,6 +1,6 @@
 """Sampling from a server, our own on a loopback port: the contract of the engine."""
 import asyncio
-import functools
+import dataclasses
 import sys
 import threading
 import time
@@ -24,13 +24,11 @@ from asking import (
 )
 from server import TOKENIZER
 
-from jaxrl_llm.engines import Sampling, generate
+from jaxrl_llm.engines import Sampling
 from jaxrl_llm.engines import server as external
 from jaxrl_llm.engines.engine import Request, SlotEngine
-from jaxrl_llm.engines.scan import ScanEngine
 from jaxrl_llm.engines.server.engine import hashed
 from jaxrl_llm.engines.server.server import digest
-from jaxrl_llm.parallel import make_mesh
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -114,22 +112,12 @@ def test_what_a_server_cannot_do_is_refused(server):
     assert node.uid == 0 and engine.collect() == []
 
 
-def test_forced_beginnings_are_measured_here_and_continued_by_the_server(server, healthy):
-    """One that the server continues as if it had written it, one that ends with what is forced, one that is cut."""
-    program = functools.partial(generate, MODEL, max_tokens=24, stop_ids=tuple(TOKENIZER.stop_ids))
-    inner = ScanEngine(program, weights(0), None, 3, prompts=2, group=2, parts=1, prompt_tokens=len(PROMPT), max_tokens=24,
-                       mesh=make_mesh(), vocab=MODEL.config.vocab_size, wants=frozenset({"forced", "limits"}))
-    engine, end = make_engine(server, version=3, measures=inner), TOKENIZER.stop_ids[0]
-    plain = healthy[0]
-    with pytest.raises(ValueError, match="begins completions with tokens that an expert wrote, and this one is made without"):
-        make_engine(server).submit(*requests([0], forced=(5,)))
-    engine.submit(*requests([0], forced=plain.tokens[:3].tolist()), *requests([1], forced=(9, end)),
-                  *requests([2], forced=(9, 8, 7), limit=2))
-    first, ended, full = (node for _, node in sorted(collected(engine).items()))
-    assert first.start == plain.start and first.tokens[:3].tolist() == plain.tokens[:3].tolist() and len(first.tokens) > 3
-    np.testing.assert_allclose(first.logprobs[:3], plain.logprobs[:3], atol=1e-4)
-    assert (ended.tokens.tolist(), ended.finish) == ([9, end], "stop") and set(ended.policy_version) == {3}
-    assert (full.tokens.tolist(), full.finish) == ([9, 8], "limit")
+def test_a_server_goes_on_behind_what_a_completion_begins_with(server):
+    engine, (plain,) = make_engine(server, version=3), requests([0])
+    begun = dataclasses.replace(plain, tokens=(*plain.tokens, 9, 8), drawn=2)
+    engine.submit(begun)
+    (node,) = collected(engine).values()
+    assert node.start == len(plain.tokens) + 2 and 0 < len(node.tokens) <= plain.limit - 2 and {*node.policy_version} == {3}
 
 
 def test_released_trajectories_are_not_awaited(server, worker):
