@@ -50,12 +50,12 @@ def node(uid: int, text: str, start: int = 0, version: int = 0) -> Node:
 
 
 def in_parts(program: Callable[..., Completions], prompts: int, group: int, parts: int = 1, *, prompt_tokens: int = 4,
-             max_tokens: int = 8, wants: Sequence[str] = ()) -> EngineKind:
+             max_tokens: int = 8) -> EngineKind:
     """The scan engine around a `program` whose completions are known."""
     def make(params, lora, version):
         return scan.ScanEngine(program, params, lora, version, prompts=prompts, group=group, parts=parts,
                                prompt_tokens=prompt_tokens, max_tokens=max_tokens, mesh=make_mesh(),
-                               vocab=BYTES.vocab_size, wants=frozenset(wants))
+                               vocab=BYTES.vocab_size)
 
     return EngineKind("in parts", make, scan.CAN)
 

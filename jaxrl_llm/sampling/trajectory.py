@@ -169,7 +169,7 @@ def spoken(one: Trajectory, node: Node, columns: Sequence[Column]) -> Node:
     Entropies of what is planted are 0, and `columns` have their fill.
     """
     count = 0 if one.turns else node.start - len(one.ids)
-    if not count:
+    if count <= 0:
         return node
     logprobs = [number for part in one.planted for number in part.logprobs][:count]
     before = {"tokens": one.begun[:count], "logprobs": logprobs, "entropies": np.zeros(count),

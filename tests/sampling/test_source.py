@@ -35,7 +35,7 @@ def sampled(groups, prompts=None, T=8, first_uid=0):
     problems = [Problem(f"q{p}", "12", p) for p in range(len(groups))]
     prompts, seen = prompts or len(groups), {}
 
-    def generate(params, tokens, mask, keys, sampling, lora):
+    def generate(params, tokens, mask, keys, sampling, lora, limits, drawn):
         seen.update(tokens=np.asarray(tokens), mask=np.asarray(mask), keys=keys)
         return completions(groups + [groups[0]] * (prompts - len(groups)), T)
 
@@ -123,7 +123,7 @@ def in_parts(made, parts, reward=None, groups=GROUPS):
     log = []
     reward = reward or made.stream.partner.reward
 
-    def generate(params, tokens, mask, keys, sampling, lora):
+    def generate(params, tokens, mask, keys, sampling, lora, limits, drawn):
         log.append(("sample", *tokens[:, 0].tolist()))
         return completions([groups[min(number - 10, len(groups) - 1)] for number in tokens[:, 0].tolist()])
 

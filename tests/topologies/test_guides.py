@@ -6,9 +6,11 @@ import pytest
 from test_topologies import asked, follow
 
 from jaxrl_llm.control.hint_share import hint_length, hint_ratio
+from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.sampling.one_turn import by_author
-from jaxrl_llm.sampling.trajectory import Planted, as_planted, authors
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, authors, ended_before, spoken
 from jaxrl_llm.topologies import TOPOLOGIES, Guide, budgets, guided, make_guide, refill, rounds, single
 
 
@@ -109,13 +111,37 @@ def test_impossible_settings_are_refused():
 
 def test_nodes_of_completions_by_their_authors():
     """An expert's alone, a prefix, the policy's alone, an empty one, a hint behind tokens that the policy wrote before."""
-    parts = [Planted(Role.POLICY, [7]), Planted(Role.POLICY, [8]), Planted(Role.HINT, [9, 9])]
-    result = by_author([authors([Planted(Role.EXPERT, [1] * n)], length) for n, length in ((9, 3), (2, 5), (0, 4), (0, 0))]
+    parts = [planted(Role.POLICY, 7), planted(Role.POLICY, 8), planted(Role.HINT, 9, 9)]
+    result = by_author([authors([planted(Role.EXPERT, *[1] * n)], length) for n, length in ((9, 3), (2, 5), (0, 4), (0, 0))]
                        + [authors(parts, 6)])
     assert result.row.tolist() == [0, 1, 1, 2, 3, 4, 4, 4] and result.role.tolist() == [4, 4, 1, 1, 1, 1, 3, 1]
     assert result.length.tolist() == [3, 2, 3, 4, 0, 2, 2, 2]
     assert result.first.tolist() == [True, True, False, True, True, True, False, False]
     assert result.last.tolist() == [True, False, True, True, True, False, False, True]
-    given = as_planted([Planted(Role.POLICY, [7], [-3.0]), Planted(Role.HINT, [9]), Planted(Role.EXPERT, [1, 1], [-4.0, -5.0])],
-                       np.full(3, -1, np.float32))
-    assert given.tolist() == [-3, -1, -4]
+
+
+def planted(role, *ids, logprobs=()):
+    return Planted(role, [*ids], [*logprobs] or [np.nan] * len(ids))
+
+
+def test_a_turn_begins_with_what_is_planted():
+    """An engine reads three tokens behind a prompt of two and draws one; what they are worth to their writer may be unknown."""
+    parts = planted(Role.POLICY, 7, logprobs=[-3]), planted(Role.HINT, 9), planted(Role.EXPERT, 1, 2, logprobs=[-4, -5])
+    one = Trajectory([5, 6], 0, planted=[*parts], version=8)
+    drawn = Node(3, None, 6, np.int32([4]), np.float32([-1]), np.float32([0.5]), np.int32([9]), "limit",
+                 {"more": np.ones((1, 2))})
+    turn = spoken(one, drawn, (Column("more", "token", np.float32, (2,), fill=-1),))
+    assert (turn.start, turn.tokens.tolist(), turn.policy_version.tolist()) == (2, [7, 9, 1, 2, 4], [8, 8, 8, 8, 9])
+    np.testing.assert_array_equal(turn.logprobs, [-3, np.nan, -4, -5, -1])
+    assert turn.entropies.tolist() == [0, 0, 0, 0, 0.5] and turn.columns["more"].tolist() == [[-1, -1]] * 4 + [[1, 1]]
+    one.turns = 1
+    assert spoken(one, drawn, ()) is drawn
+
+
+@pytest.mark.parametrize(("limit", "stops", "tokens", "finish"), [
+    (9, (2,), [7, 1, 2], "stop"), (2, (2,), [7, 1], "limit"), (3, (2,), [7, 1, 2], "stop"), (4, (), [7, 1, 2, 3], "limit")])
+def test_nothing_is_sampled_behind_a_stop_token_or_the_limit(limit, stops, tokens, finish):
+    one = Trajectory([5, 6], 0, planted=[planted(Role.EXPERT, 7, 1, 2, 3)], version=8)
+    turn = ended_before(one, 11, limit, stops, ())
+    assert (turn.uid, turn.start, turn.tokens.tolist(), turn.finish) == (11, 2, tokens, finish)
+    assert ended_before(one, 11, 5, (), ()) is None and ended_before(Trajectory([5], 0), 11, 1, (), ()) is None
