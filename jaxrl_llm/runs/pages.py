@@ -32,8 +32,9 @@ def write_page(path: Path, step: int, source: Source, forest: Forest, numbers: M
         return np.asarray(x)[owner, place]
 
     measured: dict[str, Any] = {"logprobs": seen.behavior_logprobs, "entropies": seen.entropies, **numbers}
-    own = seen.mask if seen.role is None else seen.role == Role.POLICY
-    spelled = {name: of_rows(x) for name, x in measured.items() if not np.isnan(x[own]).any()}  # servers may measure none
+    own = of_rows(seen.mask if seen.role is None else seen.role == Role.POLICY)
+    spelled = {name: rows for name, rows in ((name, of_rows(x)) for name, x in measured.items())
+               if not np.isnan(rows[:, :own.shape[1]][own]).any()}  # servers may measure none
     spell = functools.partial(source.stream.tokenizer.decode_batch, skip_special=False)
     lengths = of_rows(seen.present).sum(-1).tolist()
     tokens = per_token(of_rows(seen.tokens), of_rows(seen.mask), lengths, spell, spelled)

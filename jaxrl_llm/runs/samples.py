@@ -59,7 +59,7 @@ def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int], spell: 
     """For each completion {"tokens": its spellings, name: its numbers, ...}, up to `TOKENS_PER_PAGE` tokens.
 
     tokens: i32[N, T], with the first `ends` [N] real; spell: texts of rows of ids; numbers: name -> f32[N, T], used for the
-    policy's tokens, `mask` bool[N, T]; other tokens have None, since nothing was measured; "trained" marks the policy's tokens
+    policy's tokens, `mask` bool[N, T]; others and NaN have None: nothing was measured; "trained" marks the policy's tokens
     if there are both. The viewer knows "logprobs" (of the sampler), "entropies", "advantages" and "ratios" (probability
     after / before the update).
     """
@@ -72,7 +72,7 @@ def per_token(tokens: np.ndarray, mask: np.ndarray, ends: Sequence[int], spell: 
             entries.append({})
             continue
         values: dict[str, list] = {
-            name: [float(f"{x:.4g}") if own else None for x, own in zip(rows[row, :end], mask[row])]
+            name: [float(f"{x:.4g}") if own and x == x else None for x, own in zip(rows[row, :end], mask[row])]
             for name, rows in numbers.items()}
         if not mask[row, :end].all():
             values["trained"] = mask[row, :end].tolist()

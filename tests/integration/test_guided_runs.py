@@ -12,6 +12,7 @@ from run_files import assert_same, lines, repeatable
 from jaxrl_llm import methods
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.learning import schedules
+from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup
 
@@ -178,8 +179,9 @@ def test_a_policy_that_solves_nothing_learns_from_experts():
                                                "prompts.per_step": 16, "sampling.max_tokens": 4}))
     state, likely = setup.initial_state(run, params), []
     for step in schedules.make("sync").steps(run.source, run.learner, state, run.learner.frozen(state.params)):
-        rollouts = step.finished.rollouts
-        likely.append(float(rollouts.behavior_logprobs[rollouts.extras["expert"] & rollouts.valid[..., None]].mean()))
+        rollouts = step.learned.rollouts
+        logprobs, _ = run.learner.layout.logprobs(step.learned.state.params, None, texts_of(rollouts))
+        likely.append(float(logprobs[rollouts.extras["expert"] & rollouts.valid[..., None]].mean()))
         if len(likely) == 40:
             break
     assert np.mean(likely[-5:]) > np.mean(likely[:5]) + 1, likely
