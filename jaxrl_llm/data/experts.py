@@ -5,7 +5,7 @@ from jaxrl_llm.data.rollouts import Rollouts
 
 
 def expert_tokens(rollouts: Rollouts) -> Array:
-    """bool[P, G, T]: trained tokens that were copied from an expert (whole rollouts, or a forced prefix)."""
+    """bool[P, G, T]: trained tokens that were copied from an expert (whole rollouts, or the beginnings of some)."""
     expert = rollouts.extras["expert"]
     return rollouts.token_mask & (expert[..., None] if expert.ndim == 2 else expert)
 

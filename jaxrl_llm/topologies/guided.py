@@ -35,9 +35,6 @@ def _unsolved(environment: Any, guide: Guide) -> str:
 _CONFLICTS = (
     Conflict(("environment", "guide"), _unsolved,
              "give it an oracle, or its problems an extra['solution'], or take another method, for example grpo"),
-    Conflict(("guide", "config.sampling.top_k", "config.sampling.top_p", "config.sampling.min_p"),
-             "method {method!r} takes log-probs of solutions, which top_k, top_p and min_p cut away",
-             "switch them off (0, 1, 0)", lambda guide, top_k, top_p, min_p: top_k or top_p < 1 or min_p),
     Conflict(("guide", "config.sampling.group"), _alone, "raise sampling.group, or change config.guidance"))
 
 

@@ -84,10 +84,19 @@ def test_impossible_settings_are_refused():
         setup.build(tiny("grpo", guidance="traces=2"))
     with pytest.raises(ValueError, match="experts begin all of the 1 completions"):
         setup.build(tiny("luffy", **{"sampling.group": 1}))
-    with pytest.raises(ValueError, match="takes log-probs of solutions, which top_k, top_p and min_p cut away"):
-        setup.build(tiny("luffy", **{"sampling.top_k": 5}))
     with pytest.raises(ValueError, match="environment 'spelled' has neither an oracle nor a solution of problem 0; give it an"):
         setup.build(chatter.get_config(method="luffy", environment="chatter:spelled"))
+
+
+@pytest.mark.slow
+def test_an_expert_says_what_top_k_would_not_let_the_policy_draw():
+    run, params = setup.build(tiny("luffy", **{"sampling.top_k": 5}))
+    state = setup.initial_state(run, params)
+    finished = run.source.next(run.learner.publish(state))
+    learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
+    behaviour, expert = finished.rollouts.behavior_logprobs, finished.rollouts.extras["expert"]
+    assert np.isnan(behaviour[expert & finished.rollouts.mask]).all() and not np.isnan(behaviour[~expert]).any()
+    assert np.isfinite([*learned.metrics.values()]).all() and learned.metrics["max/mismatch"] < 10
 
 
 @pytest.mark.slow
