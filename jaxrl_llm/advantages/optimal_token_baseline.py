@@ -1,4 +1,5 @@
 """The optimal token baseline: rewards weighted by the gradient that a rollout has spent up to a token (arXiv 2602.07078)."""
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -7,9 +8,25 @@ from jaxrl_llm.maths import masked
 from jaxrl_llm.tools import registry
 
 
-def in_front(x_PGT: Array, mask_PGT: Array) -> Array:
-    """The entries of each rollout where `mask` is True one after another, those of holes and padding behind them."""
-    return jnp.take_along_axis(x_PGT, jnp.argsort(~mask_PGT, axis=-1, stable=True), axis=-1)
+def numbers_of(mask_PT: Array) -> Array:
+    """i32[P, T], how many trained tokens are before each one."""
+    return jnp.maximum(jnp.cumsum(mask_PT, axis=-1, dtype=jnp.int32) - 1, 0)
+
+
+def sums_by_number(norms_PGT: Array, mask_PGT: Array, rewards_PG: Array) -> Array:
+    """f[4, P, T]: for the n-th trained tokens of a prompt's rollouts the sums of W r, W, r and 1, W being the energy so far.
+
+    One rollout of each prompt after another, as all at once would take several copies of the batch.
+    """
+    P, G, T = mask_PGT.shape
+
+    def add(g, sums):
+        mask = mask_PGT[:, g]
+        reward, energy = rewards_PG[:, g, None], jnp.cumsum(jnp.where(mask, norms_PGT[:, g], 0), axis=-1)
+        terms = jnp.stack([jnp.where(mask, term, 0) for term in (energy * reward, energy, reward, jnp.ones_like(reward))])
+        return sums.at[:, jnp.arange(P)[:, None], numbers_of(mask)].add(terms)
+
+    return jax.lax.fori_loop(0, G, add, jnp.zeros((4, P, T), rewards_PG.dtype))
 
 
 @estimator
@@ -32,15 +49,12 @@ def optimal_token_baseline(*, alone: str = "zero") -> Estimator:
     def advantages(rollouts):
         rewards, mask = rollouts.rewards, rollouts.token_mask
         mean = masked.group_mean(rewards, rollouts.live)
-        there = in_front(mask, mask)
-        energy = jnp.cumsum(in_front(jnp.where(mask, rollouts.extras["logit_gradients"], 0), mask), axis=-1)
-        weight = jnp.where(masked.sum(energy, there, axis=1, keepdims=True) > 0, energy, 1)
-        shift = masked.sum(weight * (rewards - mean)[..., None], there, axis=1, keepdims=True)
-        total = masked.sum(weight, there, axis=1, keepdims=True)
-        baseline = mean[..., None] + shift / jnp.where(total > 0, total, 1)  # [P, 1, T]
+        sums = sums_by_number(rollouts.extras["logit_gradients"], mask, rewards - mean)
+        shift, total = jnp.where(sums[1] > 0, sums[:2], sums[2:])
+        baseline = mean + shift / jnp.where(total > 0, total, 1)  # [P, T]
         if alone == "raw":
-            baseline = jnp.where(masked.count(there, axis=1, keepdims=True) > 1, baseline, 0)
-        number = jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
-        return rewards[..., None] - jnp.take_along_axis(jnp.broadcast_to(baseline, mask.shape), number, axis=-1)
+            baseline = jnp.where(sums[3] > 1, baseline, 0)
+        of_rollouts = jax.vmap(lambda mask: jnp.take_along_axis(baseline, numbers_of(mask), axis=-1), in_axes=1, out_axes=1)
+        return rewards[..., None] - of_rollouts(mask)
 
     return stateless(advantages, needs=("rewards", "logit_gradients"))

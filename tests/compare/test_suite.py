@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from run_folders import started, write_run
 
+from jaxrl_llm import methods
 from jaxrl_llm.compare import plan, report, suite
 from jaxrl_llm.control import Known
 from jaxrl_llm.control.passes import Shares
@@ -143,7 +144,8 @@ def test_every_task_of_a_suite_takes_every_method_of_the_suite(contest):
         plan.check_schedule(entry, plan.read_budget(contest.budget, base))
         judge = make_judge(entry.config)
         made = parts.make_parts(entry.config, 96, judge.task, judge.environment)
-        why.check(entry.config, made, why.Around(judge.environment, reward=judge.reward))
+        config = resolve(entry.config, methods.get(entry.config.method).defaults)
+        why.check(config, made, why.Around(judge.environment, reward=judge.reward))
 
 
 MIXED = suite.contests("embedded")[0]
