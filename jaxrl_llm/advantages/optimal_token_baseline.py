@@ -19,6 +19,7 @@ def sums_by_number(norms_PGT: Array, mask_PGT: Array, rewards_PG: Array) -> Arra
     One rollout of each prompt after another, as all at once would take several copies of the batch.
     """
     P, G, T = mask_PGT.shape
+    norms_PGT, mask_PGT, rewards_PG = map(jnp.asarray, (norms_PGT, mask_PGT, rewards_PG))  # indexed by a traced number
 
     def add(g, sums):
         mask = mask_PGT[:, g]
