@@ -205,7 +205,8 @@ def test_a_call_that_is_put_off_gets_its_whole_deadline():
 @pytest.mark.slow
 def test_a_batch_that_is_late_does_not_end_the_run_where_errors_do():
     reward = rewards.make("isolated", target=TARGET, workers=1, deadline=60.0)
-    scores = score(reward, ["a", "sleep", "a"], on_error="raise", deadline=3.0)
+    assert score(reward, ["a"], deadline=60.0).total.tolist() == [1.0]  # the worker has started
+    scores = score(reward, ["a", "sleep", "a"], on_error="raise", deadline=6.0)
     assert scores.total.tolist() == [1.0, 0.0, 0.0] and scores.failures == {f"{TARGET}/late": 2}
     reward.fn.close()
 
