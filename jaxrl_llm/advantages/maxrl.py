@@ -4,6 +4,8 @@ import jax.numpy as jnp
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
 from jaxrl_llm.maths import masked
 
+_ROUNDED = 1e-6  # of the mean size of rewards: a mean below it is what rounding leaves of rewards that cancel
+
 
 @estimator
 def maxrl(*, eps: float = 0.0) -> Estimator:
@@ -15,13 +17,14 @@ def maxrl(*, eps: float = 0.0) -> Estimator:
     The update of prompts that are solved once in n times weighs n times as much as that of a centred reward.
 
     A prompt without a success gets 0, as the paper's practical estimator has it, and so does a group of one. With other
-    rewards a mean below 0 counts as no success, as in prime-rl. The equation is the paper's; eps is 1e-6 in the authors' code
-    and in SkyRL, where it serves to divide 0 by it.
+    rewards a mean below 0 counts as no success, as in prime-rl, and so does a mean that is 0 but for rounding. Costs that bring
+    a mean near 0 make advantages large without bound: reward success alone. The equation is the paper's; eps is 1e-6 in the
+    authors' code and in SkyRL, where it serves to divide 0 by it.
     """
 
     def advantages(rollouts):
         mean = masked.group_mean(rollouts.rewards, rollouts.valid)
-        solved = mean > 0
+        solved = mean > _ROUNDED * masked.group_mean(jnp.abs(rollouts.rewards), rollouts.valid)
         return jnp.where(solved, (rollouts.rewards - mean) / jnp.where(solved, mean + eps, 1), 0)
 
     return stateless(advantages)

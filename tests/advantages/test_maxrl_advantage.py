@@ -30,6 +30,12 @@ def test_a_group_of_one_and_a_mean_below_zero_carry_no_signal():
     assert not np.any(maxrl([[1.0]])) and not np.any(maxrl([[-1, 0.5]])) and not np.any(maxrl([[-1, 1]]))
 
 
+def test_rewards_that_cancel_carry_no_signal_and_small_means_do():
+    """The sum of the first group is 0, and its mean in float32 is 6e-8: divided by that, 3.4 would be 6e7."""
+    assert not np.any(maxrl([[-0.3, -0.6, 0.1, -0.6, -0.9, -0.2, -0.9, 3.4]]))
+    close(maxrl([[1e-4, 0, 0, 0], [1.1, -1, 0, 0.1]]), [[3, -1, -1, -1], [21, -21, -1, 1]], rtol=1e-4)
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_the_gradient_is_that_of_the_truncated_log_likelihood_by_enumeration(size):
     """E[1/n sum_i A_i grad log p(a_i)] over all groups of draws from a 3-armed softmax; two of the arms are right."""
