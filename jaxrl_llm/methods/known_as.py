@@ -37,6 +37,8 @@ NUMBERS = (
            ("skyrl loss_reduction=prompt_mean",)),
     Number("objective", "ppo_clip(clip_low=1, clip_high=inf)", "-A times the ratio to the policy before the update, unclipped",
            ("skyrl policy_loss_type=importance_sampling", "tinker loss_fn=importance_sampling")),
+    Number("objective", "icepop_direct(min_ratio=0.8, max_ratio=1.2, veto=None, aggregation=token_mean)",
+           "-A log p times the detached ratio to the sampler, 0 outside the band", ("skyrl policy_loss_type=rollout_is",)),
     Number("objective", "+ kl(0.001, estimator=k1)", "log p - log p_ref, which as a loss has no pull towards the reference",
            ("verl kl_loss_type=kl", "verl kl_loss_type=k1", "slime kl_loss_type=k1")),
     Number("objective", "+ kl(0.001, estimator=k2)", "half the square of log p - log p_ref",

@@ -70,8 +70,7 @@ ROWS = (
            defaults={"minibatches": 4}),
     Method(slug="icepop_direct", title="IcePop's band on REINFORCE, as in INTELLECT-3", arxiv=("2510.18855", "2512.16144"),
            equation="k = p / p_sampler; l = -sg(k [0.5 <= k <= 5]) A log p; no rollout with a k < 1e-5",
-           estimator="dr_grpo", objective="icepop_direct",
-           known_as=("skyrl policy_loss_type=rollout_is",)),
+           estimator="dr_grpo", objective="icepop_direct"),
     Method(slug="bpo", title="Bellman policy optimisation", arxiv=("2609.15987",),
            equation="w = (1.1 - p_sampler) / (1.1 - p); l = -sg(min(w, 3)) A log p, 0 where w left [0.8, 1.2] along A",
            objective="bpo",
@@ -102,7 +101,7 @@ ROWS = (
            known_as=("prime-rl type=default",)),
     Method(slug="vespo", title="Variational sequence-level soft policy optimisation", arxiv=("2602.10693",),
            equation="l = -sg(W^c exp(d (1 - W))) A sum_t log p_t, W = prod_t p / p_sampler; c, d = 2, 3; A < 0: 3, 2",
-           estimator="dr_grpo", objective="vespo",
+           estimator="dr_grpo", objective="vespo",  # the released runs divide by the deviation of the group: estimator=grpo
            defaults={"group_size": 8, "minibatches": 8}, known_as=("trl loss_type=vespo",)),
     Method(slug="hispo", title="Hierarchical importance-sampling policy optimisation", arxiv=("2603.21065",),
            equation="r = p / p_sampler; l = [mean |k - 1| small][|k_t - 1| small] PPO(r), k = p_old / p_sampler",

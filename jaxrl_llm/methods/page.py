@@ -30,7 +30,7 @@ The missing fields follow from the declared needs of the parts.
 _FURTHER = ("topology", "allocation", "guidance", "replay", "replay_estimator", "replay_objective")
 NUMBERS = """## Numbers that peers name
 
-These change the objective of any row.
+`aggregation=` belongs to objectives of tokens, `+` adds a term to the objective of any row, and a name replaces the objective.
 """
 CONTROL = """## Parts of `jaxrl_llm.control`
 
