@@ -34,8 +34,9 @@ def gapo(*, clip_low: float = 3e-3, clip_high: float = 5e-3) -> Objective:
     the old policy grows with the advantage, which for rewards of 0 and 1 is `(n - c) / n` without division by a deviation: the
     estimator `dr_grpo` has it. The loss is the mean of `l_i` over the live rollouts, `A_i` the mean advantage of the tokens.
 
-    Method and numbers, which are those for Qwen2.5-Math-1.5B and Llama-3.2-3B, are reconstructed from secondary accounts and
-    from a reimplementation on TRL (the recipe `adaptive-clip` of zeroproof), which agree.
+    The method is reconstructed from secondary accounts and from a reimplementation on TRL (the recipe `adaptive-clip` of
+    zeroproof), which agree on `e_i`. The numbers, which are those for Qwen2.5-Math-1.5B and Llama-3.2-3B, are from secondary
+    accounts alone: the reimplementation has the ratios and the numbers of `gapo_token`.
 
     Metrics: `clip_high`, the mean of `e_i`, and those of `gspo`.
     """
