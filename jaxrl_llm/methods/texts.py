@@ -13,7 +13,7 @@ from jaxrl_llm.objectives import terms
 from jaxrl_llm.objectives.schedules import ends, is_schedule
 from jaxrl_llm.objectives.sums import misplaced
 from jaxrl_llm.tools import written
-from jaxrl_llm.tools.registry import PartTable, one_of
+from jaxrl_llm.tools.registry import PartTable
 
 
 class Named(NamedTuple):
@@ -53,9 +53,8 @@ class Slot(NamedTuple):
         that runs alone can make are not made.
         """
         if not table.keywords:
-            for keyword in part.numbers:
-                one_of(f"keyword of {table.what} {part.name!r}", keyword, table.order(part.name))
-            table.find(part.name)
+            if found := table.faults(part.name, table.order(part.name), part.numbers):
+                raise ValueError("; ".join(line.removesuffix(".") for line in found))
             return
         known = table.parameters(part.name)
         numbers = {key: value for key, value in of_the_run.items() if key in known} | part.numbers

@@ -165,8 +165,7 @@ class PartTable(dict[str, Any]):
             ranges.check(self.what, slug, keyword, value, parameter.default, own)
         else:
             ranges.check_number(self.what, slug, keyword, value, parameter.default)
-        types = _types(parameter)
-        if isinstance(value, float) and not value.is_integer() and "int" in types and "float" not in types:
+        if isinstance(value, float) and not value.is_integer() and _is_whole(parameter):
             raise ValueError(f"{self.what} {slug!r}: {keyword}={value!r}; give a whole number")
 
     def check_former(self, slug: str, keyword: str, value: Any) -> None:
@@ -184,32 +183,40 @@ class PartTable(dict[str, Any]):
 
         @functools.wraps(factory)
         def checked(**hyper):
-            if found := self._faults(slug, parameters, hyper):
+            found = self.faults(slug, parameters, hyper) + [
+                f"{self.what} {slug!r} needs the keyword {key!r}, which has no default" for key, parameter in parameters.items()
+                if parameter.default is inspect.Parameter.empty and key not in hyper]
+            if found:
                 raise ValueError(found[0] if len(found) == 1 else "; ".join(line.removesuffix(".") for line in found))
-            return made(**hyper)
+            return made(**{key: int(value) if isinstance(value, float) and _is_whole(parameters[key]) else value
+                           for key, value in hyper.items()})
 
         return checked
 
-    def _faults(self, slug: str, parameters: Mapping[str, inspect.Parameter], hyper: Mapping[str, Any]) -> list[str]:
-        """A sentence for each keyword that is unknown, out of its range or missing."""
-        found = []
+    def faults(self, slug: str, allowed: Iterable[str], hyper: Mapping[str, Any]) -> list[str]:
+        """A sentence for each number of a part that is not `allowed` or out of its range."""
+        allowed, parameters, found = {*allowed}, self.parameters(slug), []
         for key, value in hyper.items():
             try:
-                if key not in parameters:
+                if key not in allowed:
                     self.check_former(slug, key, value)
-                    raise unknown(f"keyword of {self.what} {slug!r}", key, parameters)
+                    raise unknown(f"keyword of {self.what} {slug!r}", key, allowed)
                 if value is not None or not _may_be_none(parameters[key]):
                     self.check(slug, key, value)
             except ValueError as error:
                 found.append(str(error))
-        return found + [f"{self.what} {slug!r} needs the keyword {key!r}, which has no default"
-                        for key, parameter in parameters.items()
-                        if parameter.default is inspect.Parameter.empty and key not in hyper]
+        return found
 
 
 def _may_be_none(parameter: inspect.Parameter) -> bool:
     """Whether the annotation has None, as of numbers that switch a part of a formula off."""
     return "None" in _types(parameter)
+
+
+def _is_whole(parameter: inspect.Parameter) -> bool:
+    """Whether the annotation has whole numbers alone."""
+    types = _types(parameter)
+    return "int" in types and "float" not in types
 
 
 def _types(parameter: inspect.Parameter) -> set[str]:

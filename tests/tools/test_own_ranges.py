@@ -1,10 +1,11 @@
 """A part says the ranges of its own numbers, for values, schedules and texts alike."""
 import pytest
 
-from jaxrl_llm import objectives
+from jaxrl_llm import advantages, objectives
 from jaxrl_llm.methods import texts
 from jaxrl_llm.objectives.base import OBJECTIVES, objective
 from jaxrl_llm.tools.ranges import POSITIVE, SHARE, Range
+from jaxrl_llm.topologies import TOPOLOGIES, single, topology
 from jaxrl_llm.topologies.rules import RULES, Rule, rule
 
 
@@ -18,8 +19,12 @@ def parts():
     def shared(*, part: float = 0.5, other: float = 2.0):
         return Rule(lambda rewards, valid, first, most: valid.sum(1) * 0)
 
+    @topology(ranges={"part": SHARE})
+    def cut(prompts: int, part: float = 0.5, rounds: int = 1):
+        return single(prompts=prompts, group=2)
+
     yield
-    del OBJECTIVES["warmed"], RULES["shared"]
+    del OBJECTIVES["warmed"], RULES["shared"], TOPOLOGIES["cut"]
 
 
 @pytest.mark.parametrize("text, said", [
@@ -42,6 +47,14 @@ def test_numbers_inside_pass(parts):
         RULES.make("shared", part=1.1)
 
 
+def test_numbers_of_topologies_are_checked_too(parts):
+    """Runs make topologies with arguments of their own, so texts are checked before."""
+    assert texts.faults("topology", "cut(part=7, rounds=1.5)") == [
+        "topology 'cut': part=7; give 0 or more and at most 1; topology 'cut': rounds=1.5; give a whole number"]
+    assert texts.faults("topology", "cut(rounds=two)") == ["topology 'cut': rounds='two'; give a number, for example 1"]
+    assert texts.faults("topology", "cut(part=1, rounds=3)") == []
+
+
 def test_a_range_of_a_number_that_is_not_there_is_an_error():
     with pytest.raises(TypeError, match="objective 'cold' has no number het, of which it gives the range"):
         @objective(ranges={"het": POSITIVE})
@@ -57,3 +70,8 @@ def test_a_fraction_in_the_place_of_a_whole_number_is_refused():
         assert texts.faults("estimator", text) == [said]
     assert texts.faults("objective", "ppo_clip(max_len=1.5)") == ["objective 'ppo_clip': max_len=1.5; give a whole number"]
     assert texts.faults("objective", "ppo_clip(max_len=2e1)") == texts.faults("estimator", "grpo(eps=1.5)") == []
+
+
+def test_a_whole_number_may_be_written_with_a_point():
+    """Its factory gets an `int`, with which arrays have their shapes."""
+    assert advantages.make("mssr", num_prompts=2e1).init() is not None
