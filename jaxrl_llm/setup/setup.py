@@ -103,7 +103,7 @@ def checked(config: ConfigDict) -> ConfigDict:
 
 
 def against(method: str, changes: Mapping[str, Any]) -> list[str]:
-    """All that stands against a run of a method, with these keys changed; empty: it can begin."""
+    """All that stands against a run of a method, with these keys changed, behind the name of the phase; empty: it can begin."""
     config = default_config()
     for key, value in {"method": method, **changes}.items():
         set_key(config, key, value)
@@ -111,11 +111,12 @@ def against(method: str, changes: Mapping[str, Any]) -> list[str]:
     for phase in phases_of(config):
         try:
             config, judge, _, made, _, around = composed(phase.config)
-        except Faults as error:
-            return [*found, *error.lines]
-        if judge.runner is not None:
-            judge.runner.close()
-        lines = why.against(config, made, around)
+        except ValueError as error:
+            lines = error.lines if isinstance(error, Faults) else [str(error)]
+        else:
+            lines = why.against(config, made, around)
+            if judge.runner is not None:
+                judge.runner.close()
         found += [f"phase {phase.name!r}: {line}" for line in lines] if phase.name else lines
     return found
 

@@ -60,7 +60,9 @@ def unobserved(config: ConfigDict, made: Parts) -> list[str]:
 
 def untaken(config: ConfigDict, made: Parts, around: Around) -> list[str]:
     """A line for each value that a topology takes and the run does not have, unless its argument has a default."""
-    known, found = {*values_of(config, made, around), "wants", *Around._fields}, list[str]()
+    known, found = {*values_of(config, made, around)}, list[str]()
+    known |= {"wants"} if made.estimator.wants_more is not None else set()
+    known |= {*Around._fields} if around == Around() else set()  # not known yet
     for (what, name), kind in kinds_of(config, made).items():
         wanted = kind.takes if {*kind.needs} <= made.there else {}  # else a line says which need is not met
         for argument, value in wanted.items():
@@ -77,6 +79,7 @@ def unstaged(config: ConfigDict, made: Parts, around: Around) -> list[str]:
     columns = plant([], [], ["reward"], answers=True, turns=bool(config.environment)).columns
     there = {*columns, *made.measured, *turns, "group_size"}
     there |= {"expected"} if expects(config, made) else set()
+    there |= made.needs & {*stages.NEEDED}
     there |= {"expert", "hint_mask", "hinted"} if made.guide is not None else set()
     found = []
     for name, numbers in written.calls(config.stages):

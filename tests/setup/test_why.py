@@ -241,3 +241,28 @@ def test_a_replay_of_a_critic_alone_needs_a_critic(monkeypatch):
     assert setup.against("ppo", {"replay": "aged"}) == []
     assert setup.against("grpo", {"replay": "aged"}) == [
         "the replay 'aged' trains a critic alone, and method 'grpo' has none; leave critic_only out"]
+
+
+def test_every_phase_is_in_the_report_with_its_name():
+    """A phase that cannot be composed hides no other."""
+    found = setup.against("grpo", {"steps": 9, "phases": "a(steps=3, estimator=rlo), b(steps=3, objective='+ kl(-1)'), "
+                                   "c(rewards='exact, numeric')"})
+    assert [line.partition(":")[0] for line in found] == ["phase 'a'", "phase 'b'", "phase 'c'"]
+    assert "config.estimator='rlo'" in found[0] and "coef=-1" in found[1] and "have the same weight" in found[2]
+
+
+def test_stages_may_read_what_a_method_has_made_and_topologies_what_the_run_has(tmp_path, monkeypatch):
+    (tmp_path / "reading.py").write_text(
+        "from jaxrl_llm.sampling.stages import Stage\nfrom jaxrl_llm.topologies import single, topology\n\n"
+        "def shifted():\n    return Stage('shifted', needs=('greedy_rewards',))\n\n"
+        "@topology(takes={'world': 'environment', 'more': 'wants'})\n"
+        "def worldly(prompts, group, world, more):\n    return single(prompts=prompts, group=group)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert setup.against("remax", {"stages": "reading:shifted"}) == []
+    assert "needs greedy_rewards, which neither" in setup.against("grpo", {"stages": "reading:shifted"})[0]
+    try:
+        found = setup.against("grpo", {"topology": "reading:worldly"})
+        assert [line.partition(",")[0] for line in found] == [
+            "topology 'reading:worldly' takes world from 'environment'", "topology 'reading:worldly' takes more from 'wants'"]
+    finally:
+        topologies.TOPOLOGIES.pop("worldly", None)
