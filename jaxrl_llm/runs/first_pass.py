@@ -45,7 +45,9 @@ def measured(run: Run, state: TrainState, seen: tuple[Any, Any], times: np.ndarr
     """
     step, total = origin + int(state.step), int((times > 0).sum())
     under = answered_under(run.config)
-    begun = parallel.first(_begun(folder / FILE, step, times, under) if again else asked.none(len(times)))
+    begun, wrong = parallel.first(_begun(folder / FILE, step, times, under) if again else (asked.none(len(times)), ""))
+    if wrong:  # in every process, or the others would wait for the first
+        raise ValueError(wrong)
     key = jax.random.fold_in(jax.random.fold_in(state.key, _STREAM), int(state.step))
     progress.phase("asking training problems", begun.done, total)
     for begun in asked.ask(run.source, *seen, times, key, begun, timer):
@@ -62,24 +64,24 @@ def answered_under(config: ConfigDict) -> dict[str, Any]:
     return {key: value for key, value in keys.flat(config).items() if key.startswith(_READ) and key not in _COSTS}
 
 
-def _begun(path: Path, step: int, times: np.ndarray, under: dict[str, Any]) -> Asked:
-    """What the file holds of this measure: of another one, or without a readable file, nothing.
+def _begun(path: Path, step: int, times: np.ndarray, under: dict[str, Any]) -> tuple[Asked, str]:
+    """What the file holds of this measure, of another one or without a readable file nothing, and what is wrong with it.
 
-    Raises ValueError if the answers were given under another configuration than `under`, which earlier versions did not record.
+    That is "" unless the answers were given under another configuration than `under`, which earlier versions did not record.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         begun = Asked(np.array(stored["tried"], np.int32), np.array(stored["right"], np.int32), stored["done"])
         same = stored["step"] == step and stored["times"] == times.tolist()
-    except (OSError, ValueError, KeyError):
-        return asked.none(len(times))
+        changes = config_changes(dict(stored.get("config", under)), json.loads(json.dumps(under)))
+    except (OSError, ValueError, KeyError, TypeError):
+        return asked.none(len(times)), ""
     if not same:
-        return asked.none(len(times))
-    if changes := config_changes(stored.get("config", under), json.loads(json.dumps(under))):
-        raise ValueError(f"{path} has answers to {begun.done} training problems under another configuration "
-                         f"({'; '.join(changes)}), and answers to the rest would not go with them; continue with the former "
-                         "values, or delete the file: all problems are asked again")
-    return begun
+        return asked.none(len(times)), ""
+    return begun, changes and (
+        f"{path} has answers to {begun.done} training problems under another configuration ({'; '.join(changes)}), and answers "
+        "to the rest would not go with them; continue with the former values, or delete the file: all problems are asked again"
+    ) or ""
 
 
 def _keep(path: Path, step: int, times: np.ndarray, begun: Asked, under: dict[str, Any]) -> None:

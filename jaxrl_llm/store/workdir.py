@@ -73,12 +73,16 @@ class Workdir(NamedTuple):
         self.held.write()
 
     def other_parts(self, starts: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The parts that differ from those of the last of these starts, although no key of the configuration says so."""
+        """The parts that differ from those of the last of these starts, although no key of the configuration says so.
+
+        A key of the whole run says it of each phase, whose parts stand behind its name.
+        """
         before = starts[-1].get("parts", self.parts) if starts and self.resume else self.parts
         said = {change.partition(":")[0] for change in self.changes}
         if said & {"method", "phases"}:
             return []
-        return [change for change in config_changes(dict(before), dict(self.parts)) if change.partition(":")[0] not in said]
+        return [change for change in config_changes(dict(before), dict(self.parts))
+                if change.partition(":")[0].rpartition(".")[2] not in said]
 
 
 def folder_of(path: str | os.PathLike) -> AnyPath:

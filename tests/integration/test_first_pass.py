@@ -67,6 +67,8 @@ def test_answers_of_another_configuration_are_refused_with_the_difference(tmp_pa
         return first_pass.measured(run, state, (state.params, state.lora), times, tmp_path, Progress(1, stream=io.StringIO()),
                                    PhaseTimer(), again=True)
 
+    (tmp_path / first_pass.FILE).write_text("[1, 2]")
+    assert first_pass._begun(tmp_path / first_pass.FILE, 0, times, {})[0].done == 0, "no record of a measure"
     for same in ({}, {"seed": 0}, {"sampling__engine": "slots", "steps": 99}):
         assert continued(**same).right.sum() == 5 * len(times)
     said = (r"asked.json has answers to .* training problems under another configuration \(sampling.temperature: 0.5 -> 1.0; "

@@ -75,6 +75,16 @@ def test_parts_of_a_row_that_changed_are_said_on_a_resume(tmp_path):
     assert last["parts"] == {"estimator": "rloo", "objective": "gspo"}
 
 
+def test_a_key_of_the_whole_run_says_what_changed_in_its_phases(tmp_path):
+    config = ml_collections.ConfigDict({"method": "mine:row", "estimator": ""})
+    open_workdir(tmp_path, config, parts={"a.estimator": "grpo", "b.estimator": "grpo", "b.objective": "gspo"}).record()
+    add_checkpoint(tmp_path)
+    config.estimator = "rloo"
+    with pytest.warns(RuntimeWarning) as seen:
+        open_workdir(tmp_path, config, True, {"a.estimator": "rloo", "b.estimator": "rloo", "b.objective": "cispo"}).record()
+    assert [str(one.message).rpartition("start: ")[2] for one in seen][1:] == ['b.objective: "gspo" -> "cispo"']
+
+
 def test_checkpoints_without_resume_are_refused_with_the_way_on(tmp_path):
     recorded(tmp_path, make_config())
     add_checkpoint(tmp_path)
