@@ -261,9 +261,9 @@ def test_a_lag_of_zero_is_sync():
 
 
 @pytest.mark.parametrize(("changes", "match"), [
-    ({"schedule": "pipelined(lag=-1)"}, "lag=-1.: give 0 .as sync. or more"),
-    ({"schedule": "pipelined(lag=0.5)"}, "whole number of batches"),
-    ({"schedule": "pipelined(lag=inf)"}, "lag=inf.: give 0"),
+    ({"schedule": "pipelined(lag=-1)"}, "schedule 'pipelined': lag=-1; give 0 or more"),
+    ({"schedule": "pipelined(lag=0.5)"}, "lag=0.5; give a whole number"),
+    ({"schedule": "pipelined(lag=inf)"}, "lag=inf; give 0 or more, finite"),
     ({"schedule": "pipelined(lag=None)"}, "lag=None; give a number"),
     ({"schedule": "pipelind(lag=1)"}, "Did you mean 'pipelined'"),
     ({"schedule": "pipelined(delay=1)"}, "keyword of schedule 'pipelined' 'delay'"),

@@ -12,6 +12,7 @@ from jaxrl_llm.learning.schedules import sync
 from jaxrl_llm.learning.schedules.base import BatchSource, Schedule, Step, schedule
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.learning.state import TrainState
+from jaxrl_llm.tools.ranges import NOT_NEGATIVE
 from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.tools.timer import PhaseTimer
 
@@ -36,19 +37,15 @@ _CONFLICTS = (
              "and server.url is {2!r}", "leave one of the two out", lambda schedule, name, url: schedule.lag and url))
 
 
-@schedule(conflicts=_CONFLICTS)
+@schedule(conflicts=_CONFLICTS, ranges={"lag": NOT_NEGATIVE})
 def pipelined(*, lag: int = 1) -> Schedule:
     """Batch n is sampled by the weights and settings of version `max(n - lag, 0)`, while batch `n - lag` is learned from.
 
     What is sampled is a function of the seed, however long anything takes. On one device both go on at the same time; on
     several devices, whose programs must begin in one order, one after the other. `lag=0` is `sync`. An error of sampling is
     raised after the step beside it; a run that continues there samples the missing batch with its newest weights.
-    Raises ValueError for a negative lag.
     """
-    if not (isinstance(lag, int | float) and float(lag).is_integer() and lag >= 0):
-        raise ValueError(f"pipelined(lag={lag}): give 0 (as sync) or more, the whole number of batches by which the weights "
-                         "that sample are older than those that learn")
-    return Schedule(_Steps(int(lag)) if lag else sync.steps, int(lag))
+    return Schedule(_Steps(lag) if lag else sync.steps, lag)
 
 
 class _Steps:
