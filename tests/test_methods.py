@@ -232,3 +232,10 @@ def test_the_figure_of_the_guide_has_every_key_with_parts_that_exist(tmp_path):
     done = command("jaxrl_llm.experiments.draw_parts", f"--out={tmp_path / 'parts.png'}")
     assert done.returncode == 0 and min(path.stat().st_size for path in (
         tmp_path / "parts.png", PAGE.parent / "figures/parts.png")) > 10_000
+
+
+def test_rows_of_asynchronous_systems_name_how_old_rollouts_are():
+    """Where a paper's rollouts are by weights of earlier steps, its setting is that schedule, not a gap of the row."""
+    lags = {"llamarl": 1, "dart_tis": 1, "dart_curation": 1, "areal_decoupled_ppo": 4, "scalerl": 8}
+    assert {slug: methods.METHODS[slug].defaults["schedule"] for slug in lags} == {
+        slug: f"pipelined(lag={lag})" for slug, lag in lags.items()}

@@ -63,7 +63,7 @@ ROWS = (
         estimator="dart",
         objective="tis_mis(max_ratio=1.0, clip_high=0.28, aggregation=step_mean_token_mean) + kl(0.1)",
         controllers="dart_curation, dart_lengths", replay="past_success",
-        defaults={"group_size": 2, "max_group": 8, "temperature": 1.0},
+        defaults={"group_size": 2, "max_group": 8, "temperature": 1.0, "schedule": "pipelined(lag=1)"},
         omits="limits by task are of tokens, not of steps"),
     Method(slug="gdro_rollout", title="Rollout-GDRO: bins of prompts play numbers of rollouts", arxiv=("2601.19280",),
            equation="n_b: likeliest arms with sum_b counts_b n_b fixed; score += loss - usual loss - price (n - mean n); GRPO",

@@ -43,7 +43,7 @@ ROWS = (
            equation="A = r - group mean; l = -sg(min(p / p_sampler, 4)) A sum_t log p_t",
            estimator="dr_grpo",  # the paper has bounds between 2 and 10, 4 is our choice
            objective="cispo(max_ratio=4.0, anchor=behavior, aggregation=seq_mean_token_sum)",
-           defaults={"group_size": 4}),
+           defaults={"group_size": 4, "schedule": "pipelined(lag=1)"}),
     Method(slug="minpro", title="Minimum prefix ratio", arxiv=("2601.22718",),
            equation="w_t = rho_t min_{j<t} rho_j; l = -sg(w) A log p",
            objective="minpro",
@@ -116,7 +116,7 @@ ROWS = (
            equation="A = z-score over all turns, of uncertain turns; l = min(p_old / p_sampler, 1) PPO + 0.1 KL",
            estimator="dart",
            objective="tis_mis(max_ratio=1.0, clip_high=0.28, aggregation=step_mean_token_mean) + kl(0.1)",
-           replay="past_success", defaults={"minibatches": 4},
+           replay="past_success", defaults={"minibatches": 4, "schedule": "pipelined(lag=1)"},
            omits="rollout counts and limits by success rate, which dart_curation has"),
     Method(slug="mis_token", title="Masked importance sampling, by token",
            equation="k = p_old / p_sampler; l = k [1/2 <= k <= 2] PPO(rho)",
