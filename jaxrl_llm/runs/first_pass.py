@@ -78,10 +78,11 @@ def _begun(path: Path, step: int, times: np.ndarray, under: dict[str, Any]) -> t
         return asked.none(len(times)), ""
     if not same:
         return asked.none(len(times)), ""
-    return begun, changes and (
-        f"{path} has answers to {begun.done} training problems under another configuration ({'; '.join(changes)}), and answers "
-        "to the rest would not go with them; continue with the former values, or delete the file: all problems are asked again"
-    ) or ""
+    if not changes:
+        return begun, ""
+    return begun, (f"{path} has answers to {begun.done} training problems under another configuration ({'; '.join(changes)}), "
+                   "and answers to the rest would not go with them; continue with the former values, or delete the file: all "
+                   "problems are asked again")
 
 
 def _keep(path: Path, step: int, times: np.ndarray, begun: Asked, under: dict[str, Any]) -> None:

@@ -76,5 +76,3 @@ def declared(config: ConfigDict, made: Parts) -> Iterable[tuple[str, tuple[Confl
         yield f"{what} {name!r}", kind.conflicts
     for what, room in ROOMS.items():
         yield what, room.CONFLICTS
-
-
