@@ -13,7 +13,7 @@ from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.keys import flat
 
 # These look at values, and use none of them.
-LOOKS = ("setup.check", "setup.resolve", "setup.why", "setup.values", "setup.keys", "tools.key_values")
+LOOKS = ("setup.check", "setup.resolve", "setup.why", "setup.unmet", "setup.values", "setup.keys", "tools.key_values")
 
 
 @pytest.fixture
