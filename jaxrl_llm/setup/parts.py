@@ -93,16 +93,24 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
             estimator, objective = of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
         around = methods.provision.of_environment(objective, environment.facts, contexts, apart)
     needs, stored = methods.provision.needs_of(method, estimator, objective), only(method, "replay")
+    needs = measured_where_begun(needs) if method.guidance else needs
     again = composition.replayed_of(method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size))
     also = methods.provision.replay_needs_of(again) if again else needs if stored is not None and stored.updates else set()
     also |= {"behavior_logprobs"} if stored is not None and stored.as_sampled else set()
-    if method.guidance and "behavior_logprobs" in needs:
-        also |= {"old_logprobs"}  # which count where it is unknown how probable a token was for its writer
+    also = measured_where_begun(also) if method.guidance else also
     there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,
              *methods.provision.parts_of(method, estimator)}
     return Parts(method, estimator, objective, frozenset(needs | also), frozenset(there),
                  {name: control.make_filter(name, **numbers) for name, numbers in method.parts("filters")}, controls_of(method),
                  stored, only(method, "allocation"), only(method, "guidance"), again, frozenset(needs), frozenset(also))
+
+
+def measured_where_begun(needs: Set[str]) -> set[str]:
+    """The needs of a method whose completions begin with tokens that nobody drew: the recorder `old` measures what is unknown.
+
+    Its log-probs count where those at writing are unknown, and its entropies for all tokens.
+    """
+    return {*needs, *(("old_logprobs",) if needs & {"behavior_logprobs", "entropies"} else ())}
 
 
 def keys_of(config: ConfigDict) -> set[str]:

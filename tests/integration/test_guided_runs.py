@@ -58,7 +58,7 @@ def test_an_expert_is_in_every_group_and_others_are_counted_without_it():
     assert step.finished.counts["tried"].sum() == 8 and not step.finished.counts["right"].any()
     advantages = np.asarray(step.learned.advantages)[..., 0]
     np.testing.assert_allclose(advantages, [[0.5, 0.5, -0.5, -0.5]] * 4)
-    assert step.learned.metrics["max/mismatch"] < 1e-4  # the sampler's log-probs of an expert's tokens are the policy's
+    assert step.learned.metrics["max/mismatch"] < 1e-4  # of the policy's tokens
 
 
 @pytest.mark.slow
@@ -97,6 +97,26 @@ def test_an_expert_says_what_top_k_would_not_let_the_policy_draw():
     behaviour, expert = finished.rollouts.behavior_logprobs, finished.rollouts.extras["expert"]
     assert np.isnan(behaviour[expert & finished.rollouts.mask]).all() and not np.isnan(behaviour[~expert]).any()
     assert np.isfinite([*learned.metrics.values()]).all() and learned.metrics["max/mismatch"] < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [
+    {"method": "adhint_advantage"},
+    {"method": "adhint_advantage", "schedule": "pipelined(lag=1)"},
+    {"method": "luffy", "estimator": "xrpo_advantage", "schedule": "pipelined(lag=1)"}], ids=str)
+def test_an_estimator_reads_what_the_policy_makes_of_what_an_expert_says(changes):
+    """Entropies of hints, and log-probs of experts: of the policy before its update; its own tokens keep those of sampling."""
+    run, params = setup.build(tiny(**changes))
+    state = setup.initial_state(run, params)
+    finished = run.source.next(run.learner.publish(state))
+    learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
+    batch, sampled = jax.device_get(learned.rollouts), finished.rollouts
+    begun, drawn = (batch.mask & batch.valid[..., None] & (batch.role == role) for role in (Role.EXPERT, Role.POLICY))
+    own = sampled.mask & (sampled.role == Role.POLICY)
+    assert begun.any() and (batch.entropies[begun] > 1).all() and learned.metrics["skipped_updates"] == 0
+    assert np.isfinite(batch.behavior_logprobs[batch.mask]).all() and np.isfinite(np.asarray(learned.advantages)).all()
+    np.testing.assert_array_equal(np.sort(batch.behavior_logprobs[drawn]), np.sort(sampled.behavior_logprobs[own]))
+    assert (batch.old_logprobs[drawn] == batch.behavior_logprobs[drawn]).all() == run.learner.as_sampled
 
 
 @pytest.mark.slow
