@@ -598,7 +598,7 @@ class Stream:
             del self._begun[uid]
         if ids is None:
             return
-        self._held[uid] = kept - {one.request} | (held & {one.request})
+        self._held[uid] = kept & held  # contexts that began with a whole turn, and restored ones, have no request in the engine
         if one.request in held:
             self._engine.extend(uid + REQUEST * one.request, ids, self.partner.limit(one))
         else:

@@ -161,6 +161,16 @@ def test_an_environment_hears_parts_as_the_beginning_of_a_message():
     assert role == Role.POLICY and text.startswith("abc") and whole.turn_rewards.any()
 
 
+def test_an_agent_whose_first_turn_nobody_draws_speaks_again():
+    """The engine has never seen its context when the other agent has answered."""
+    config = chatter.get_config(**{"environment": "chatter:cards", "method": "spiral", "model.num_layers": 1, "seed": 3,
+                                   "sampling.max_turns": 6, "sampling.max_tokens": 96, "sampling.turn_tokens": 1})
+    stream, forest = begun(config, [Begin(0, 4, (BeginPart(Role.EXPERT, [97]),))])
+    whole = grown(stream, forest)
+    turns = [[role for role, *_ in nodes_of(whole, uid) if role != Role.ENVIRONMENT] for uid in range(100, 104)]
+    assert all(roles[0] == Role.EXPERT and {*roles[1:]} <= {Role.POLICY} for roles in turns) and max(map(len, turns)) > 2
+
+
 def test_a_distribution_of_its_own():
     """At temperature 0 all rollouts of a prompt are equal, in the engine and beside others that are drawn."""
     stream, forest = begun(tiny(), [Begin(0, 3, sampling={"temperature": 0}), Begin(1, 4)])
