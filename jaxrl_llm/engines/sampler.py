@@ -210,7 +210,9 @@ def _sample(model: Transformer, params, lora, prompt_tokens, prompt_mask, rows: 
     first, alive = _draw_tokens(decoder, before, rows, 0, jnp.ones((P, G), bool))
     buffers = jax.tree.map(lambda x: jnp.zeros((P, G, slots + 1, *x.shape[2:]), x.dtype).at[:, :, 0].set(x), first)
     lengths = stages(slots, chunk)
-    start = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots), alive
+    # Prompts that have tokens of completions already leave fewer slots to fill; whoever counts them knows the longest row.
+    longest = None if rows.drawn is None else prompt_tokens.shape[1]
+    start = jnp.int32(0), first[0], model.empty_completions(prompt, G, lengths[0][1], most=slots, longest=longest), alive
     steps, alive, buffers = _decode_rows(decoder, rows, prompt, (start, buffers), lengths, halvings(P * G, last))
     tokens, mask, logprobs, entropies, measured = jax.tree.map(lambda b: b[:, :, :max_tokens], buffers)
     # A row that continues beyond T may draw a stop token there; a row that ends at the limit has none.

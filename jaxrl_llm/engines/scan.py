@@ -205,7 +205,8 @@ def program_of(run: Wanted) -> Guarded:
 
 @engine(name="scan", provides=tuple(sorted(CAN)))
 def kind(run: Wanted, program: Guarded | None = None) -> EngineKind:
-    """The scan sampler of a run, by its `program` if one is there already."""
+    """The scan sampler of a run, by its `program` if one is there already; ValueError for rows that its model cannot read."""
+    run.model.check_length(run.prompt_tokens + run.max_tokens)
     program = program or program_of(run)
 
     def make(params: Any, lora: Any, version: int) -> ScanEngine:

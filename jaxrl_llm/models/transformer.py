@@ -490,10 +490,14 @@ class Transformer:
         return self.cached([jnp.zeros((*heads, d, n), self.dtype) for n in places],
                            [jnp.zeros((*heads, n, d), self.dtype) for n in places])
 
-    def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None) -> CompletionCache:
-        """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them."""
+    def empty_completions(self, prompt: PromptCache, group: int, length: int, most: int | None = None,
+                          longest: int | None = None) -> CompletionCache:
+        """A completion cache of `length` slots for `group` rows of each prompt, to be `lengthened` to `most` of them.
+
+        `longest`: tokens of the longest row; None: as many as slots.
+        """
         c = self.config
-        self.check_length(prompt.mask.shape[1] + (most or length))
+        self.check_length(longest or prompt.mask.shape[1] + (most or length))
         heads, places = (len(prompt.length), c.num_kv_heads, group), c.places(length, c.window)
         tables = rotations(c, prompt.length[:, None] + jnp.arange(most or length))
         return CompletionCache(*self.zeros(heads, places), tables)

@@ -12,6 +12,7 @@ from jaxrl_llm.engines import Sampling, base, generate, kinds, row_keys, scan
 from jaxrl_llm.engines.caches import widths_of
 from jaxrl_llm.engines.engine import Request, SlotEngine
 from jaxrl_llm.engines.scan import ScanEngine
+from jaxrl_llm.models import RopeScaling, Transformer
 from jaxrl_llm.parallel import make_mesh
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 
@@ -92,6 +93,17 @@ def test_what_is_behind_the_prompt_is_read_and_the_rest_is_as_if_the_policy_had_
             assert found[uid].start == free[uid].start + len(before)
             np.testing.assert_array_equal(found[uid].tokens, free[uid].tokens[len(before):])
             np.testing.assert_allclose(found[uid].logprobs, free[uid].logprobs[len(before):], atol=1e-5)
+
+
+def test_beginnings_leave_rows_as_long_as_a_scaling_of_positions_allows(monkeypatch):
+    """A prompt of S tokens with T - 1 of its completion behind it is padded, and the last one is drawn."""
+    scaling = RopeScaling("dynamic", 2.0, original_max_positions=S + T)
+    model = Transformer(dataclasses.replace(MODELS["dense"].config, rope_scaling=scaling))
+    monkeypatch.setitem(MODELS, "dense", model)
+    requests = asked(ids=[[1] * S], begun=[[2] * (T - 1)] * G)
+    assert_alike(nodes(scanning(), requests), nodes(slots(), requests))
+    with pytest.raises(ValueError, match=f"a sequence of {S + T + 1} tokens"):
+        kinds.choose("scan", wanted(model=model, prompt_tokens=S + 1), {})
 
 
 def test_a_batch_comes_in_parts_and_what_is_missing_of_it_is_padded():
