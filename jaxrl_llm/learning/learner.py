@@ -328,7 +328,7 @@ class Learner:
         A critic that is trained `alone` is fitted to the observed returns. The state has what is fitted before it is read, and
         the metrics are of these fits and of the critic's values.
         """
-        seen, fits = batch, dict[str, Any]()
+        seen, fits, sampled = batch, dict[str, Any](), batch.old_logprobs
         for one in self.recorders:
             own = values[one.name] if one.name in values else state.beside.get(one.name)
             if one.name in frozen or one.given is not None:
@@ -339,7 +339,9 @@ class Learner:
                 own, facts = one.fit(own, (state.params, state.lora), batch)
                 state, fits = state.replace(beside={**state.beside, one.name: own}), fits | facts
                 batch = recorded(batch, one.record(own, state.params, state.lora, batch))
-        if batch.role is not None and batch.old_logprobs is not None and batch.behavior_logprobs is not None:
+        if self.as_sampled and sampled is not None and batch.old_logprobs is not sampled:
+            batch = batch.replace(old_logprobs=known_logprobs(sampled, batch.old_logprobs))
+        if batch.old_logprobs is not None and batch.behavior_logprobs is not None:
             batch = batch.replace(behavior_logprobs=known_logprobs(batch.behavior_logprobs, batch.old_logprobs))
         if self.estimator.value_targets is None:
             return state, self.place(batch) if fits else batch, jax.device_get(fits)
