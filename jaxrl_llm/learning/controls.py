@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxrl_llm import parallel
 from jaxrl_llm.control import Controller, Fact, Known
 from jaxrl_llm.control.knobs import at_odds
-from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import Role, Rollouts
 from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.tools import registry
 
@@ -146,8 +146,9 @@ def facts_of(rollouts: Rollouts, batch: Rollouts, params: Any, metrics: Mapping[
     facts = {"prompt_ids": rollouts.prompt_ids, "rewards": rollouts.rewards, "valid": rollouts.fresh,
              "solved": np.asarray(rollouts.correct), "lengths": tokens.sum(-1, dtype=np.int32), "rollouts": batch,
              "params": params}
-    if rollouts.entropies is not None and tokens.any():
-        facts["entropy"] = np.mean(rollouts.entropies, where=tokens, dtype=np.float32)
+    drawn = tokens if rollouts.role is None else tokens & np.asarray(rollouts.role == Role.POLICY)
+    if rollouts.entropies is not None and drawn.any():
+        facts["entropy"] = np.mean(rollouts.entropies, where=drawn, dtype=np.float32)
     if metrics:
         facts["metrics"] = {name: np.float32(value) for name, value in metrics.items()}
     return facts

@@ -48,11 +48,11 @@ def merge_metrics(metrics):
 def mismatch(rollouts: Rollouts, logprobs: jax.Array) -> dict[str, jax.Array]:
     """Disagreement of sampler and learner about the same tokens: `mean(lp_sampler - lp_learner)` and the largest |difference|.
 
-    Replayed rollouts, which other weights sampled, and tokens that others wrote count as 0.
+    Replayed rollouts, which other weights sampled, tokens that others wrote and unknown log-probs (NaN) count as 0.
     """
     if rollouts.behavior_logprobs is None:
         return {}
-    mask = rollouts.token_mask & rollouts.fresh[..., None]
+    mask = rollouts.token_mask & rollouts.fresh[..., None] & ~jnp.isnan(rollouts.behavior_logprobs)
     if rollouts.role is not None:
         mask = mask & (rollouts.role == Role.POLICY)
     gap = jnp.where(mask, rollouts.behavior_logprobs - logprobs, 0.0)

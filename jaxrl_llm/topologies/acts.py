@@ -28,7 +28,7 @@ class BeginPart(NamedTuple):
 
     role: one of `PLANTED`; the policy's and an expert's are trained on.  what: token ids, a text, or an `ExpertShare`, which
     the task or the environment fills for each trajectory.  logprobs: f32[n] of the distribution that the ids were drawn from;
-    None: those that the engine computes.
+    None: they are unknown, NaN in the forest, and count as the learner's old ones.
     """
 
     role: int

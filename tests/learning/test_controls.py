@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import advantages, control, objectives
 from jaxrl_llm.control import Controller, Known
-from jaxrl_llm.data.rollouts import from_lists
+from jaxrl_llm.data.rollouts import Role, from_lists, pad_lists
 from jaxrl_llm.learning import optimizers
 from jaxrl_llm.learning import state as state_lib
 from jaxrl_llm.learning.controls import Controls, facts_of
@@ -55,6 +55,13 @@ def test_facts_of_the_source_are_observed_and_some_are_missing_in_some_steps():
     assert counted([step_facts(expected=np.float32([1, 2]))] * 2, counting("rewards", "expected")) == 2
     assert counted([step_facts(**rates), {"step": np.int32(1), **rates}], counting("reference_rates")) == 2
     assert counted([step_facts(metrics={}), step_facts()], counting("metrics")) == 1
+
+
+def test_the_entropy_of_a_step_is_that_of_what_the_policy_drew():
+    """Nobody drew the expert's token, whose entropy is 0."""
+    rollouts = from_lists([[1, 0]], [[2, 1]], entropies=pad_lists([[[0, 3], [1]]]),
+                          role=jnp.array([[[Role.EXPERT, Role.POLICY], [Role.POLICY, Role.PADDING]]]))
+    assert facts_of(rollouts, rollouts, {}, {})["entropy"] == 2
 
 
 def test_steps_and_evaluations_have_controllers_of_their_own():

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import advantages, recorders
-from jaxrl_llm.data.rollouts import take
+from jaxrl_llm.data.rollouts import Role, Rollouts, take
 from jaxrl_llm.data.shapes import quarters_filled
 from jaxrl_llm.learning import gradient_norms
 from jaxrl_llm.learning.learner import rows_of
 from jaxrl_llm.learning.policy import Capture
-from jaxrl_llm.learning.step import in_parts, jitted, make_joint_update, make_update
+from jaxrl_llm.learning.step import in_parts, jitted, make_joint_update, make_update, mismatch
 from jaxrl_llm.objectives import make
 from jaxrl_llm.recorders.base import recorded
 from jaxrl_llm.setup.config import default_config
@@ -97,7 +97,7 @@ def test_the_loss_by_hand():
         means.append(np.maximum(-a * ratio, -a * ratio.clip(0.8, 1.2)).mean())
     assert metrics["loss"] == pytest.approx(np.mean(means), abs=1e-5)
     assert metrics["entropy"] == pytest.approx(entropies[TRAINED].mean(), rel=1e-5)
-    gap = (rollouts.behavior_logprobs - rollouts.old_logprobs)[TRAINED]
+    gap = np.where(rollouts.role == Role.POLICY, rollouts.behavior_logprobs - rollouts.old_logprobs, 0)[TRAINED]
     assert metrics["mismatch/kl"] == pytest.approx(gap.mean(), abs=1e-5)
     assert metrics["max/mismatch"] == pytest.approx(np.abs(gap).max(), rel=1e-5)
 
@@ -373,3 +373,12 @@ def test_a_critic(kind):
 def test_parts_of_a_batch_keep_their_roles():
     part = take(inputs.batch(), 2, 3)
     np.testing.assert_array_equal(part.present, np.asarray(inputs.batch().present)[2:5])
+
+
+def test_log_probs_that_are_unknown_are_no_mismatch():
+    """Of tokens by the policy, one of which nobody measured, and one by an expert: the gap of the first alone."""
+    rollouts = Rollouts(mask=jnp.ones((1, 1, 3), bool), valid=jnp.ones((1, 1), bool),
+                        role=jnp.array([[[Role.POLICY, Role.POLICY, Role.EXPERT]]]),
+                        behavior_logprobs=jnp.array([[[-1, jnp.nan, -9.0]]]), loss_weights={"token": jnp.full((1, 1, 3), 0.5)})
+    found = mismatch(rollouts, jnp.full((1, 1, 3), -1.5))
+    assert found["mismatch/kl"] == 0.25 and found["max/mismatch"] == 0.5
