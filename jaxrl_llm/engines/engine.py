@@ -315,8 +315,10 @@ class SlotEngine(Collects):
         check_request(request, self._tokenizer)
         check_tokens(request.uid, request.tokens, self.vocab_size)
         tokens = as_ints(request.tokens)
-        row = Row(request, tokens, self._search(request, tokens), drawn=request.drawn, start=len(tokens),
+        prompt = tokens[:len(tokens) - request.begun]
+        row = Row(request, tokens, self._search(request, prompt), drawn=request.drawn, start=len(tokens),
                   measures=self._measures)
+        row.search.feed(tokens[len(prompt):])
         if request.written is not None:
             row.go_on(request.written)
         check_size(request.uid, len(row.tokens), request.limit, row.drawn, self._slot_tokens)

@@ -26,6 +26,7 @@ class Request:
       stop_tokens: tokens that end it.  stop_sequences: sequences of tokens.  stop_texts: texts, wherever tokens end.
       stops_in_context: whether the text in which stop texts are found continues that of the tokens before it; otherwise it is
         that of its own tokens alone, which with sentencepiece lacks a space at the beginning, as the text that rewards read.
+      begun: how many of the last tokens are the beginning of its text, in which stop strings may begin.
       keep: whether it is held after its end, to be forked or extended, until it is released.
       seed: number from which its random numbers are derived instead of its uid, 0 to 2^63 - 1; None: the uid.
       drawn: how many tokens of the trajectory behind its prompt are there already; the limit counts them, and random numbers
@@ -43,6 +44,7 @@ class Request:
     stop_sequences: Sequence[Sequence[int]] = ()
     stop_texts: Sequence[str] = ()
     stops_in_context: bool = False
+    begun: int = 0
     keep: bool = False
     seed: int | None = None
     drawn: int = 0

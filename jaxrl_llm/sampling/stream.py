@@ -22,6 +22,7 @@ from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.engines.base import Engine, EngineKind
 from jaxrl_llm.engines.requests import Node, Request, check_tokens
 from jaxrl_llm.engines.sampler import row_keys, threefry
+from jaxrl_llm.engines.stopping import StopSearch
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.exchange import exchange, is_mine
 from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, ended_before, spoken
@@ -535,7 +536,8 @@ class Stream:
         assert self._engine is not None and self._under is not None
         self._owner |= {uid + REQUEST * one.request: uid for uid, one in going.items()}
         limits = {uid: self.partner.limit(one) for uid, one in going.items()}
-        whole = {uid: ended_before(one, uid + REQUEST * one.request, limits[uid] - one.drawn, self.stop_ids, self.kind.columns)
+        whole = {uid: ended_before(one, uid + REQUEST * one.request, limits[uid] - one.drawn, self.stop_ids, self.kind.columns,
+                                   StopSearch((), self.stop_strings, self.tokenizer).feed(one.begun))
                  for uid, one in going.items() if one.begun}
         for uid, node in whole.items():
             self._held.setdefault(uid, set())
@@ -552,7 +554,7 @@ class Stream:
         sampling = {key: with_numbers(changed(plain, own), self.numbers) for key, own in under.items()}
         self._engine.submit(*(Request(
             number, limits[uid], one.ids + one.begun, keep=self.partner.goes_on, sampling=sampling[tuple(one.sampling.items())],
-            stop_tokens=self.stop_ids, stop_texts=stops, drawn=one.drawn + len(one.begun),
+            stop_tokens=self.stop_ids, stop_texts=stops, begun=len(one.begun), drawn=one.drawn + len(one.begun),
             written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
         for uid, one in going.items():
             self._held.setdefault(uid, set()).add(one.request)

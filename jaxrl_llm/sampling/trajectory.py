@@ -180,14 +180,19 @@ def spoken(one: Trajectory, node: Node, columns: Sequence[Column]) -> Node:
     return dataclasses.replace(node, start=len(one.ids), columns=more, **joined)
 
 
-def ended_before(one: Trajectory, uid: int, limit: int, stop_ids: Sequence[int], columns: Sequence[Column]) -> Node | None:
-    """The turn of which nothing is left to sample, as what it begins with has a stop token or reaches its limit; or None."""
-    ids = one.begun
-    stop = next((n for n, token in enumerate(ids[:limit]) if token in stop_ids), None)
-    count = limit if stop is None else stop + 1
+def ended_before(one: Trajectory, uid: int, limit: int, stop_ids: Sequence[int], columns: Sequence[Column],
+                 said: int | None = None) -> Node | None:
+    """The turn of which nothing is left to sample, as what it begins with has a stop or reaches its limit; or None.
+
+    `said`: tokens through its first stop string; None: it has none.
+    """
+    ids, never = one.begun, limit + 1
+    stop = next((n for n, token in enumerate(ids, 1) if token in stop_ids), never)
+    ends = (stop, "stop"), (never if said is None else said, "stop_string"), (limit, "limit")
+    count, finish = min(ends, key=lambda end: end[0])
     if len(ids) < count or not ids:
         return None
     nothing = np.zeros(0, np.float32)
     node = Node(uid, None, len(one.ids) + count, np.zeros(0, np.int32), nothing, nothing, np.zeros(0, np.int32),
-                "limit" if stop is None else "stop", {column.name: column.filled(0) for column in columns})
+                finish, {column.name: column.filled(0) for column in columns})
     return spoken(one, node, columns)

@@ -106,6 +106,16 @@ def test_beginnings_leave_rows_as_long_as_a_scaling_of_positions_allows(monkeypa
         kinds.choose("scan", wanted(model=model, prompt_tokens=S + 1), {})
 
 
+def test_a_stop_text_may_begin_in_what_a_completion_begins_with():
+    """It ends with the first token that the policy draws, and is found in the completion's own text alone."""
+    engine, (plain, *_) = slots(tokenizer=ByteTokenizer()), asked(begun=[[40, 41]] + [[]] * (P * G - 1))
+    (free,) = nodes(engine, [plain]).values()
+    text = ByteTokenizer().decode([41, int(free.tokens[0])])
+    for begun, count in ((2, 1), (0, len(free.tokens))):
+        (node,) = nodes(engine, [dataclasses.replace(plain, stop_texts=(text,), begun=begun)]).values()
+        assert node.tokens.tolist() == free.tokens[:count].tolist()
+
+
 def test_a_batch_comes_in_parts_and_what_is_missing_of_it_is_padded():
     """Five prompts for an engine of two at a time: three batches, the last one half empty; each part comes alone."""
     ids = [[n + 1] for n in range(5)]

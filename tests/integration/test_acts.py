@@ -161,6 +161,13 @@ def test_an_environment_hears_parts_as_the_beginning_of_a_message():
     assert role == Role.POLICY and text.startswith("abc") and whole.turn_rewards.any()
 
 
+def test_a_turn_ends_at_a_stop_string_of_what_it_begins_with():
+    config = chatter.get_config(**{"sampling.stop_strings": ("b.",)})
+    stream, forest = begun(config, [Begin(0, 1, (BeginPart(Role.EXPERT, "ab.c"),))])
+    (role, ids, text), *_ = nodes_of(grown(stream, forest), 100)
+    assert (role, ids, text) == (Role.EXPERT, [97, 98, 46], "ab.")
+
+
 def test_an_agent_whose_first_turn_nobody_draws_speaks_again():
     """The engine has never seen its context when the other agent has answered."""
     config = chatter.get_config(**{"environment": "chatter:cards", "method": "spiral", "model.num_layers": 1, "seed": 3,

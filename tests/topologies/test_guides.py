@@ -144,4 +144,6 @@ def test_nothing_is_sampled_behind_a_stop_token_or_the_limit(limit, stops, token
     one = Trajectory([5, 6], 0, planted=[planted(Role.EXPERT, 7, 1, 2, 3)], version=8)
     turn = ended_before(one, 11, limit, stops, ())
     assert (turn.uid, turn.start, turn.tokens.tolist(), turn.finish) == (11, 2, tokens, finish)
+    said = ended_before(one, 11, limit, stops, (), 1)
+    assert (said.tokens.tolist(), said.finish) == ([7], "stop_string")
     assert ended_before(one, 11, 5, (), ()) is None and ended_before(Trajectory([5], 0), 11, 1, (), ()) is None
