@@ -101,7 +101,7 @@ ROWS = (
            known_as=("prime-rl type=default",)),
     Method(slug="vespo", title="Variational sequence-level soft policy optimisation", arxiv=("2602.10693",),
            equation="l = -sg(W^c exp(d (1 - W))) A sum_t log p_t, W = prod_t p / p_sampler; c, d = 2, 3; A < 0: 3, 2",
-           estimator="dr_grpo", objective="vespo",  # the released runs divide by the deviation of the group: estimator=grpo
+           objective="vespo",
            defaults={"group_size": 8, "minibatches": 8}, known_as=("trl loss_type=vespo",)),
     Method(slug="hispo", title="Hierarchical importance-sampling policy optimisation", arxiv=("2603.21065",),
            equation="r = p / p_sampler; l = [mean |k - 1| small][|k_t - 1| small] PPO(r), k = p_old / p_sampler",
