@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.engines.requests import Request, Row
-from jaxrl_llm.engines.sampling import Sampling
+from jaxrl_llm.engines.sampling import OFF, Sampling
 from jaxrl_llm.engines.slots import Lanes
 
 FEWEST = 8  # lanes of a chunk: a step of fewer rows takes as long as reading the weights
@@ -128,11 +128,8 @@ def restricts(sampling: Sampling) -> bool:
 
 def stacked(samplings: Sequence[Sampling], restricted: bool) -> Sampling:
     """One distribution for each row, arrays `[m]`. If no row is `restricted`, nothing is sorted."""
-    def column(name, off, dtype):
+    def column(name, off):
         values = [getattr(s, name) for s in samplings]
-        return np.asarray([off if value is None else value for value in values], dtype)
-    temperature = column("temperature", 1.0, np.float32)
-    if not restricted:
-        return Sampling(temperature)
-    return Sampling(temperature, column("top_k", np.iinfo(np.int32).max, np.int32), column("top_p", np.inf, np.float32),
-                    column("min_p", 0.0, np.float32))
+        return np.asarray([off if value is None else value for value in values], off.dtype)
+    temperature = column("temperature", np.float32(1))
+    return Sampling(temperature, **{name: column(name, off) for name, off in OFF.items()} if restricted else {})

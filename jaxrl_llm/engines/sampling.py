@@ -1,5 +1,5 @@
 """From logits to one sampled token per row: temperature, top-k, top-p, min-p, and the exact log-prob of the draw."""
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import flax.struct
@@ -11,6 +11,7 @@ from jaxrl_llm.kernels.vocabulary import in_blocks
 from jaxrl_llm.tools.registry import Conflict
 
 RAREST = 0.7  # smallest share of its probability that a token keeps when draws are spread out: 1 - eps of PROPS
+OFF: dict[str, Any] = {"top_k": np.int32(2**31 - 1), "top_p": np.float32("inf"), "min_p": np.float32(0)}  # drop no token
 _BLOCKS = 256, 128  # widths of the second level of the inverse-CDF draw; any value gives the same distribution
 
 Number = jax.Array | np.number | float

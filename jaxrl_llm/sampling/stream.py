@@ -611,9 +611,8 @@ def changed(sampling: sampling_lib.Sampling, numbers: Mapping[str, float]) -> sa
     """A distribution with other numbers; ValueError for those that it lacks or that are out of range."""
     for name in numbers:
         registry.one_of("number of the distribution of a trajectory", name, _OF_ONE)
-    values: dict[str, Any] = {name: np.float32(value) for name, value in numbers.items() if name != "top_k"}
-    if "top_k" in numbers:
-        values["top_k"] = np.int32(numbers["top_k"])
+    off = sampling_lib.OFF
+    values: dict[str, Any] = {name: off.get(name, np.float32()).dtype.type(value) for name, value in numbers.items()}
     changed = dataclasses.replace(sampling, **values)
     sampling_lib.check(changed)
     return changed
@@ -621,8 +620,8 @@ def changed(sampling: sampling_lib.Sampling, numbers: Mapping[str, float]) -> sa
 
 def with_numbers(sampling: sampling_lib.Sampling, names: Sequence[str]) -> sampling_lib.Sampling:
     """The same distribution with all of these numbers, at values that leave it as it is where it lacks them."""
-    off: dict[str, Any] = {"top_k": np.int32(2**31 - 1), "top_p": np.float32("inf"), "min_p": np.float32(0)}
-    return dataclasses.replace(sampling, **{name: off[name] for name in names if getattr(sampling, name) is None})
+    off: dict[str, Any] = {name: sampling_lib.OFF[name] for name in names if getattr(sampling, name) is None}
+    return dataclasses.replace(sampling, **off)
 
 
 def words_of(key: jax.Array, uids: np.ndarray) -> list[tuple[int, int]]:
