@@ -18,16 +18,19 @@ def sums_by_number(norms_PGT: Array, mask_PGT: Array, rewards_PG: Array) -> Arra
 
     One rollout of each prompt after another, as all at once would take several copies of the batch.
     """
-    P, G, T = mask_PGT.shape
-    norms_PGT, mask_PGT, rewards_PG = map(jnp.asarray, (norms_PGT, mask_PGT, rewards_PG))  # indexed by a traced number
+    mask_GPT, norms_GPT = (jnp.moveaxis(jnp.asarray(of_tokens), 1, 0) for of_tokens in (mask_PGT, norms_PGT))
 
-    def add(g, sums):
-        mask = mask_PGT[:, g]
-        reward, energy = rewards_PG[:, g, None], jnp.cumsum(jnp.where(mask, norms_PGT[:, g], 0), axis=-1)
-        terms = jnp.stack([jnp.where(mask, term, 0) for term in (energy * reward, energy, reward, jnp.ones_like(reward))])
-        return sums.at[:, jnp.arange(P)[:, None], numbers_of(mask)].add(terms)
+    def add(sums, rollout):
+        mask, norms, rewards = rollout
+        energy = jnp.cumsum(jnp.where(mask, norms, 0), axis=-1)
+        reward = jnp.broadcast_to(rewards[:, None], mask.shape)
+        terms = jnp.stack([energy * reward, energy, reward, jnp.ones_like(energy)])
+        # over prompts by vmap, so that prompts on several devices stay where they lie
+        at_numbers = jax.vmap(lambda sums, numbers, terms: sums.at[:, numbers].add(terms), in_axes=(1, 0, 1), out_axes=1)
+        return at_numbers(sums, numbers_of(mask), jnp.where(mask, terms, 0)), None
 
-    return jax.lax.fori_loop(0, G, add, jnp.zeros((4, P, T), rewards_PG.dtype))
+    zeros = jnp.zeros((4, *mask_GPT.shape[1:]), rewards_PG.dtype)
+    return jax.lax.scan(add, zeros, (mask_GPT, norms_GPT, jnp.asarray(rewards_PG).T))[0]
 
 
 @estimator

@@ -197,12 +197,15 @@ UNITS = ["<tool_call>", "</think>", "<tool_call>\"", "<tool_call>x</think>", "<t
 
 def assert_linear(read, unit):
     """Processor time at four times the length is less than ten times as much; sixteen would be quadratic."""
-    spent = []
-    for length in (20_000, 80_000):
+    def seconds(length):
         text, start = unit * (length // len(unit)), time.process_time()
         read(text)
-        spent.append(max(time.process_time() - start, 0.02))  # below is noise
-    assert spent[1] < 10 * spent[0], (unit, spent)
+        return max(time.process_time() - start, 0.02)  # below is noise
+
+    tries = [(seconds(20_000), seconds(80_000))]
+    while tries[-1][1] >= 10 * tries[-1][0] and len(tries) < 3:  # a busy machine slows a single try
+        tries.append((seconds(20_000), seconds(80_000)))
+    assert tries[-1][1] < 10 * tries[-1][0], (unit, tries)
 
 
 def marked(text):
