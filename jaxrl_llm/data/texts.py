@@ -7,18 +7,19 @@ from typing import NamedTuple
 import numpy as np
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Text:
     """One text as tokens.
 
     Attributes:
       ids: i32[N], all tokens: of the prompt, and what follows it.
-      trained: bool[N], tokens that count in the loss; those of the prompt do not. Behind the prompt, tokens that are not trained
-        are those of tools, users and templates.
+      trained: bool[N], tokens that count in the loss; those of the prompt do not. Behind the prompt, tokens that are not
+        trained are those of tools, users and templates.
       prompt: the number of tokens of the prompt, at least 1, since the first token of a row is never predicted.
       weight: of each trained token in the loss.
       writer: the name of who wrote the trained tokens; "": unknown.
-      logprobs: f32[N], log-probs (nats) of the tokens under their writer as it wrote them, NaN where unknown; None: all unknown.
+      logprobs: f32[N], log-probs (nats) of the tokens under their writer as it wrote them, NaN where unknown; None: all
+        unknown.
       place: where the text was read, such as a file and a line.
     """
 
@@ -28,7 +29,7 @@ class Text:
     weight: float = 1.0
     writer: str = ""
     logprobs: np.ndarray | None = None
-    place: str = dataclasses.field(default="", compare=False)
+    place: str = ""
 
     def __post_init__(self):
         """Raises ValueError for masks or log-probs of another length, and for a prompt that is empty or trained."""
@@ -36,8 +37,8 @@ class Text:
         for name in ("trained", "logprobs"):
             given = getattr(self, name)
             if given is not None and len(given) != len(self.ids):
-                raise ValueError(f"{where}{name!r} has {len(given)} entries for a text of {len(self.ids)} tokens; give an entry "
-                                 "for each token")
+                raise ValueError(f"{where}{name!r} has {len(given)} entries for a text of {len(self.ids)} tokens; give an "
+                                 "entry for each token")
         if not 1 <= self.prompt <= len(self.ids) or self.trained[:self.prompt].any():
             raise ValueError(f"{where}prompt={self.prompt} of a text of {len(self.ids)} tokens, the first trained one is token "
                              f"{int(np.argmax(self.trained))}; give a prompt of at least 1 token that ends before it")
