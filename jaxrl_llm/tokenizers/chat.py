@@ -8,7 +8,7 @@ from os import getpid
 from typing import Any
 
 from jaxrl_llm.tokenizers.messages import Messages, present, spelled, unused
-from jaxrl_llm.tokenizers.renderer import shared
+from jaxrl_llm.tokenizers.renderer import MARKS, shared
 
 _GIVEN = (  # by a conversation or a tokenizer
     "messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token", "pad_token"
@@ -45,6 +45,16 @@ def select(templates: Mapping[str, str], tools: Any) -> str:
             "load(path, chat_template=NAME)")
     raise ValueError("this tokenizer has no chat template; give one with load(path, chat_template='<jinja source>'), put a "
                      "chat_template.jinja beside tokenizer.json, or encode plain text with encode()")
+
+
+def generation_marks(templates: Mapping[str, str], messages: Messages, variables: Mapping[str, Any]) -> dict[str, str] | None:
+    """Variables by which the template encloses its {% generation %} parts in two texts that occur nowhere else.
+
+    None for a template without such parts.
+    """
+    if not re.search(r"{%-?\s*generation\b", select(templates, variables.get("tools"))):
+        return None
+    return {name: unused([messages, variables, name]) for name in MARKS}
 
 
 def preset(templates: Mapping[str, str], variables: Mapping[str, Any]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from jaxrl_llm.tokenizers.base import Tokenizer
 from jaxrl_llm.tokenizers.messages import Messages, ending, unused
 
 TRUSTED = ("system", "assistant")
+ANSWERING = ("tool", "function", "ipython")  # roles of what tools answer
 _USER = {"role": "user", "content": "."}
 
 
@@ -143,6 +144,30 @@ def _already_there(tokenizer: Tokenizer, ids: Sequence[int], new: Sequence[int])
     return 0 if first is None or tokenizer.decode(new[:first]).strip() else first + 1
 
 
+def guarded(tokenizer: Tokenizer, messages: Messages, variables: Mapping[str, Any]
+            ) -> tuple[list[Any], dict[str, Any], str]:
+    """Messages, and variables of the template, in which results of tools spell no control token, and the text that cuts them.
+
+    The cut is to be removed from what is rendered, and the pieces are to be encoded one by one; it is empty if nothing is cut.
+    Other messages of a data set are its owner's, as prompts are, and may hold control tokens.
+    """
+    cut = unused([list(messages), variables])
+    inside = _divider(tokenizer, cut)
+    trusted = {message.get("role") for message in messages} - {*ANSWERING}
+    safe, changed = _changed(messages, tuple(trusted), inside, inside), _walked(variables, inside)
+    return (list(messages), dict(variables), "") if safe == list(messages) and changed == variables else (safe, changed, cut)
+
+
+def _divider(tokenizer: Tokenizer, cut: str) -> Callable[[str], str]:
+    """A function that cuts the control tokens that a text spells after their first characters."""
+    spellings = "|".join(re.escape(name) for name in tokenizer.control_tokens if len(name) > 1)
+
+    def inside(text: str) -> str:
+        return re.sub(f"(?=(?:{spellings}))(.)", rf"\1{cut}", text, flags=re.DOTALL) if spellings else text
+
+    return inside
+
+
 def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[..., str], trusted: Sequence[str],
             variables: Mapping[str, Any]) -> list[int]:
     """Ids of `render(messages, **variables)`; of messages and variables, only texts of `trusted` roles yield control tokens.
@@ -151,10 +176,8 @@ def _encode(tokenizer: Tokenizer, messages: Messages, render: Callable[..., str]
     spell one only together with their neighbours are also cut at both ends.
     """
     controls = set(tokenizer.control_tokens.values())
-    spellings = "|".join(re.escape(name) for name in tokenizer.control_tokens if len(name) > 1)
     cut = unused([messages, variables])
-    def inside(text: str) -> str:
-        return re.sub(f"(?=(?:{spellings}))(.)", rf"\1{cut}", text, flags=re.DOTALL) if spellings else text
+    inside = _divider(tokenizer, cut)
     def everywhere(text: str) -> str:
         return cut + inside(text) + cut
     def nothing(text: str) -> str:

@@ -15,6 +15,7 @@ WALL_SECONDS = 120.0  # to start, or to answer on a machine that is too busy to 
 MEMORY_MB = 1024
 OUTPUT_LIMIT = 1 << 24  # characters of a rendered conversation
 TEXT, ERROR = b"t", b"e"  # kinds of replies
+MARKS = ("generation_begins", "generation_ends")  # variables that a template's {% generation %} parts are enclosed in
 
 
 class Renderer:

@@ -16,19 +16,21 @@ from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxrl_llm.tokenizers.renderer import ERROR, OUTPUT_LIMIT, TEXT
+from jaxrl_llm.tokenizers.renderer import ERROR, MARKS, OUTPUT_LIMIT, TEXT
 
 MESSAGE_LIMIT = 2000  # characters of an error message
 
 
 class Generation(Extension):
-    """{% generation %} marks an assistant's turn for libraries that make masks from text; here it is only a scope."""
+    """{% generation %} marks an assistant's turn for masks: a scope between two variables, which are empty if not set."""
 
     tags = frozenset({"generation"})
 
     def parse(self, parser):
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        scope = nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        begins, ends = (nodes.Output([nodes.Name(name, "load", lineno=line)], lineno=line) for name in MARKS)
+        return [begins, scope, ends]
 
 
 def raise_exception(message: str):
