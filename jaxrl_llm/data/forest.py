@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.data import turn_info as turn_infos
 from jaxrl_llm.data.columns import ANSWERS, NODES, PROMPTS, TOKENS, TURNS, Column, check_given, declared
-from jaxrl_llm.data.rollouts import Role, Rollouts
+from jaxrl_llm.data.rollouts import SAMPLED, TRAINED, Role, Rollouts
 from jaxrl_llm.tasks.base import Problem
 
 
@@ -47,6 +47,7 @@ class Forest:
         in a text (None: nothing); None if that reward reads no answers.
       turn_rewards: f32[N], an environment's reward for each node of the policy; None without an environment.
       turn_info: object[N], the environment's facts about each of them, by name, see `turn_info.joined`; None without one.
+      reads: object[N], token ids that the writer read in place of the prompt; None: the prompt.
 
     Columns of tokens:
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
@@ -68,7 +69,7 @@ class Forest:
     draw, lost = map(_column, ("draw", "lost"))
     uid, parent, prompt, role, length, stopped = map(_column, ("uid", "parent", "prompt", "role", "length", "stopped"))
     rewards, components, texts, answers = map(_column, ("rewards", "components", "texts", "answers"))
-    turn_rewards, turn_info = map(_column, ("turn_rewards", "turn_info"))
+    turn_rewards, turn_info, reads = map(_column, ("turn_rewards", "turn_info", "reads"))
     tokens, logprobs, entropies, version = map(_column, ("tokens", "logprobs", "entropies", "version"))
 
     def of(self, *kinds: str) -> tuple[Column, ...]:
@@ -112,16 +113,17 @@ class Forest:
 
     @property
     def aided(self) -> np.ndarray:
-        """bool[R], trajectories partly written by an expert, in the order of `ends`."""
+        """bool[R], trajectories partly written by an expert, or under another text, in the order of `ends`."""
         node, row = chains(self, self.leaves)
         which, last = self.finals
-        return np.bincount(which[row], self.role[node] == Role.EXPERT, minlength=len(last)) > 0
+        return np.bincount(which[row], np.isin(self.role[node], (Role.EXPERT, Role.ELSEWHERE)), minlength=len(last)) > 0
 
     @property
     def messages(self) -> np.ndarray:
-        """bool[N], the last nodes of turns: those of the policy, and those of an expert that the policy does not continue."""
-        policy, expert = self.role == Role.POLICY, self.role == Role.EXPERT
-        return policy | (expert & ~np.isin(np.arange(len(policy)), self.parent[policy]))
+        """bool[N], the last nodes of turns that the policy or an expert wrote, each in part at least."""
+        spoken = np.isin(self.role, TRAINED)
+        goes_on = spoken | (self.role == Role.HINT)  # a hint within a turn
+        return spoken & ~np.isin(np.arange(len(spoken)), self.parent[goes_on])
 
     @property
     def finals(self) -> tuple[np.ndarray, np.ndarray]:
@@ -174,10 +176,12 @@ def grow(forest: Forest, parent, uid, columns: Mapping[str, Any], *, computed: i
     """The forest with further nodes, `parent i32[n]` being nodes of it, and all `columns` of nodes and tokens that it keeps.
 
     If some parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` must be given.
-    `role` may be one for all. Raises ValueError for a column that is missing or has the wrong shape.
+    `role` may be one for all. Without `reads` all writers read the prompt. Raises ValueError for a column that is missing or
+    has the wrong shape.
     """
     parent = np.asarray(parent, np.int32)
-    given = {"prompt": forest.prompt[parent] if "prompt" not in columns else None, **columns, "uid": uid, "parent": parent}
+    given = {"prompt": forest.prompt[parent] if "prompt" not in columns else None, "reads": [None] * len(parent), **columns,
+             "uid": uid, "parent": parent}
     check_given(forest.of("node", "token"), given)
     given["role"] = np.broadcast_to(given["role"], parent.shape)
     counts = {"node": len(parent), "token": int(np.sum(given["length"], dtype=np.int64))}
@@ -268,7 +272,7 @@ def chains(forest: Forest, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def paths(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = None, **shape) -> Rollouts:
-    """One rollout for each trajectory: all its tokens after the prompt, the policy's and an expert's in the mask.
+    """One rollout for each trajectory: all its tokens after the prompt, those of `rollouts.TRAINED` in the mask.
 
     `shape`: see `view`.
 
@@ -321,11 +325,12 @@ def _edges(forest: Forest, at: Sequence[int], line: Sequence[int], after: Sequen
     -1 in `after`: the trajectory ends with the turn.
     """
     assert forest.turn_info is not None and forest.turn_rewards is not None
-    texts, states = forest.texts, [turn_infos.identity(forest.turn_info[one], turn_infos.STATE) for one in at]
+    said, texts = forest.messages, forest.texts
+    states = [turn_infos.identity(forest.turn_info[one], turn_infos.STATE) for one in at]
     found: dict[str, list[Hashable]] = {"obs": [], "act": [], "next_obs": []}
     for place, (one, state, follower) in enumerate(zip(at, states, after)):
         above, goes_on = int(forest.parent[one]), place + 1 < len(line) and line[place] == line[place + 1]
-        if forest.role[above] == Role.EXPERT:  # of the same turn
+        while not said[above] and forest.role[above] in (*TRAINED, Role.HINT):  # of the same turn
             above = int(forest.parent[above])
         found["obs"].append(state or (int(forest.role[above]), texts[above]))
         found["act"].append(turn_infos.identity(forest.turn_info[one], turn_infos.ACTION) or texts[one].strip())
@@ -394,7 +399,7 @@ def view(forest: Forest, ends: np.ndarray, node: np.ndarray, row: np.ndarray, ex
     named: dict[str, Any] = {name: lay.rows(x) for name, x in (extras or {}).items()}
     named |= {name: lay.tokens(x) for name, x in (token_extras or {}).items()} | _known(forest, lay, results, of_problems)
     fields: dict[str, Any] = dict(
-        mask=(role == Role.POLICY) | (role == Role.EXPERT), valid=valid,
+        mask=np.isin(role, TRAINED), valid=valid,
         role=role if in_turns or others(forest).any() else None,
         rewards=lay.rows(forest.rewards[results]),
         reward_components=lay.rows(np.nan_to_num(forest.components[results], nan=0.0)),
@@ -526,7 +531,7 @@ def versions(forest: Forest) -> np.ndarray:
     newest = forest.version.max(initial=-1)
     oldest, per_row = np.full(len(forest.uid), newest, np.int32), np.full(len(ends), newest, np.int32)
     np.minimum.at(oldest, np.repeat(np.arange(len(forest.uid)), forest.length), forest.version)
-    own = forest.role[node] == Role.POLICY
+    own = np.isin(forest.role[node], SAMPLED)
     np.minimum.at(per_row, row[own], oldest[node[own]])
     return per_row
 
@@ -535,7 +540,7 @@ def policy_lengths(forest: Forest) -> np.ndarray:
     """i64[R], the tokens that the policy wrote in each trajectory, in all turns and contexts, in the order of `ends`."""
     node, row = chains(forest, forest.leaves)
     which, last = forest.finals
-    own = forest.length[node] * (forest.role[node] == Role.POLICY)
+    own = forest.length[node] * np.isin(forest.role[node], SAMPLED)
     return np.bincount(which[row], own, minlength=len(last)).astype(np.int64)
 
 
@@ -557,7 +562,7 @@ def metrics(forest: Forest) -> dict[str, float]:
     lowest, highest = (np.full(len(size), fill) for fill in (np.inf, -np.inf))
     np.minimum.at(lowest, owner, rewards)
     np.maximum.at(highest, owner, rewards)
-    written = forest.role == Role.POLICY
+    written = np.isin(forest.role, SAMPLED)
     by_name = {
         "reward/mean": float(np.average(rewards, weights=weights)), "reward/std": float(rewards.std()),
         "prompt/length": float(forest.length[forest.role == Role.PROMPT].mean()),

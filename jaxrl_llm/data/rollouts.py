@@ -27,7 +27,11 @@ def _axes(axes: str) -> Any:
 
 
 class Role(enum.IntEnum):
-    """Who wrote a token. Padding is 0, so that filling up with zeros means padding."""
+    """Who wrote a token. Padding is 0, so that filling up with zeros means padding.
+
+    The policy's sampler wrote a token of `POLICY` under the text that it is trained under, and one of `ELSEWHERE` under another
+    text, such as a prompt with a hint.
+    """
 
     PADDING = 0
     POLICY = 1
@@ -35,7 +39,11 @@ class Role(enum.IntEnum):
     HINT = 3
     EXPERT = 4
     PROMPT = 5
+    ELSEWHERE = 6
 
+
+SAMPLED = (Role.POLICY, Role.ELSEWHERE)  # what the policy's sampler wrote
+TRAINED = (*SAMPLED, Role.EXPERT)  # what views train on
 
 CURRENT_ENTROPIES = "current_entropies"  # an extra, f32[P, G, T], that an update adds: of the policy that it differentiates
 ROUTES, OWN_ROUTES = "routes", "own_routes"  # extras that a mixture's pass may read, see `Objective.replays`
@@ -198,6 +206,15 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
 def known_logprobs(logprobs: Array | None, otherwise: Array) -> Array:
     """`logprobs f32[P, G, T]`, and those of another policy where they are unknown: NaN, or all of them if there are none."""
     return otherwise if logprobs is None else jnp.where(jnp.isnan(logprobs), otherwise, logprobs)
+
+
+def sampled_logprobs(rollouts: Rollouts, otherwise: Array) -> Array:
+    """f32[P, G, T], log-probs of the sampler for tokens that it drew under their own text, and for all others `otherwise`.
+
+    Weights that correct for the gap of sampler and learner are 1 where there is no such gap.
+    """
+    known = known_logprobs(rollouts.behavior_logprobs, otherwise)
+    return known if rollouts.role is None else jnp.where(rollouts.role == Role.POLICY, known, otherwise)
 
 
 def seen_returns(rollouts: Rollouts) -> Array:

@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control import Filter, Known, knobs
 from jaxrl_llm.control.base import without
 from jaxrl_llm.control.knobs import Knob
-from jaxrl_llm.data.rollouts import Rollouts, known_logprobs, take
+from jaxrl_llm.data.rollouts import Role, Rollouts, known_logprobs, sampled_logprobs, take
 from jaxrl_llm.learning import average, offload, optimizers
 from jaxrl_llm.learning import state as state_lib
 from jaxrl_llm.learning.controls import Controls, facts_of
@@ -342,7 +342,7 @@ class Learner:
         if self.as_sampled and sampled is not None and batch.old_logprobs is not sampled:
             batch = batch.replace(old_logprobs=known_logprobs(sampled, batch.old_logprobs))
         if batch.old_logprobs is not None and batch.behavior_logprobs is not None:
-            batch = batch.replace(behavior_logprobs=known_logprobs(batch.behavior_logprobs, batch.old_logprobs))
+            batch = batch.replace(behavior_logprobs=sampled_logprobs(batch, batch.old_logprobs))
         if self.estimator.value_targets is None:
             return state, self.place(batch) if fits else batch, jax.device_get(fits)
         targets_of = jax.jit(self.estimator.value_targets, static_argnums=1)
@@ -456,12 +456,15 @@ def renamed(metrics: Mapping[str, float]) -> dict[str, float]:
 def stamped(rollouts: Rollouts, version: int, as_sampled: bool = False) -> Rollouts:
     """The batch with `extras["current_version"]` i32[P] and `extras["age"]` i32[P, G] of its learning, counted in batches.
 
-    `age` is that of the oldest trained token. With `as_sampled` the old log-probs are those of sampling.
+    `age` is that of the oldest trained token. With `as_sampled` the old log-probs are those of sampling, NaN for trained tokens
+    that the sampler did not draw under their own text.
     """
     drawn = version if rollouts.policy_version is None else rollouts.policy_version
     oldest = np.min(np.broadcast_to(drawn, rollouts.mask.shape), axis=-1, initial=version, where=rollouts.mask)
     stamps = {"current_version": np.full(len(oldest), version, np.int32), "age": (version - oldest).astype(np.int32)}
     old = rollouts.behavior_logprobs if as_sampled else rollouts.old_logprobs
+    if as_sampled and rollouts.role is not None:
+        old = np.where(rollouts.mask & (rollouts.role != Role.POLICY), np.float32(np.nan), old)
     return rollouts.replace(old_logprobs=old, extras={**rollouts.extras, **stamps})
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Role, Rollouts, known_logprobs
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Role, Rollouts, known_logprobs, sampled_logprobs
 from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
 from jaxrl_llm.maths import masked
@@ -72,11 +72,11 @@ def against_sampler(objective: Objective) -> Objective:
 def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, objective_state):
     """`(loss, (metrics, objective_state))` of one (micro-)batch; without `old_logprobs` the batch is on-policy.
 
-    Where the log-prob at writing is unknown (NaN), the old one counts, so that the token has weight 1.
+    Where the sampler did not draw a token under its own text, or its log-prob is unknown (NaN), the old one counts, so that
+    the token has weight 1.
     """
     old = known_logprobs(rollouts.old_logprobs, jax.lax.stop_gradient(logprobs))
-    before = known_logprobs(rollouts.behavior_logprobs, old)
-    rollouts = rollouts.replace(old_logprobs=old, behavior_logprobs=before)
+    rollouts = rollouts.replace(old_logprobs=old, behavior_logprobs=sampled_logprobs(rollouts, old))
     if CURRENT_ENTROPIES in objective.needs:
         rollouts = rollouts.replace(extras={**rollouts.extras, CURRENT_ENTROPIES: entropies})
     loss, (metrics, objective_state) = objective.update(logprobs, rollouts, advantages, objective_state)

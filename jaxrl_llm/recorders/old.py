@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from jaxrl_llm.data.rollouts import sampled_logprobs
 from jaxrl_llm.recorders.base import Context, Recorder, recorder, texts_of
 
 
@@ -14,8 +15,7 @@ def old(logprobs: Callable, as_sampled: bool = False) -> Recorder:
     def record(own, params, lora, rollouts):
         before, entropies = logprobs(params, lora, texts_of(rollouts))
         if as_sampled:
-            sampled = rollouts.behavior_logprobs
-            before = jnp.where(rollouts.extras["replayed"][..., None] & ~jnp.isnan(sampled), sampled, before)
+            before = jnp.where(rollouts.extras["replayed"][..., None], sampled_logprobs(rollouts, before), before)
         return {"old_logprobs": before, "entropies": entropies}
 
     return Recorder("old", ("old_logprobs", "entropies"), record)

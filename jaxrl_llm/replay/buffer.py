@@ -115,10 +115,13 @@ def mix(replay: Replay, fresh: Forest, stored: Forest, buffer: Forest, version: 
 
 
 def store(replay: Replay, fresh: Forest, buffer: Forest, group: int, version: int) -> Forest:
-    """The buffer with what the rule admits of fresh groups of up to `group` rollouts, in its limits at this version."""
+    """The buffer with what the rule admits of fresh groups of up to `group` rollouts, in its limits at this version.
+
+    Groups of problems that a topology made are not stored.
+    """
     rewards, valid = forests.outcomes(fresh, group)
     facts = {} if replay.priority is None else {"priority": replay.priority(rewards, valid)}
-    admitted = replay.admit(rewards, valid)
+    admitted = replay.admit(rewards, valid) & (_ids(fresh) >= 0)[:, None]  # a checkpoint knows problems of the task alone
     if replay.newest:
         last = (_newer(_ids(fresh)) == 0) & valid.any(1)  # groups of a problem that end the storage of its older ones
         buffer = forests.select(buffer, ~np.isin(_ids(buffer), _ids(fresh)[last]))
@@ -184,13 +187,14 @@ def stored_bytes(rollouts: int, prompt_tokens: int, tokens: int) -> int:
 def encode(buffer: Forest) -> dict[str, Any]:
     """The buffer as JSON, for a checkpoint: columns as a compressed archive in base64, with its checksum; objects as they are.
 
-    Answers are read in the texts again.
+    Answers are read in the texts again. Problems of the task are known by their ids, those that a topology made are whole.
     """
     numbers, objects = _kinds(buffer)
     text, checksum = archived({name: buffer.columns[name] for name in numbers}
                               | {f"{_FACT}{name}": x for name, x in buffer.facts.items()})
-    return {"problems": _ids(buffer).tolist(), **{name: buffer.columns[name].tolist() for name in objects},
-            "columns": text, "checksum": checksum}
+    whole = {str(row): dataclasses.asdict(one) for row, one in enumerate(buffer.problems) if one.id < 0}
+    return {"problems": _ids(buffer).tolist(), **({"made": whole} if whole else {}),
+            **{name: buffer.columns[name].tolist() for name in objects}, "columns": text, "checksum": checksum}
 
 
 def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
@@ -207,7 +211,9 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
     columns: dict[str, Any] = {name: arrays[name] for name in numbers}
     columns |= {name: forests.objects(stored[name]) for name in objects}
     facts = {name: arrays[f"{_FACT}{name}"] for name in empty.facts}
-    sampled, known = columns["role"] != forests.Role.PROMPT, tuple(problems[number] for number in stored["problems"])
+    made = {int(row): _made(fields) for row, fields in stored.get("made", {}).items()}
+    known = tuple(made[row] if number < 0 else problems[number] for row, number in enumerate(stored["problems"]))
+    sampled = columns["role"] != forests.Role.PROMPT
     if empty.answers is not None:
         assert extract is not None
         columns["answers"] = forests.objects([extract(text, known[row]) if own else None for text, own, row in zip(
@@ -236,6 +242,12 @@ def _kinds(forest: Forest) -> tuple[list[str], list[str]]:
     kept = [column for column in forest.of("node", "token") if column.name != "answers"]
     numbers = [column.name for column in kept if np.dtype(column.dtype) != object]
     return numbers, [column.name for column in kept if column.name not in numbers]
+
+
+def _made(fields: Mapping[str, Any]) -> Problem:
+    """A problem that a topology made, from its fields as JSON."""
+    prompt = fields["prompt"]
+    return Problem(**{**fields, "prompt": prompt if isinstance(prompt, str) else tuple(prompt)})
 
 
 def _nothing(forest: Forest, prompts: int) -> dict[str, np.ndarray]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm import parallel
 from jaxrl_llm.data.forest import Forest, chains, contexts, paths
-from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.data.rollouts import TRAINED, Role
 from jaxrl_llm.learning.learner import Learned, Learner
 from jaxrl_llm.runs.samples import per_token, write_samples
 from jaxrl_llm.sampling.source import Source
@@ -64,7 +64,7 @@ def conversations(forest: Forest, ends: np.ndarray) -> list[list[dict[str, Any]]
     said = forest.messages
     for node, row in zip(*(x.tolist() for x in chains(forest, ends))):
         own = said[node]
-        if forest.role[node] in (Role.POLICY, Role.EXPERT) and not own:
+        if forest.role[node] in TRAINED and not own:
             continue  # the beginning of a message, whose text is that of its last node
         message = {"role": "assistant" if own else "user", "content": forest.texts[node]}
         if own and forest.turn_rewards is not None:

@@ -435,7 +435,7 @@ class Dialogue:
     def _turn(self, one: Trajectory, node: Node, text: str, role: Role = Role.POLICY) -> dict[str, Any]:
         """What a trajectory appends for a turn of the policy, which it counts."""
         planted = [] if one.turns or role != Role.POLICY else one.planted
-        wrote = authors(planted, len(node.tokens)) if role == Role.POLICY else np.full(len(node.tokens), role, np.int8)
+        wrote = authors(planted, len(node.tokens), one.writer if role == Role.POLICY else role)
         one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
         one.version = int(node.policy_version[-1])
         return {"role": role, "ids": node.tokens.tolist(), "text": text, "logprobs": node.logprobs,
@@ -587,7 +587,7 @@ def grown(forest: Forest, ended: Mapping[int, Trajectory], returns: tuple[float,
                 last = part is parts[-1] and place == len(one.pieces) - 1
                 parents.append(above)
                 rows.append({"uid": uid, "prompt": one.prompt, "stopped": one.done or not last, "length": len(part["tokens"]),
-                             "rewards": one.total if last else 0.0,
+                             "rewards": one.total if last else 0.0, "reads": one.read_by(part["role"]),
                              "components": [success(one.total, returns) if last else 0.0], **part})
                 above = len(forest.uid) + len(rows) - 1
             ends.append(above)

@@ -218,8 +218,8 @@ class OneTurn:
         scored = [self._scored.pop(uid) for uid in begun]
         uids, owners = np.array([*begun], np.int64), np.array([*begun.values()], np.int64)
         lengths = np.array([one.kept for one in scored], np.int64)
-        planted = [self._going.pop(uid).planted for uid in begun]
-        node = by_author([authors(parts, n) for parts, n in zip(planted, lengths.tolist())])
+        going = [self._going.pop(uid) for uid in begun]
+        node = by_author([authors(one.planted, n, one.writer) for one, n in zip(going, lengths.tolist())])
         row, last = node.row, node.last
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         above = np.where(node.first, roots[owners[row]], len(forest.uid) + np.arange(len(row)) - 1)
@@ -230,6 +230,7 @@ class OneTurn:
             "stopped": np.array([one.stopped and end for one, end in ends], bool),
             "rewards": np.array([one.total if end else 0 for one, end in ends], np.float32),
             "components": np.where(last[:, None], components[row], 0),
+            "reads": [going[i].read_by(role) for i, role in zip(row, node.role)],
             "texts": [one.text if end else "" for one, end in ends],
             "answers": [self.reward.extract(one.text, forest.problems[owners[i]]) if end else None
                         for i, (one, end) in zip(row, ends)]}

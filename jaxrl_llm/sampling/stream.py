@@ -20,7 +20,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.engines.base import Engine, EngineKind
-from jaxrl_llm.engines.requests import Node, Request, check_tokens
+from jaxrl_llm.engines.requests import Node, Request, as_ints, check_tokens
 from jaxrl_llm.engines.sampler import row_keys, threefry
 from jaxrl_llm.engines.stopping import StopSearch
 from jaxrl_llm.learning.snapshot import Snapshot
@@ -198,6 +198,7 @@ class Stream:
       mesh, dtype: the mesh of the weights and the dtype of the model's computation.  replicas: the mesh of the sampler, over
         all processes, see `parallel.sampler_mesh`; None: that of the weights.
       numbers: those of the distribution that acts set and `sampling` may lack: programs are compiled with them.
+      read_tokens: length of the longest text that trajectories read in place of their prompts.
     """
 
     kind: EngineKind
@@ -214,6 +215,7 @@ class Stream:
     stop_strings: tuple[str, ...] = ()
     replicas: Mesh | None = None
     numbers: tuple[str, ...] = ()
+    read_tokens: int = 0
     reads: ClassVar[tuple[Knob, ...]] = READS
 
     def __post_init__(self):
@@ -300,12 +302,12 @@ class Stream:
         if self._under is None or self._engine is None:
             raise ValueError("there are no weights to sample with; publish weights first")
         begun = [(act, uid) for act, uids in numbered(acts, first_uid, self.group)[0] for uid in uids]
-        if far := [act.at for act, _ in begun if act.at >= len(forest.problems)]:
+        if far := [act.row for act, _ in begun if act.row >= len(forest.problems)]:
             raise ValueError(f"prompt {far[0]} is to be sampled, and the forest has {len(forest.problems)}; rows count from 0")
         if twice := {uid for _, uid in begun} & self._begun.keys():
             raise ValueError(f"trajectory {min(twice)} grows already; give each its own uid")
-        prompts = {act.at: forest.prompt_ids(act.at).tolist() for act, _ in begun}
-        waiting = [(uid, self._planned(act, uid, forest.problems[act.at], prompts[act.at])) for act, uid in begun
+        prompts = {act.row: forest.prompt_ids(act.row).tolist() for act, _ in begun}
+        waiting = [(uid, self._planned(act, uid, forest.problems[act.row], prompts[act.row])) for act, uid in begun
                    if not self.alone or is_mine(uid, self.group)]
         for act in acts:
             if isinstance(act, Stop) and (not self.alone or is_mine(act.uid, self.group)):
@@ -332,8 +334,15 @@ class Stream:
                 raise ValueError(f"trajectory {uid} begins with {len(filled)} tokens of {Role(role).name}, and there are "
                                  f"log-probs for {len(logprobs)}; give one for each token, or none")
             planted.append(Planted(role, filled, [np.nan] * len(filled) if logprobs is None else [float(x) for x in logprobs]))
-        return Trajectory(list(ids), act.at, ids, most=act.limit, limits=self._under.limits, planted=planted,
-                          sampling=act.sampling, version=self._engine.version)
+        if len(act.reads):
+            check_tokens(uid, act.reads, self.tokenizer.vocab_size)
+            if len(act.reads) > (most := max(self.prompt_tokens, self.read_tokens)):
+                raise ValueError(f"trajectory {uid} reads {len(act.reads)} tokens in place of its prompt, and engines are made "
+                                 f"for {most}; write Topology(..., reads={len(act.reads)}), or shorten what it reads")
+        limits = self._under.limits._replace(turns=1) if act.ends else self._under.limits
+        return Trajectory(list(ids), act.row, ids, most=act.limit, limits=limits, planted=planted, sampling=act.sampling,
+                          version=self._engine.version, ends=act.ends,
+                          reads=as_ints(act.reads) if [*act.reads] != ids else [])
 
     def _end(self, act: Stop) -> None:
         """Ends a trajectory, or marks it to be ended once it is answered."""
@@ -553,9 +562,10 @@ class Stream:
         plain = dataclasses.replace(self._under.sampling, max_tokens=np.int32(most))
         sampling = {key: with_numbers(changed(plain, own), self.numbers) for key, own in under.items()}
         self._engine.submit(*(Request(
-            number, limits[uid], one.ids + one.begun, keep=self.partner.goes_on, sampling=sampling[tuple(one.sampling.items())],
-            stop_tokens=self.stop_ids, stop_texts=stops, begun=len(one.begun), drawn=one.drawn + len(one.begun),
-            written=(written or {}).get(uid), key=key) for number, key, (uid, one) in zip(numbers, keys, going.items())))
+            number, limits[uid], one.context + one.begun, keep=self.partner.goes_on,
+            sampling=sampling[tuple(one.sampling.items())], stop_tokens=self.stop_ids, stop_texts=stops,
+            begun=len(one.begun), drawn=one.drawn + len(one.begun), written=(written or {}).get(uid), key=key)
+            for number, key, (uid, one) in zip(numbers, keys, going.items())))
         for uid, one in going.items():
             self._held.setdefault(uid, set()).add(one.request)
 

@@ -51,7 +51,8 @@ class Trajectory:
     the index of the piece before each in its context (-1: it begins the context), `last` that of the context's last piece,
     `drawn` the policy's tokens in the context; `done`: the environment ended it. `contexts`: how many were begun.
     `limits`: those that held when it began; `most`: the problem's own limit of tokens after the prompt; None: it has none.
-    `planted`: what its first turn begins with; the column `author` i8[n] of a piece has the roles of its tokens.
+    `planted`: what its first turn begins with, and all of it if it `ends` there; the column `author` i8[n] of a piece has the
+    roles of its tokens. `reads`: what the policy reads in place of the prompt; []: the prompt.
     `sampling`: numbers that replace those of the run. `version`: that of the weights in use.
     `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again, and
     `request` the number of the context's own request. If contexts are those of agents, `reader` is the agent of this one, and
@@ -79,6 +80,22 @@ class Trajectory:
     planted: list[Planted] = dataclasses.field(default_factory=list)
     sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
     version: int = -1
+    ends: bool = False
+    reads: list[int] = dataclasses.field(default_factory=list)
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens that the policy reads before its next turn."""
+        return self.reads + self.ids[len(self.prompt_ids):] if self.reads else self.ids
+
+    @property
+    def writer(self) -> Role:
+        """Who writes what is sampled."""
+        return Role.ELSEWHERE if self.reads else Role.POLICY
+
+    def read_by(self, role: int) -> list[int] | None:
+        """What the writer of tokens of this role read in place of the prompt; None: the prompt."""
+        return self.reads if role == Role.ELSEWHERE else None
 
     @property
     def tokens(self) -> int:
@@ -155,9 +172,9 @@ def beginning(ids: list[int], share: float, most: int) -> list[int]:
     return ids[:min(int(np.floor(np.float32(share) * (len(ids) - 1) + np.float32(1e-4))), most - 1)]
 
 
-def authors(planted: Sequence[Planted], length: int) -> np.ndarray:
-    """i8[length], who wrote each token of a turn that begins with what is `planted`, as far as it goes; the policy the rest."""
-    roles = np.full(length, Role.POLICY, np.int8)
+def authors(planted: Sequence[Planted], length: int, rest: Role = Role.POLICY) -> np.ndarray:
+    """i8[length], who wrote each token of a turn that begins with what is `planted`, as far as it goes, and who the `rest`."""
+    roles = np.full(length, rest, np.int8)
     begun = np.repeat([part.role for part in planted], [len(part.ids) for part in planted])[:length]
     roles[:len(begun)] = begun
     return roles
@@ -168,7 +185,7 @@ def spoken(one: Trajectory, node: Node, columns: Sequence[Column]) -> Node:
 
     Entropies of what is planted are 0, and `columns` have their fill.
     """
-    count = 0 if one.turns else node.start - len(one.ids)
+    count = 0 if one.turns else node.start - len(one.context)
     if count <= 0:
         return node
     logprobs = [number for part in one.planted for number in part.logprobs][:count]
@@ -182,17 +199,20 @@ def spoken(one: Trajectory, node: Node, columns: Sequence[Column]) -> Node:
 
 def ended_before(one: Trajectory, uid: int, limit: int, stop_ids: Sequence[int], columns: Sequence[Column],
                  said: int | None = None) -> Node | None:
-    """The turn of which nothing is left to sample, as what it begins with has a stop or reaches its limit; or None.
+    """The turn of which nothing is left to sample; None: something is.
 
-    `said`: tokens through its first stop string; None: it has none.
+    What it begins with is all of it, has a stop, or reaches its limit. `said`: tokens through its first stop string; None: it
+    has none.
     """
     ids, never = one.begun, limit + 1
     stop = next((n for n, token in enumerate(ids, 1) if token in stop_ids), never)
+    if one.ends:
+        stop, said = len(ids), None
     ends = (stop, "stop"), (never if said is None else said, "stop_string"), (limit, "limit")
     count, finish = min(ends, key=lambda end: end[0])
     if len(ids) < count or not ids:
         return None
     nothing = np.zeros(0, np.float32)
-    node = Node(uid, None, len(one.ids) + count, np.zeros(0, np.int32), nothing, nothing, np.zeros(0, np.int32),
+    node = Node(uid, None, len(one.context) + count, np.zeros(0, np.int32), nothing, nothing, np.zeros(0, np.int32),
                 finish, {column.name: column.filled(0) for column in columns})
     return spoken(one, node, columns)

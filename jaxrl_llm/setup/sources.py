@@ -32,7 +32,7 @@ def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tok
     """The source of a run's rollouts, rewarded by `judge`; its topology may take what is `around` the method."""
     topology = make_topology(config, made, config.prompts.per_step, around)
     plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets, made.wanted, made.measured, topology.at_once,
-                              topology.numbers)
+                              topology.numbers, topology.reads)
     read, prior = capture_of(config, tokenizer, policy.model.config.num_layers), None
     if expects(config, made):
         prior = prior_lib.make(config, policy, len(judge.task.train), plain.stream.prompt_tokens, read)
@@ -41,10 +41,10 @@ def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tok
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
                       sets: tuple[EvalSpec, ...] = (), wanted: Mapping[str, str] | None = None, columns: tuple[str, ...] = (),
-                      at_once: int | None = None, numbers: tuple[str, ...] = ()) -> Source:
+                      at_once: int | None = None, numbers: tuple[str, ...] = (), reads: int = 0) -> Source:
     """A source that samples every prompt once, as held-out problems are, whatever the method.
 
-    `wanted`, `columns`, `at_once`, `numbers`: see `make_stream`.
+    `wanted`, `columns`, `at_once`, `numbers`, `reads`: see `make_stream`.
     """
     s, model, task = config.sampling, policy.model, judge.task
     shared = [one for one in sets if not config.environment and (one.max_tokens or 0) <= s.max_tokens]
@@ -52,7 +52,7 @@ def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer,
     restricted = {one.top_p < 1 for one in sets if one.top_p is not None} - ({False} if s.top_p == 1 else set())
     make = functools.partial(make_stream, config, model, mesh, tokenizer, make_server(
         config, model.config, stop_ids(tokenizer, s.stop_strings)))
-    stream = make(asked, judge, wanted, 1 + len(restricted), columns=columns, at_once=at_once, numbers=numbers)
+    stream = make(asked, judge, wanted, 1 + len(restricted), columns=columns, at_once=at_once, numbers=numbers, reads=reads)
     drawn = config.budget.prompts if config.budget.utility else config.prompts.per_step
     readers = int(np.gcd(drawn, jax.process_count()))
     sets = tuple(one if one in shared else one._replace(stream=make(

@@ -40,7 +40,7 @@ def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) ->
 def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, server: external.Server | None,
                 asked: Sequence[Sequence[tasks.Problem]], judge: Judge, wanted: Mapping[str, str] | None = None,
                 programs: int = 1, max_tokens: int = 0, columns: tuple[str, ...] = (), at_once: int | None = None,
-                numbers: tuple[str, ...] = ()) -> Stream:
+                numbers: tuple[str, ...] = (), reads: int = 0) -> Stream:
     """The stream of a run.
 
     Args:
@@ -52,7 +52,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
       max_tokens: T; 0: the one of training.
       columns: names of the further token columns that the method reads.
       at_once: rollouts of a prompt that begin together; None: `sampling.group`.
-      numbers: those of the distribution that acts set.
+      numbers: those of the distribution that acts set.  reads: most tokens that acts let the policy read in place of a prompt.
     """
     s = config.sampling
     T = max_tokens or s.max_tokens
@@ -63,6 +63,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, partner.encode, T,
                                   bound if partner.goes_on else longest)
     prompt_tokens = parallel.agree(prompt_tokens)
+    check_positions(config, reads, T, model.config.max_positions)
     partner.rest()
     stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
     replicas = parallel.sampler_mesh(mesh, s.tensor)
@@ -70,7 +71,8 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
         parallel.check_heads(replicas, model.config.num_heads, model.config.num_kv_heads)
     run = Wanted(
         model, replicas, tokenizer, config.prompts.per_step, at_once or s.group, 1 if partner.goes_on else s.micro_batches,
-        prompt_tokens, T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server, columns=columns)
+        max(prompt_tokens, reads), T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
+        columns=columns)
     several = mesh.size > 1 and not partner.goes_on and server is None
     wanted = wanted_of(config, wanted or {}, partner.goes_on, mesh.size if several else 1)
     sampling = dataclasses.replace(parts.sampling_of(config), max_tokens=np.int32(T),
@@ -78,7 +80,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     kind = kinds.choose(s.engine, run, wanted)
     partner.columns = kind.columns
     stream = Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
-                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings), replicas, numbers)
+                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings), replicas, numbers, reads)
     if parallel.several() and partner.goes_on and not stream.alone:
         raise ValueError(f"engine {kind.name!r} samples with all processes together, and each plays environments of its own; "
                          "set sampling.engine='slots', or run it on one process")
@@ -133,10 +135,16 @@ def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], 
     """
     S, T = config.prompts.max_tokens, max_tokens or config.sampling.max_tokens
     S = S or max(length(side, tokenizer, encode=encode) for side in asked if len(side))
-    if config.model.path and S + T > max_positions:
-        raise ValueError(f"prompts of up to {S} tokens and completions of up to {T} make {S + T}, but the model was made for "
-                         f"{max_positions}; lower sampling.max_tokens, or prompts.max_tokens with prompts.overlong=skip")
+    check_positions(config, S, T, max_positions)
     return S
+
+
+def check_positions(config: ConfigDict, prompt_tokens: int, max_tokens: int, max_positions: int) -> None:
+    """Raises ValueError if what is read and written is together longer than a published model allows."""
+    if config.model.path and (both := prompt_tokens + max_tokens) > max_positions:
+        raise ValueError(f"prompts of up to {prompt_tokens} tokens and completions of up to {max_tokens} make {both}, but the "
+                         f"model was made for {max_positions}; lower sampling.max_tokens, or prompts.max_tokens with "
+                         "prompts.overlong=skip")
 
 
 def stop_ids(tokenizer, stop_strings) -> tuple[int, ...]:

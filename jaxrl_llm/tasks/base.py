@@ -17,8 +17,9 @@ class Problem:
 
     `prompt` is raw text (a `str`, fed to the policy as it is) or chat messages (a tuple of `{"role", "content"}` dicts,
     to be rendered by a chat template). `id` is the position of the problem in its task: training problems are
-    `0 .. len(train) - 1`, held-out ones follow, so ids index per-prompt tables and never collide. `task` is the number of
-    its task in a run of several tasks. `place` says in words where it was read, such as a file and a line.
+    `0 .. len(train) - 1`, held-out ones follow, so ids index per-prompt tables and never collide. A problem that a topology
+    made has an id below 0 and is in no table. `task` is the number of its task in a run of several tasks. `place` says in words
+    where it was read, such as a file and a line.
     """
 
     prompt: str | Messages

@@ -3,6 +3,9 @@
     Begin(at=3, count=5)                                             # five trajectories at prompt 3
     Begin(at=3, parts=(BeginPart(Role.EXPERT, ExpertShare(0.5)),))   # the first half is what an expert says
     Begin(at=3, parts=(BeginPart(Role.HINT, "Primes? "),), limit=9)  # the policy goes on after a text, to nine tokens
+    Begin(at=3, parts=(BeginPart(Role.EXPERT, ids),), ends=True)     # an expert's text alone, nothing is sampled
+    Begin(at=3, count=8, reads=hinted)                               # the policy reads a prompt with a hint instead
+    Begin(at=Problem(words, "42", -1), count=8)                      # at a problem that the topology made
     groups(prompts, 8)                                               # eight at each of these prompts
 """
 import dataclasses
@@ -13,8 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools import registry
 
-PLANTED = (Role.POLICY, Role.ENVIRONMENT, Role.HINT, Role.EXPERT)  # who may write what a trajectory begins with
+PLANTED = (Role.POLICY, Role.ENVIRONMENT, Role.HINT, Role.EXPERT, Role.ELSEWHERE)  # who may write what a trajectory begins with
+WRITERS = ("policy",)  # who may write the rest
 
 
 class ExpertShare(NamedTuple):
@@ -26,7 +32,7 @@ class ExpertShare(NamedTuple):
 class BeginPart(NamedTuple):
     """Tokens that are planted in a trajectory before sampling goes on, as the beginning of its first turn.
 
-    role: one of `PLANTED`; the policy's and an expert's are trained on.  what: token ids, a text, or an `ExpertShare`, which
+    role: one of `PLANTED`; those of `rollouts.TRAINED` are trained on.  what: token ids, a text, or an `ExpertShare`, which
     the task or the environment fills for each trajectory.  logprobs: f32[n] of the distribution that the ids were drawn from;
     None: they are unknown, NaN in the forest, and count as the learner's old ones.
     """
@@ -40,28 +46,57 @@ class BeginPart(NamedTuple):
 class Begin:
     """Begins `count` trajectories at a prompt, neither more nor fewer.
 
-    at: the prompt, a row of the forest.  parts: what each of them begins with.
+    at: the prompt, a row of the forest; or a problem that the topology made, with an id below 0, which joins the forest first.
+      Acts at equal problems share a row. Where the prompt of such a problem does not fit, its trajectories count as lost.
+    parts: what each of them begins with.
     limit: maximum tokens after the prompt, at most that of the run; None: that of the run.
+    ends: whether the parts are all of it: nothing is sampled, and an environment answers one turn. It ends by itself, unless
+      the limit cuts it.
+    reads: token ids that the writer of the rest reads in place of the prompt; (): the prompt. The trajectory lies under the
+      prompt all the same, and what the policy writes has the role ELSEWHERE, as parts have that it wrote under these ids
+      before. `Topology.reads` declares how long they may be.
+    by: who writes the rest, one of `WRITERS`.
     sampling: numbers that replace the run's `Sampling`, such as {"temperature": 0.7}; the topology declares those that the run
       may lack, `Topology(..., numbers=("top_k",))`.
 
     Raises ValueError with all numbers and roles that cannot be.
     """
 
-    at: int
+    at: int | Problem
     count: int = 1
     parts: tuple[BeginPart, ...] = ()
     limit: int | None = None
     sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    ends: bool = False
+    reads: Sequence[int] = ()
+    by: str = "policy"
 
     def __post_init__(self):
+        made = isinstance(self.at, Problem)
         faults = [f"{name}={value!r}; give a whole number, {least} or more" for name, value, least in (
-            ("at", self.at, 0), ("count", self.count, 0), ("limit", 1 if self.limit is None else self.limit, 1))
+            ("at", 0 if made else self.at, 0), ("count", self.count, 0), ("limit", 1 if self.limit is None else self.limit, 1))
                   if not isinstance(value, int | np.integer) or value < least]
+        if made and self.at.id >= 0:
+            faults.append(f"the problem has the id {self.at.id}, which is that of a problem of the task; give it an id below 0")
         faults += [f"a part has the role {part[0]!r}; give {', '.join(role.name for role in PLANTED)}" for part in self.parts
                    if part[0] not in PLANTED]
+        if not len(self.reads) and any(part[0] == Role.ELSEWHERE for part in self.parts):
+            faults.append("a part has the role ELSEWHERE, and reads are empty; give the ids under which the policy wrote it")
+        if self.ends and not self.parts:
+            faults.append("ends=True without parts; give the parts that are all of it, or leave ends out")
+        if self.by not in WRITERS:
+            faults.append(str(registry.unknown("writer of the rest", self.by, WRITERS)))
         if faults:
-            raise ValueError(f"Begin at prompt {self.at!r}: {'. '.join(faults)}")
+            where = "a problem that a topology made" if made else f"prompt {self.at!r}"
+            raise ValueError(f"Begin at {where}: {'. '.join(faults)}")
+
+    @property
+    def row(self) -> int:
+        """The row of its prompt; ValueError for a problem that has not joined the forest."""
+        if isinstance(self.at, Problem):
+            raise ValueError(f"Begin at the problem {str(self.at.prompt)[:80]!r}, which is in no forest yet; let a plan have "
+                             "the act, or give a row of the forest")
+        return self.at
 
 
 class Stop(NamedTuple):
@@ -85,7 +120,7 @@ def groups(prompts: Sequence[int] | np.ndarray, count: int | np.ndarray) -> tupl
 
 def limited(acts: Sequence[Act], limits: np.ndarray) -> list[Act]:
     """The acts with at most `limits` i32[P] tokens after each prompt."""
-    return [dataclasses.replace(act, limit=int(min(limits[act.at], limits[act.at] if act.limit is None else act.limit)))
+    return [dataclasses.replace(act, limit=int(min(limits[act.row], limits[act.row] if act.limit is None else act.limit)))
             if isinstance(act, Begin) else act for act in acts]
 
 
@@ -96,7 +131,7 @@ def numbered(acts: Sequence[Act], first: int, group: int) -> tuple[list[tuple[Be
     its blocks, and the next prompt begins a new one. Processes share out blocks by their numbers.
     """
     found, next_uid = list[tuple[Begin, range]](), -(-first // group) * group
-    for _, some in itertools.groupby((act for act in acts if isinstance(act, Begin)), key=lambda act: act.at):
+    for _, some in itertools.groupby((act for act in acts if isinstance(act, Begin)), key=lambda act: act.row):
         for act in some:
             found.append((act, range(next_uid, next_uid + act.count)))
             next_uid += act.count

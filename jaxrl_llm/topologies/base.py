@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.topologies.acts import Act, groups
@@ -46,11 +47,13 @@ class Plan(NamedTuple):
     """The next samples: `draw`, the number of problems to draw from the task; or `acts`, see `acts`.
 
     `measure`: a requested fact of `MEASURED`. A plan without any of these marks the batch as complete.
+    `problems`: those that acts bring (`Begin.at`), while they join the forest; topologies leave it out.
     """
 
     draw: int = 0
     acts: tuple[Act, ...] = ()
     measure: str = ""
+    problems: tuple[Problem, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -70,7 +73,7 @@ class Topology(NamedTuple):
     functions change and which outlive a batch; None: there is none. Checkpoints have it as JSON, with the position in the data.
     `at_once`: how many rollouts of a prompt it begins together, for which engines are compiled; None: `sampling.group`.
     `numbers`: those of the distribution, "top_k", "top_p" or "min_p", that `Begin.sampling` of its acts sets; engines are
-    compiled with them.
+    compiled with them. `reads`: the most tokens of `Begin.reads` of its acts, for which engines are compiled.
     """
 
     plan: Callable[[Forest], Plan]
@@ -81,6 +84,7 @@ class Topology(NamedTuple):
     memory: dict[str, Any] | None = None
     at_once: int | None = None
     numbers: tuple[str, ...] = ()
+    reads: int = 0
 
 
 TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False, given=GIVEN)

@@ -61,7 +61,7 @@ def guided(inner: Topology, *, group: int, guide: Guide) -> Topology:
         if wanted.measure:
             return wanted
         return wanted._replace(acts=tuple(one for act in wanted.acts for one in (
-            aided(act) if isinstance(act, Begin) and not known[act.at] else [act])))
+            aided(act) if isinstance(act, Begin) and not known[act.row] else [act])))
 
     def aided(act):
         shares = guide.shares(act.count)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxrl_llm.data.forest import Forest, select
-from jaxrl_llm.topologies.acts import Begin
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.topologies.acts import Act, Stop
 from jaxrl_llm.topologies.base import Plan, Topology, group_sizes
 
 
@@ -45,8 +46,7 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
                                       "parts; leave one of the two out")
         if wanted.acts:
             rows = np.flatnonzero(last)
-            return wanted._replace(acts=tuple(dataclasses.replace(act, at=int(rows[act.at])) if isinstance(act, Begin) else act
-                                              for act in wanted.acts))
+            return wanted._replace(acts=tuple(_moved(act, rows) for act in wanted.acts))
         enough = passed(forest).sum() >= prompts or forest.draw[-1] + 1 >= attempts
         return Plan() if enough else inner.plan(select(forest, np.zeros(len(last), bool)))
 
@@ -58,3 +58,9 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
         return {"filter/draws": float(forest.draw[-1] + 1), "filter/kept": float(passed(forest).mean())}
 
     return inner._replace(plan=plan, choose=choose, metrics=metrics)
+
+
+def _moved(act: Act, rows: np.ndarray) -> Act:
+    """The act at the row of the whole forest; a problem that has no row yet joins the last draw."""
+    made = isinstance(act, Stop) or isinstance(act.at, Problem)
+    return act if made else dataclasses.replace(act, at=int(rows[act.at]))

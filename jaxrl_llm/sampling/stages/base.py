@@ -22,7 +22,7 @@ import numpy as np
 from jaxrl_llm.control import Controller
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.forest import Forest
-from jaxrl_llm.data.rollouts import Role, Rollouts
+from jaxrl_llm.data.rollouts import SAMPLED, Rollouts
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tasks.base import Problem, Task
@@ -156,7 +156,7 @@ stage = STAGES.enter
 
 def policy_tokens(forest: Forest) -> int:
     """Number of tokens that the policy wrote."""
-    return int(forest.length[forest.role == Role.POLICY].sum())
+    return int(forest.length[np.isin(forest.role, SAMPLED)].sum())
 
 
 def means(values: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:

@@ -11,6 +11,7 @@ from jaxrl_llm.control import Fact
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.sampling.fitting import fitting_problems
+from jaxrl_llm.sampling.stages import made
 from jaxrl_llm.sampling.stages.base import Origin, Rows, Stage, Unfinished
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tasks.loader import drawn, evenly
@@ -28,11 +29,16 @@ FACTS = (Fact("group_size", "i32[P], rollouts of each prompt, where a controller
 
 
 def draw() -> Stage:
-    """Draws `plan.draw` problems whose prompts fit; with `group_sizes` their fact `group_size` i32[P]."""
+    """Draws `plan.draw` problems whose prompts fit, or takes those of the plan.
+
+    With `group_sizes` drawn ones have the fact `group_size` i32[P].
+    """
     return Stage("draw", grow=_grow, reads=READS, provides=("group_size",))
 
 
 def _grow(batch: Unfinished, source: Origin) -> Unfinished:
+    if batch.plan.problems:
+        return made.planted(batch, source)
     if not batch.plan.draw:
         return batch
     rows, knobs = list[Any](), batch.knobs

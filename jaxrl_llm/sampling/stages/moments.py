@@ -7,7 +7,9 @@ from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.sampling.stages import made
 from jaxrl_llm.sampling.stages.base import Origin, Unfinished
+from jaxrl_llm.topologies import Plan
 
 
 def begun(batch: Unfinished, source: Origin) -> Unfinished:
@@ -16,12 +18,21 @@ def begun(batch: Unfinished, source: Origin) -> Unfinished:
 
 
 def grown(batch: Unfinished, source: Origin) -> Unfinished:
-    """The batch after its plan is carried out: the problems that it draws join the forest."""
+    """The batch after its plan is carried out: the problems that it draws join the forest, and before them those of acts."""
+    new, plan = made.at_rows(batch.plan, batch.forest.problems)
+    if new:
+        batch = _carried_out(batch._replace(plan=Plan(problems=new)), source)
+    return _carried_out(made.without_lost(batch._replace(plan=plan)), source)
+
+
+def _carried_out(batch: Unfinished, source: Origin) -> Unfinished:
+    """The same for a plan whose acts are all at rows of the forest."""
     batch = batch._replace(first=len(batch.forest.uid), drawn=None)
     batch = functools.reduce(lambda batch, stage: stage.grow(batch, source), source.stages, batch)
     if batch.drawn is None:
         return batch
-    joined = forests.join([batch.forest, batch.drawn]) if batch.forest.problems else batch.drawn
+    drawn = made.with_facts_of(batch.drawn, batch.forest) if batch.plan.problems else batch.drawn
+    joined = forests.join([batch.forest, drawn]) if batch.forest.problems else drawn
     return batch._replace(forest=joined, drawn=None)
 
 

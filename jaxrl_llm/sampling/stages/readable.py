@@ -2,7 +2,7 @@
 import numpy as np
 
 from jaxrl_llm.data.forest import chains
-from jaxrl_llm.data.rollouts import Role, Rollouts
+from jaxrl_llm.data.rollouts import SAMPLED, Rollouts
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, placed, with_extras
 from jaxrl_llm.sampling.stages.mix import rows_of
 
@@ -14,7 +14,7 @@ def readable() -> Stage:
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
         forest, ends = batch.forest, rows_of(batch.forest, source)
         node, row = chains(forest, ends)
-        marked = [own and REPLACEMENT in text for own, text in zip(forest.role[node] == Role.POLICY, forest.texts[node])]
+        marked = [own and REPLACEMENT in text for own, text in zip(np.isin(forest.role[node], SAMPLED), forest.texts[node])]
         found = np.bincount(row, np.array(marked, float), minlength=len(ends)) > 0
         return with_extras(rollouts, unreadable=placed(forest, ends, found, rollouts.valid.shape))
 

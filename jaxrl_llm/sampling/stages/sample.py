@@ -24,8 +24,9 @@ def _grow(batch: Unfinished, source: Origin) -> Unfinished:
     acts, first = plan.acts, source.next_uid
     _, source.next_uid = numbered(acts, first, source.stream.group)
     if "token_limits" in batch.knobs:
-        ids = [problem.id for problem in forest.problems]
-        acts = limited(acts, np.asarray(batch.knobs["token_limits"], np.int32)[ids])
+        ids = np.array([problem.id for problem in forest.problems], np.int64)
+        limits = np.asarray(batch.knobs["token_limits"], np.int32)
+        acts = limited(acts, np.where(ids < 0, source.stream.max_tokens, limits[np.maximum(ids, 0)]))
     return batch._replace(forest=source.stream.run(forest, acts, first, batch.timer))
 
 

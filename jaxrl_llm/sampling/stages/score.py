@@ -26,7 +26,7 @@ def score() -> Stage:
 
 
 def outcome_counts(forest: Forest, problems: int) -> dict[str, np.ndarray]:
-    """The facts `tried` and `right` i32[N] of a forest, see `FACTS`."""
+    """The facts `tried` and `right` i32[N] of a forest, see `FACTS`; problems that a topology made are not counted."""
     ids = np.array([problem.id for problem in forest.problems], np.int64)[forest.prompt[forest.ends]]
-    return {"tried": np.bincount(ids, minlength=problems).astype(np.int32),
-            "right": np.bincount(ids[forest.solved[forest.ends]], minlength=problems).astype(np.int32)}
+    return {"tried": np.bincount(ids[ids >= 0], minlength=problems).astype(np.int32),
+            "right": np.bincount(ids[(ids >= 0) & forest.solved[forest.ends]], minlength=problems).astype(np.int32)}

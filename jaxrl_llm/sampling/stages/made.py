@@ -1,0 +1,69 @@
+"""Problems that a topology made: they join the forest before trajectories begin at them."""
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_llm import parallel
+from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.engines.prompts import fit
+from jaxrl_llm.sampling.stages.base import Origin, Unfinished
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.topologies import Begin, Plan
+
+NOTE = "made"  # rows of made problems whose prompts do not fit, in the notes of a batch
+
+
+def at_rows(plan: Plan, known: Sequence[Problem]) -> tuple[tuple[Problem, ...], Plan]:
+    """The problems of a plan's acts that are not `known` yet, each once, and the plan with rows in their place."""
+    problems = list(known)
+
+    def row(problem):
+        found = next((n for n, one in enumerate(problems) if one.id == problem.id and one == problem), None)
+        if found is None:
+            problems.append(problem)
+        return len(problems) - 1 if found is None else found
+
+    acts = tuple(dataclasses.replace(act, at=row(act.at)) if isinstance(act, Begin) and isinstance(act.at, Problem) else act
+                 for act in plan.acts)
+    return tuple(problems[len(known):]), plan._replace(acts=acts)
+
+
+def planted(batch: Unfinished, source: Origin) -> Unfinished:
+    """The batch that draws `plan.problems`, as a part of the last draw; the note `made` has the rows of those that do not fit.
+
+    The forest has the first tokens of a prompt that does not fit. Raises ValueError for such a prompt, unless
+    `prompts.overlong` leaves it out.
+    """
+    problems, stream, forest = batch.plan.problems, source.stream, batch.forest
+    encoded = parallel.first(stream.partner.encode(problems, stream.tokenizer, batch.timer))
+    fitted = [None if ids is None else fit(ids, problem, stream.prompt_tokens, source.overlong, stream.tokenizer)
+              for problem, ids in zip(problems, encoded, strict=True)]
+    shown = [ids or (one or [0])[:stream.prompt_tokens] for ids, one in zip(fitted, encoded)]
+    new = source.planted(list(zip(problems, shown)), draw=int(forest.draw.max(initial=0)))
+    unfit = {len(forest.problems) + n for n, ids in enumerate(fitted) if ids is None} | {*batch.notes.get(NOTE, ())}
+    return batch._replace(drawn=new).noted(NOTE, frozenset(unfit))
+
+
+def with_facts_of(new: Forest, forest: Forest) -> Forest:
+    """The new prompts with the facts that those of a forest have; what no stage knows of them is NaN, or 0 of whole numbers."""
+    def unknown(values):
+        fill = np.nan if np.issubdtype(values.dtype, np.floating) else 0
+        return np.full((len(new.problems), *values.shape[1:]), fill, values.dtype)
+
+    return new.with_facts({name: new.facts[name] if name in new.facts else unknown(values)
+                           for name, values in forest.facts.items()}) if forest.problems else new
+
+
+def without_lost(batch: Unfinished) -> Unfinished:
+    """The batch whose plan begins nothing at prompts that do not fit; what it would have begun counts as lost."""
+    unfit = batch.notes.get(NOTE, ())
+    if not unfit:
+        return batch
+    kept, lost = [], batch.forest.lost.copy()
+    for act in batch.plan.acts:
+        if isinstance(act, Begin) and act.row in unfit:
+            lost[act.row] += act.count
+        else:
+            kept.append(act)
+    return batch._replace(plan=batch.plan._replace(acts=tuple(kept)), forest=batch.forest.with_columns(lost=lost))
