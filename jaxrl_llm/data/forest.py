@@ -120,10 +120,13 @@ class Forest:
 
     @property
     def messages(self) -> np.ndarray:
-        """bool[N], the last nodes of turns that the policy or an expert wrote, each in part at least."""
-        spoken = np.isin(self.role, TRAINED)
-        goes_on = spoken | (self.role == Role.HINT)  # a hint within a turn
-        return spoken & ~np.isin(np.arange(len(spoken)), self.parent[goes_on])
+        """bool[N], the last nodes of turns that the policy or an expert wrote, each in part at least.
+
+        A turn goes on with the words of an expert or of a hint, and with those of the policy behind another author's.
+        """
+        spoken, sampled = np.isin(self.role, TRAINED), np.isin(self.role, SAMPLED)
+        inside = np.isin(self.role, (Role.EXPERT, Role.HINT)) | (sampled & (self.role != self.role[self.parent]))
+        return spoken & ~np.isin(np.arange(len(spoken)), self.parent[inside])
 
     @property
     def finals(self) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from jaxrl_llm.sampling.stages.guide import guide
 from jaxrl_llm.sampling.stages.measure import measure
 from jaxrl_llm.sampling.stages.mix import mix
 from jaxrl_llm.sampling.stages.readable import readable
+from jaxrl_llm.sampling.stages.reads import reads
 from jaxrl_llm.sampling.stages.reference import reference
 from jaxrl_llm.sampling.stages.rehearse import rehearse
 from jaxrl_llm.sampling.stages.sample import sample
@@ -20,10 +21,11 @@ from jaxrl_llm.sampling.stages.shape import shape
 from jaxrl_llm.sampling.stages.share import share
 
 __all__ = ["NEEDED", "STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw",
-           "expect", "greedy", "guide", "measure", "mix", "readable", "reference", "rehearse", "replaced", "sample", "score",
-           "shape", "share", "stage"]
+           "expect", "greedy", "guide", "measure", "mix", "readable", "reads", "reference", "rehearse", "replaced", "sample",
+           "score", "shape", "share", "stage"]
 
-NEEDED = {"greedy_rewards": greedy, "unreadable": readable}  # stages of runs whose method needs what they provide
+# Stages of runs whose method needs what they provide, or what a recorder makes of it.
+NEEDED = {"greedy_rewards": greedy, "unreadable": readable, "written_logprobs": reads}
 
 
 def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage] = (), mixes: Sequence[Stage] = ()
