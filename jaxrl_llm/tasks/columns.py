@@ -14,7 +14,7 @@ from typing import Any
 from jaxrl_llm.rewards import program_tests
 from jaxrl_llm.rewards.math import last_boxed
 from jaxrl_llm.tasks.base import Messages
-from jaxrl_llm.tokenizers.messages import read
+from jaxrl_llm.tokenizers.messages import read, shown
 from jaxrl_llm.tools.registry import nearest
 
 _HOLE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.\-]*)\}")
@@ -60,15 +60,24 @@ def is_blank(given: str) -> bool:
 
 def messages(value: Any, name: str) -> Messages:
     """Chat messages with a `role` and a `content`, a text or parts of one; a call needs no content. ValueError for others."""
-    def well_formed(message: Any) -> bool:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return False
-        content = message.get("content")
-        return bool(message.get("tool_calls")) if content is None else isinstance(content, str | list)
-
-    if not isinstance(value, list) or not value or not all(map(well_formed, value)):
-        raise ValueError(f"{name!r} must be a non-empty list of objects with the strings 'role' and 'content'")
+    wrong = "" if isinstance(value, list) and value else f", got {shown(value)}"
+    for number, message in enumerate(value if not wrong else ()):
+        wrong = wrong or _malformed(message, f"{name}[{number}]")
+    if wrong:
+        raise ValueError(f"{name!r} must be a non-empty list of objects with the strings 'role' and 'content'{wrong}")
     return tuple(read(message, f"{name}[{i}]") for i, message in enumerate(value))
+
+
+def _malformed(message: Any, where: str) -> str:
+    """What is wrong with a message; empty if nothing is."""
+    if not isinstance(message, dict):
+        return f"; {where} is {shown(message)}"
+    content, role = message.get("content"), message.get("role")
+    if not isinstance(role, str):
+        return f"; {where}.role is {shown(role)}" if "role" in message else f"; {where} has no 'role'"
+    if content is None:
+        return "" if message.get("tool_calls") else f"; {where} has no 'content'"
+    return "" if isinstance(content, str | list) else f"; {where}.content is {shown(content)}"
 
 
 def answer(value: Any, name: str) -> str:

@@ -83,14 +83,22 @@ def reply(tokenizer: Tokenizer, prompt: Messages, words: Messages, *, last: bool
     If the prompt ends with words of the assistant, which the policy continues, the first words continue them. Raises ValueError
     as `conversations` does, and for a template that changes earlier turns while tools answer.
     """
-    opened = prompt[-1]["content"] if ending(prompt)["continue_final_message"] else ""
-    first = len(prompt) - bool(opened)
-    whole = [*prompt[:first], {**words[0], "content": opened + words[0]["content"]}, *words[1:]]
+    whole, first, opened = joined(prompt, words)
     found = conversations(tokenizer, whole, since=first, opened=opened, last=last, **variables)
     if len(found) > 1:
         raise ValueError(f"the chat template changes message {found[0].turns[-1]} once message {found[1].turns[0]} is said, so "
                          f"these are no single text behind the prompt. {_ADVICE}")
     return found[0]
+
+
+def joined(prompt: Messages, words: Messages) -> tuple[list[Mapping[str, Any]], int, str]:
+    """A prompt and the words behind it as one conversation, the number of the first message with words, and words before them.
+
+    The words before them are those of an open last message of the prompt, which the policy continues.
+    """
+    opened = prompt[-1]["content"] if ending(prompt)["continue_final_message"] else ""
+    first = len(prompt) - bool(opened)
+    return [*prompt[:first], {**words[0], "content": opened + words[0]["content"]}, *words[1:]], first, opened
 
 
 _ADVICE = ("Give a template that keeps what it has written (config.model.chat_template), or set its variables "
