@@ -1,11 +1,14 @@
 """From problems to a padded batch of prompt tokens."""
 import bisect
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.data.rollouts import PromptBatch
 from jaxrl_llm.tasks.base import Messages, Problem
+from jaxrl_llm.tasks.traces import Trace
 from jaxrl_llm.tokenizers.messages import ending
 
 OVERLONG = ("fail", "skip", "truncate")
@@ -30,9 +33,30 @@ def encode_problems(problems: Sequence[Problem], tokenizer) -> list[list[int]]:
     return [encode_problem(problem, tokenizer) for problem in problems]
 
 
+class Spelled(NamedTuple):
+    """A trace as tokens behind its prompt: `ids`; whether its writer `said` each, and not a tool; `logprobs`, NaN if unknown."""
+
+    ids: list[int]
+    said: list[bool]
+    logprobs: list[float]
+
+
+def spelled(trace: Trace, problem: Problem, tokenizer) -> Spelled:
+    """The tokens of a trace of a problem, with the end token. Raises ValueError for log-probs of another number of tokens."""
+    where = problem.place or f"problem {problem.id}"
+    if not isinstance(trace.words, str):
+        raise NotImplementedError(f"{where}: a trace of messages has no tokens yet; give its 'text'")
+    ids = [*tokenizer.encode(trace.words), tokenizer.eos_id]
+    known = [math.nan] * len(ids) if trace.logprobs is None else [float(x) for x in trace.logprobs]
+    if len(known) != len(ids):
+        raise ValueError(f"{where}: a trace has {len(known)} log-probs, and {len(ids)} tokens with its end token; give one for "
+                         f"each token of this tokenizer, or none: {str(trace.words)[:80]!r}")
+    return Spelled(ids, [True] * len(ids), known)
+
+
 def solution_ids(problem: Problem, tokenizer) -> list[int]:
     """Token ids of `problem.extra["solution"]`, or of the answer alone, with the end token: what an expert would write."""
-    return [*tokenizer.encode(problem.extra.get("solution", problem.answer)), tokenizer.eos_id]
+    return spelled(Trace(problem.extra.get("solution", problem.answer)), problem, tokenizer).ids
 
 
 def fit(ids: list[int], problem: Problem, max_tokens: int, overlong: str, tokenizer) -> list[int] | None:

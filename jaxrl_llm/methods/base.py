@@ -36,7 +36,7 @@ class Method:
     `jaxrl_llm.control`, separated by commas. `replay`: a rule of `jaxrl_llm.replay`, if the method trains on rollouts of
     earlier steps. `replay_estimator`, `replay_objective`: how rollouts are credited and learned from that the rule replays in
     updates of their own; empty: as fresh ones. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further
-    rollouts. `guidance`: a guide of `jaxrl_llm.topologies`, if some completions begin with the task's solutions. `topology`:
+    rollouts. `guidance`: a topology that wraps the run's, if some completions begin with traces of problems. `topology`:
     who is sampled, by a name of `jaxrl_llm.topologies`; empty: as the other parts imply, else one group per prompt.
     `recorders`: measurements of `jaxrl_llm.recorders` beyond those that the needs ask for. Every part may be your own, as
     "module:function". `phases`: stages of a run, see `setup.phases`. `defaults`: the paper's settings outside the parts, by the

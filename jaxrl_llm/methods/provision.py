@@ -1,7 +1,7 @@
 """What methods need and what provides it: a method runs if everything that its parts need is provided.
 
 Names are fields of `Rollouts`, entries of its `extras`, settings that controllers set, or parts of a run such as
-`config.teacher.path`, `method.guidance` and `estimator.wants_more`. All runs provide the fields in `SAMPLED`, tasks and
+`config.teacher.path`, `method.allocation` and `estimator.wants_more`. All runs provide the fields in `SAMPLED`, tasks and
 environments their facts; replay rules, topologies and recorders say themselves what they provide. `ELSEWHERE` and `AWAITED`
 only say who could provide a missing field: environments and tasks, or nobody yet.
 """
@@ -74,7 +74,7 @@ def replay_needs_of(again: Sequence[Any]) -> set[str]:
 
 def parts_of(method: Method, estimator: Estimator) -> set[str]:
     """The parts that a method brings, by which topologies and recorders are made, and the settings of its controllers."""
-    of_row = {f"method.{name}" for name in ("allocation", "guidance", "replay") if getattr(method, name)}
+    of_row = {f"method.{name}" for name in ("allocation", "replay") if getattr(method, name)}
     of_estimator = {f"estimator.{name}" for name, part in estimator._asdict().items() if part is not None}
     controllers = [control.make(name, **numbers) for name, numbers in method.parts("controllers") if _known(name, CONTROLLERS)]
     return of_row | of_estimator | {knob for one in controllers for knob in one.knobs}
@@ -85,8 +85,7 @@ def provided(method: Method, estimator: Estimator, given: Iterable[str] = ()) ->
     there = {*SAMPLED, *given, *parts_of(method, estimator)}
     if stored := method.part("replay"):
         there |= {*replay.make(stored.name, **stored.numbers).provides}
-    named = method.part("topology")
-    there |= topologies.provided(named and named.name, there)
+    there |= topologies.provided(_topologies_of(method), there)
     return there | recorders.recordable(there)
 
 
@@ -109,13 +108,18 @@ def lacks(method: Method, estimator: Estimator, objective: Objective, given: Ite
     """
     there = provided(method, estimator, given)
     needs = needs_of(method, estimator, objective) | replay_needs_of(again)
-    for name, _ in method.parts("topology"):
+    for name in _topologies_of(method):
         needs |= {*topologies.TOPOLOGIES.find(name).needs}
     missing = [Lack(name, _provider(name, there)) for name in sorted(needs - there)]
     missing += [Lack(f"{sort} {name}", "a file of jaxrl_llm.control")
                 for sort, table in (("filter", FILTERS), ("controller", CONTROLLERS))
                 for name, _ in method.parts(f"{sort}s") if not _known(name, table)]
     return missing
+
+
+def _topologies_of(method: Method) -> list[str]:
+    """The topologies that a method names."""
+    return [name for key in ("topology", "guidance") for name, _ in method.parts(key)]
 
 
 def _known(name: str, table: PartTable) -> bool:

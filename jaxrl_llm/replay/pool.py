@@ -152,7 +152,7 @@ def _content(path: Path) -> dict | None:
 
 _ALONE = {
     "config.environment": "samples in an environment", "config.budget.utility": "has a budget",
-    "replay": "replays rollouts of its own", "guide": "shows solutions", "needs.prior": "expects something of prompts",
+    "replay": "replays rollouts of its own", "begins": "shows solutions", "needs.prior": "expects something of prompts",
     "sizes": "samples prompts unequally", "measured": "reads {1} of the sampler",
     **{f"needs.{name}": f"reads {name} of the sampler" for name in ("behavior_logprobs", "entropies")}}
 CONFLICTS = tuple(

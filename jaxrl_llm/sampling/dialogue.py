@@ -13,6 +13,7 @@ from jaxrl_llm.data import turn_info
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.forest import Forest, grow, plant
 from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.engines.prompts import spelled
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.environments import base
 from jaxrl_llm.environments.answers import Answers
@@ -20,10 +21,12 @@ from jaxrl_llm.environments.runner import AllInvalid, Recording, Runner
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.sampling.shown_tools import behind, variables_of
 from jaxrl_llm.sampling.stream import Partner
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, authors, beginning
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, authors, beginning
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.traces import Trace, traces_of
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.tools.timer import PhaseTimer
+from jaxrl_llm.topologies.acts import FromTrace
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
 _DEMONSTRATED = 1  # the seed of demonstrations before the first step
@@ -349,20 +352,19 @@ class Dialogue:
         message["content"] = through_stop_string(message["content"], self.stop_strings)
         return {**message, "ids": ids} if self.runner.environment.tokens else message
 
-    def beginning(self, problem: Problem, uid: int, share: float) -> list[int]:
-        """The first tokens of a trajectory's first turn: of the problem's solution, else of what the oracle says first.
+    def beginning(self, problem: Problem, uid: int, role: int, what: FromTrace) -> list[Planted]:
+        """The first tokens of a trajectory's first turn: of a trace of the problem, else of what the oracle says first.
 
         The oracle sees the state of the very trajectory, which is opened for it.
         """
-        return beginning(self._expert(problem, uid), share, min(self.turn_tokens, self.max_tokens))
-
-    def _expert(self, problem: Problem, uid: int) -> list[int]:
-        """Token ids of what an expert says first in a trajectory, with the end token."""
-        environment, text = self.runner.environment, problem.extra.get("solution")
-        if text is None:
-            assert environment.oracle is not None
-            text = environment.oracle(base.begin(environment, problem, base.key_of(self.runner.seed, self.offset + uid))[0])
-        return [*self.tokenizer.encode(text), self.tokenizer.eos_id]
+        environment = self.runner.environment
+        if {"traces", "solution"} & {*problem.extra} or environment.oracle is None:
+            trace = traces_of(problem)[what.number]
+        else:
+            key = base.key_of(self.runner.seed, self.offset + uid)
+            trace = Trace(environment.oracle(base.begin(environment, problem, key)[0]))
+        most = min(self.turn_tokens, self.max_tokens)
+        return beginning(spelled(trace, problem, self.tokenizer), what.share, most, role)
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """One trajectory of each problem in which the environment's oracle replaces the policy.

@@ -11,13 +11,15 @@ from jaxrl_llm import parallel
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.forest import Forest, grow, plant
 from jaxrl_llm.data.rollouts import Role
-from jaxrl_llm.engines.prompts import encode_problems, solution_ids
+from jaxrl_llm.engines.prompts import encode_problems, spelled
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.rewards import ByTask, Combined
 from jaxrl_llm.sampling.scoring import cut_and_spelled, scores_of, shared_scores
-from jaxrl_llm.sampling.trajectory import Trajectory, TurnLimits, authors, beginning
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, authors, beginning
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.traces import traces_of
 from jaxrl_llm.tools.timer import PhaseTimer
+from jaxrl_llm.topologies.acts import FromTrace
 
 
 class _Scored(NamedTuple):
@@ -245,9 +247,9 @@ class OneTurn:
     def check(self, forest: Forest) -> None:
         """Does nothing: no completion is lost."""
 
-    def beginning(self, problem: Problem, uid: int, share: float) -> list[int]:
-        """The first tokens of the problem's solution."""
-        return beginning(solution_ids(problem, self.tokenizer), share, self.max_tokens)
+    def beginning(self, problem: Problem, uid: int, role: int, what: FromTrace) -> list[Planted]:
+        """The first tokens of a trace of the problem."""
+        return beginning(spelled(traces_of(problem)[what.number], problem, self.tokenizer), what.share, self.max_tokens, role)
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""

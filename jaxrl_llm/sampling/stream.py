@@ -29,7 +29,7 @@ from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, ended
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies.acts import Act, Begin, ExpertShare, Stop, numbered
+from jaxrl_llm.topologies.acts import Act, Begin, FromTrace, Stop, numbered
 
 READS = (
     Knob("temperature", least=0, doc="f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the "
@@ -155,8 +155,8 @@ class Partner(Protocol):
     def check(self, forest: Forest) -> None:
         """Raises the error of a forest of which too much was lost, in all processes together."""
 
-    def beginning(self, problem: Problem, uid: int, share: float) -> list[int]:
-        """What an expert begins a trajectory of a problem with: the `share` of what it says first."""
+    def beginning(self, problem: Problem, uid: int, role: int, what: FromTrace) -> list[Planted]:
+        """What a part of a trace begins a trajectory of a problem with, in this role; tools have their own."""
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """A trajectory of an oracle for each problem, of whose turns a share are random; see `Dialogue.demonstrated`."""
@@ -327,7 +327,10 @@ class Stream:
                                  "sampling.engine='slots'")
         planted = list[Planted]()
         for role, what, logprobs in act.parts:
-            if not (filled := self._filled(what, problem, uid)):
+            if isinstance(what, FromTrace):
+                planted += self.partner.beginning(problem, uid, role, what)
+                continue
+            if not (filled := list(self.tokenizer.encode(what) if isinstance(what, str) else what)):
                 continue
             check_tokens(uid, filled, self.tokenizer.vocab_size)
             if logprobs is not None and len(logprobs) != len(filled):
@@ -384,12 +387,6 @@ class Stream:
         while nodes:  # an answer may let the engine look at what has ended
             self._heard(nodes, False, PhaseTimer())
             nodes = self._engine.finished()
-
-    def _filled(self, what: Sequence[int] | str | ExpertShare, problem: Problem, uid: int) -> list[int]:
-        """The token ids of a part."""
-        if isinstance(what, ExpertShare):
-            return self.partner.beginning(problem, uid, what.share)
-        return list(self.tokenizer.encode(what) if isinstance(what, str) else what)
 
     def advance(self, timer: PhaseTimer | None = None) -> bool:
         """Samples a part of the trajectories, and hears what the partner answers; returns whether some still grow.

@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl_llm.data.columns import Column
 from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.engines.prompts import Spelled
 from jaxrl_llm.engines.requests import Node, as_ints
 from jaxrl_llm.environments import base
 
@@ -162,14 +163,17 @@ class Trajectory:
         del self.ids[len(self.ids) - len(piece["tokens"]):]
 
 
-def beginning(ids: list[int], share: float, most: int) -> list[int]:
-    """The first `floor(share * tokens)` of an expert's `ids`, whose last is the end token.
+def beginning(trace: Spelled, share: float, most: int, role: int = Role.EXPERT) -> list[Planted]:
+    """The first `floor(share * tokens)` of a trace, whose last token is the end token, as parts of one author each.
 
-    A share of 1 is all of them with the end token, or none if they are more than `most`.
+    A share of 1 is all of it with the end token, or nothing if it is longer than `most`. What tools say is an environment's.
     """
-    if share >= 1:
-        return ids if len(ids) <= most else []
-    return ids[:min(int(np.floor(np.float32(share) * (len(ids) - 1) + np.float32(1e-4))), most - 1)]
+    whole = len(trace.ids) if len(trace.ids) <= most else 0
+    part = int(np.floor(np.float32(share) * (len(trace.ids) - 1) + np.float32(1e-4)))
+    said = np.array(trace.said[:whole if share >= 1 else min(part, most - 1)], bool)
+    places = [0, *np.flatnonzero(np.diff(said)) + 1, len(said)]
+    return [Planted(role if said[start] else Role.ENVIRONMENT, trace.ids[start:end], trace.logprobs[start:end])
+            for start, end in zip(places, places[1:]) if end > start]
 
 
 def authors(planted: Sequence[Planted], length: int, rest: Role = Role.POLICY) -> np.ndarray:

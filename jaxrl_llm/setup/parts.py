@@ -26,7 +26,7 @@ from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.numbers import method_parts
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tools.files import expanded
-from jaxrl_llm.topologies import Guide, Rule
+from jaxrl_llm.topologies import Rule
 from jaxrl_llm.values import features
 
 
@@ -37,7 +37,7 @@ class Parts(NamedTuple):
       rehearsed: estimator and objective of rollouts that are replayed in updates of their own; None: those of fresh ones.
       needs: the fields that they read; fresh_needs, rehearsed_needs: of fresh and of replayed batches alone.
       there: what a run with this configuration has for them beside `provision.SAMPLED`.
-      filters, controls: by name.  replay, rule, guide: None if the method has none.
+      filters, controls: by name.  replay, rule: None if the method has none.
     """
 
     method: methods.Method
@@ -49,7 +49,6 @@ class Parts(NamedTuple):
     controls: Controls
     replay: replay.Replay | None
     rule: Rule | None
-    guide: Guide | None
     rehearsed: tuple[Estimator, Objective] | None = None
     fresh_needs: frozenset[str] = frozenset()
     rehearsed_needs: frozenset[str] = frozenset()
@@ -60,6 +59,11 @@ class Parts(NamedTuple):
         knobs, method = self.controls.knobs, f"method {self.method.slug!r}"
         asked = {"spread": "spread" in knobs, "limits": "token_limits" in knobs, "entropies": "entropies" in self.needs}
         return {what: method for what, needed in asked.items() if needed}
+
+    @property
+    def begins(self) -> bool:
+        """Whether completions may begin with traces of experts."""
+        return begins(self.method)
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -93,16 +97,22 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
             estimator, objective = of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
         around = methods.provision.of_environment(objective, environment.facts, contexts, apart)
     needs, stored = methods.provision.needs_of(method, estimator, objective), only(method, "replay")
-    needs = measured_where_begun(needs) if method.guidance else needs
+    needs = measured_where_begun(needs) if begins(method) else needs
     again = composition.replayed_of(method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size))
     also = methods.provision.replay_needs_of(again) if again else needs if stored is not None and stored.updates else set()
     also |= {"behavior_logprobs"} if stored is not None and stored.as_sampled else set()
-    also = measured_where_begun(also) if method.guidance else also
+    also = measured_where_begun(also) if begins(method) else also
     there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,
              *methods.provision.parts_of(method, estimator)}
     return Parts(method, estimator, objective, frozenset(needs | also), frozenset(there),
                  {name: control.make_filter(name, **numbers) for name, numbers in method.parts("filters")}, controls_of(method),
-                 stored, only(method, "allocation"), only(method, "guidance"), again, frozenset(needs), frozenset(also))
+                 stored, only(method, "allocation"), again, frozenset(needs), frozenset(also))
+
+
+def begins(method: methods.Method) -> bool:
+    """Whether a topology of the method lets completions begin with traces of experts."""
+    named = [*method.parts("topology"), *method.parts("guidance")]
+    return any("expert" in topologies.TOPOLOGIES.find(name).provides for name, _ in named)
 
 
 def measured_where_begun(needs: Set[str]) -> set[str]:

@@ -50,7 +50,7 @@ def make_stages(config: ConfigDict, made: Parts, policy: Policy, task: Task, pri
         stages.measure(gradient_norms.make(policy), prior is not None and prior.successes),
         expects=[*([] if prior is None else [stages.expect(prior)]),
                  *(make() for name, make in stages.NEEDED.items() if name in made.needs)],
-        shapes=[*([] if made.guide is None else [stages.guide()]),
+        shapes=[*([stages.guide()] if made.begins else []),
                 *(stages.STAGES.make(name, **numbers) for name, numbers in written.calls(config.stages))],
         mixes=([stages.share(sharing, fewer)] if sharing is not None else
                [] if made.replay is None else
@@ -70,7 +70,7 @@ def make_topology(config: ConfigDict, made: Parts, P: int, around: Around = Arou
     if estimator.wants_more is not None:
         known["wants"] = lambda forest: wants_more(
             estimator, group, most, *outcomes(forest, most), forest.facts.get("expected"))
-    topology = topologies.make(name, made.there, known, numbers)
+    topology = topologies.make(name, made.there, known, numbers, made.method.parts("guidance"))
     return oracle(topology, prompts=P, group=group) if expects(config, made) and config.prior.source == "oracle" else topology
 
 

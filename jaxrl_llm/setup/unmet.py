@@ -28,7 +28,7 @@ def _reader(made: Parts, field: str) -> str:
     """The end of a line that says which texts of the composition name parts that read a field."""
     named: dict[str, Any] = {"estimator": made.estimator, "objective": made.objective}
     named |= zip(("replay_estimator", "replay_objective"), made.rehearsed or ())
-    named |= {"topology": topologies.TOPOLOGIES.find(name) for name, _ in made.method.parts("topology")}
+    named |= {key: topologies.TOPOLOGIES.find(name) for key in ("topology", "guidance") for name, _ in made.method.parts(key)}
     found = [f"{key}={text}" for key, one in named.items() if (text := getattr(made.method, key)) and field in one.needs]
     found += [f"filters={name}" for name, one in made.filters.items() if field in one.needs]
     found += [f"recorders={name}" for name, _ in made.method.parts("recorders") if field in recorders.named(name).provides]
@@ -80,7 +80,7 @@ def unstaged(config: ConfigDict, made: Parts, around: Around) -> list[str]:
     there = {*columns, *made.measured, *turns, "group_size"}
     there |= {"expected"} if expects(config, made) else set()
     there |= made.needs & {*stages.NEEDED}
-    there |= {"expert", "hint_mask", "hinted"} if made.guide is not None else set()
+    there |= {*topologies.TOPOLOGIES["experts"].provides} if made.begins else set()
     found = []
     for name, numbers in written.calls(config.stages):
         one = stages.STAGES.make(name, **numbers)

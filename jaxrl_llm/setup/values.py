@@ -42,7 +42,7 @@ def kinds_of(config: ConfigDict, made: Parts) -> dict[tuple[str, str], Kind]:
         add(slot.table if slot.rest is None else slot.rest, named[1:])
     for key, table in _NAMED.items():
         add(table, [name for name, _ in written.calls(flatten_dict(config.to_dict(), sep=".")[key])])
-    add(topologies.TOPOLOGIES, {**topologies.implied(made.there), **topologies.implied(made.there, wrapping=True)})
+    add(topologies.TOPOLOGIES, topologies.implied(made.there))
     add(recorders.RECORDERS, recorders.asked(recorded_needs(config, made.needs), made.there | methods.provision.SAMPLED))
     add(measures.MEASURES, made.measured)
     return found
@@ -58,22 +58,24 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
     those that give prompts different ones from the start; "pilot", "mean": of the rule, 0 and 1 without one. "knobs": all that
     are set. "measured": names of the further token columns. "there": what the run has for recorders and topologies. "method",
     "topology": their names. "replays": whether there is a replay; "updates": those of stored rollouts alone in a step;
-    "rehearsed.has_critic": of the estimator that credits them. And the objects "estimator", "objective", "rule", "guide",
-    "replay", "environment", "model" (its configuration), "reward", "schedule", "task", where there are any.
+    "rehearsed.has_critic": of the estimator that credits them. "begins": whether completions begin with traces of experts;
+    "guidance.NAME": the numbers of the topology by which they do. And the objects "estimator", "objective", "rule", "replay",
+    "environment", "model" (its configuration), "reward", "schedule", "task", where there are any.
     """
     estimator, knobs = made.estimator, made.controls.knobs
     unequal = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
     unequal += [f"the controller {setter!r}" for knob, setter in made.controls.setters.items() if knob == "group_sizes"]
     unequal += [f"the allocation rule {name!r}" for name, _ in made.method.parts("allocation")]
     topology = made.method.part("topology")
-    objects = {"rule": made.rule, "guide": made.guide, "replay": made.replay, **around._asdict()}
+    objects = {"rule": made.rule, "replay": made.replay, **around._asdict()}
     rehearsed = estimator if made.rehearsed is None else made.rehearsed[0]
     return {
         **{f"text.{key}": getattr(made.method, key) for key in SLOTS}, "rehearsed.has_critic": rehearsed.has_critic,
         "updates": made.replay.updates if made.replay is not None else 0,
         **{f"config.{key}": value for key, value in flatten_dict(config.to_dict(), sep=".").items()},
         **{f"needs.{name}": True for name in made.needs}, **{f"knobs.{name}": True for name in knobs},
-        **{f"{key}.{name}": value for key in ("estimator", "objective") for name, value in _numbers(made, key).items()},
+        **{f"{key}.{name}": value for key in ("estimator", "objective", "guidance")
+           for name, value in _numbers(made, key).items()}, "begins": made.begins,
         **{f"estimator.{name}": True for name, value in estimator._asdict().items() if callable(value)},
         **{name: value for name, value in objects.items() if value is not None},
         "estimator": estimator, "objective": made.objective, "estimator.has_critic": estimator.has_critic,
@@ -85,7 +87,8 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
 
 
 def _numbers(made: Parts, key: str) -> dict[str, Any]:
-    """All numbers of the estimator or of the objective, those of its defaults included."""
-    part = made.method.part(key)
+    """All numbers of the part under a key, those of its defaults included; none without such a part."""
+    if (part := made.method.part(key)) is None:
+        return {}
     known = SLOTS[key].table.parameters(part.name)
     return {**{name: one.default for name, one in known.items() if one.default is not one.empty}, **part.numbers}

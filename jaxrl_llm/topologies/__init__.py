@@ -6,16 +6,16 @@ decide how many further rollouts prompts get in its rounds:
 
     rule = topologies.make_rule("dars", weighting="hardness")
 
-The `guides` decide how much of its problem's solution a completion begins with.
+`experts` and `adhint` wrap another topology, and let completions begin with traces of their problems.
 """
 from collections.abc import Iterable
 
 from jaxrl_llm.tools import registry
-from jaxrl_llm.topologies.acts import Act, Begin, BeginPart, ExpertShare, Stop, groups
+from jaxrl_llm.topologies.acts import Act, Begin, BeginPart, FromTrace, Stop, groups
+from jaxrl_llm.topologies.adhint import adhint
 from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, topology
 from jaxrl_llm.topologies.budgets import budgets
-from jaxrl_llm.topologies.guided import guided
-from jaxrl_llm.topologies.guides import GUIDES, Guide, guide
+from jaxrl_llm.topologies.experts import experts
 from jaxrl_llm.topologies.narrowed import narrowed
 from jaxrl_llm.topologies.oracle import oracle
 from jaxrl_llm.topologies.refill import refill
@@ -37,18 +37,12 @@ def make_rule(slug: str, **hyper) -> Rule:
     return RULES.make(slug, **hyper)
 
 
-def make_guide(slug: str, **hyper) -> Guide:
-    """The guide of that name; ValueError for unknown names and keywords."""
-    return GUIDES.make(slug, **hyper)
-
-
-def provided(name: str | None, there: Iterable[str]) -> set[str]:
-    """The fields that the named topology provides, and those that a run with the parts that are `there` implies."""
-    kinds = [*implied(there).values(), *implied(there, wrapping=True).values(), *([TOPOLOGIES.find(name)] if name else [])]
+def provided(names: Iterable[str], there: Iterable[str]) -> set[str]:
+    """The fields that the named topologies provide, and those that a run with the parts that are `there` implies."""
+    kinds = [*implied(there).values(), *map(TOPOLOGIES.find, names)]
     return {field for kind in kinds for field in kind.provides}
 
 
-__all__ = ["GUIDES", "RULES", "TOPOLOGIES", "Act", "Begin", "BeginPart", "ExpertShare", "Guide", "Plan", "Rule", "Stop",
-           "Topology", "budgets", "by_rule", "chosen", "groups", "guide", "guided", "implied", "make", "make_guide",
-           "make_rule", "narrowed", "oracle", "provided", "refill", "rounds", "rule", "rule_names", "single", "sized",
-           "topology"]
+__all__ = ["RULES", "TOPOLOGIES", "Act", "Begin", "BeginPart", "FromTrace", "Plan", "Rule", "Stop", "Topology", "adhint",
+           "budgets", "by_rule", "chosen", "experts", "groups", "implied", "make", "make_rule", "narrowed", "oracle",
+           "provided", "refill", "rounds", "rule", "rule_names", "single", "sized", "topology"]

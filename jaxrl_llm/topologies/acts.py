@@ -1,7 +1,7 @@
 """Acts: what a plan asks of the stream of trajectories.
 
     Begin(at=3, count=5)                                             # five trajectories at prompt 3
-    Begin(at=3, parts=(BeginPart(Role.EXPERT, ExpertShare(0.5)),))   # the first half is what an expert says
+    Begin(at=3, parts=(BeginPart(Role.EXPERT, FromTrace(1, 0.5)),))  # half of the problem's second trace comes first
     Begin(at=3, parts=(BeginPart(Role.HINT, "Primes? "),), limit=9)  # the policy goes on after a text, to nine tokens
     Begin(at=3, parts=(BeginPart(Role.EXPERT, ids),), ends=True)     # an expert's text alone, nothing is sampled
     Begin(at=3, count=8, reads=hinted)                               # the policy reads a prompt with a hint instead
@@ -23,22 +23,27 @@ PLANTED = (Role.POLICY, Role.ENVIRONMENT, Role.HINT, Role.EXPERT, Role.ELSEWHERE
 WRITERS = ("policy",)  # who may write the rest
 
 
-class ExpertShare(NamedTuple):
-    """The first `share` of what an expert says in a trajectory: 1 is all of it, with its end token."""
+class FromTrace(NamedTuple):
+    """The first `share` of trace `number` of the problem, see `tasks.traces`: 1 is all of it, with its end token.
 
-    share: float
+    What tools say in a trace has the role ENVIRONMENT. An environment that has an oracle, and no trace of the problem, asks the
+    oracle.
+    """
+
+    number: int = 0
+    share: float = 1.0
 
 
 class BeginPart(NamedTuple):
     """Tokens that are planted in a trajectory before sampling goes on, as the beginning of its first turn.
 
-    role: one of `PLANTED`; those of `rollouts.TRAINED` are trained on.  what: token ids, a text, or an `ExpertShare`, which
-    the task or the environment fills for each trajectory.  logprobs: f32[n] of the distribution that the ids were drawn from;
-    None: they are unknown, NaN in the forest, and count as the learner's old ones.
+    role: one of `PLANTED`; those of `rollouts.TRAINED` are trained on.  what: token ids, a text, or a part of a trace, which
+    has its own log-probs.  logprobs: f32[n] of the distribution that the ids were drawn from; None: they are unknown, NaN in
+    the forest, and count as the learner's old ones.
     """
 
     role: int
-    what: Sequence[int] | str | ExpertShare
+    what: Sequence[int] | str | FromTrace
     logprobs: Sequence[float] | None = None
 
 

@@ -18,7 +18,7 @@ topology directly: `dataclasses.replace(source, topology=twice(prompts=4, group=
 source (`setup.learners.make_learner`), which follow from `most`.
 """
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ class Topology(NamedTuple):
     """`plan(forest) -> Plan`, the next samples; `choose(forest) -> bool[P]`, the prompts of a complete batch to train on.
 
     Runs make it by name, from entries of `GIVEN`, values that it `takes` and its own numbers. A method with
-    the parts that its `Kind.needs` names, such as `method.guidance`, has it without naming it.
+    the parts that its `Kind.needs` names, such as `method.allocation`, has it without naming it.
 
     `most`: the maximum number of rollouts of a prompt; None: `sampling.group`. `metrics(forest) -> numbers by name`, of a
     complete batch. `finish(forest) -> forest` is called once with each complete batch, before `choose`: it may change parents,
@@ -96,11 +96,9 @@ def wraps(name: str) -> bool:
     return "inner" in TOPOLOGIES.parameters(name)
 
 
-def implied(there: Iterable[str], wrapping: bool = False) -> dict[str, registry.Kind]:
-    """The topologies by whose needs a run with the parts that are `there` has them without naming them: those that wrap or not.
-    """
-    return {name: kind for name, kind in TOPOLOGIES.items()
-            if kind.needs and {*kind.needs} <= {*there} and wraps(name) == wrapping}
+def implied(there: Iterable[str]) -> dict[str, registry.Kind]:
+    """The topologies by whose needs a run with the parts that are `there` has them without naming them."""
+    return {name: kind for name, kind in TOPOLOGIES.items() if kind.needs and {*kind.needs} <= {*there} and not wraps(name)}
 
 
 def chosen(name: str | None, there: Iterable[str]) -> str:
@@ -120,11 +118,12 @@ def chosen(name: str | None, there: Iterable[str]) -> str:
     return best
 
 
-def make(name: str | None, there: Iterable[str], known: Mapping[str, Any], hyper: Mapping[str, Any]) -> Topology:
-    """The `chosen` topology, in those that wrap it by parts that are `there`, or by their name.
+def make(name: str | None, there: Iterable[str], known: Mapping[str, Any], hyper: Mapping[str, Any],
+         around: Sequence[tuple[str, Mapping[str, Any]]] = ()) -> Topology:
+    """The `chosen` topology, in the named one if that wraps others, and in those `around` both, names with their numbers.
 
     `known`: entries of `GIVEN`, and values that topologies take, by name. `hyper`: numbers of the named one. Raises ValueError
-    if one takes other arguments.
+    if one takes other arguments, and for one around that wraps none.
     """
     def called(name, known, hyper):
         kind = TOPOLOGIES.find(name)
@@ -134,9 +133,11 @@ def make(name: str | None, there: Iterable[str], known: Mapping[str, Any], hyper
 
     inner = chosen(name, there)
     made = called(inner, known, hyper if inner == name else {})
-    named = [name] if name and wraps(name) else []
-    for outer in dict.fromkeys([*implied(there, wrapping=True), *named]):
-        made = called(outer, {**known, "inner": made}, hyper if outer == name else {})
+    for outer, numbers in [*([(name, hyper)] if name and wraps(name) else []), *around]:
+        if not wraps(outer):
+            able = ", ".join(one for one in TOPOLOGIES if wraps(one))
+            raise ValueError(f"the topology {outer!r} wraps no other, and is named as one that does; take {able}")
+        made = called(outer, {**known, "inner": made}, numbers)
     return made
 
 

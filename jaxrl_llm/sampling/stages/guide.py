@@ -4,19 +4,25 @@ import numpy as np
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.rollouts import Role, Rollouts
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, with_extras
+from jaxrl_llm.topologies.experts import PROVIDES
 
 
 def guide() -> Stage:
-    """`expert` and `hint_mask` bool[P, G, T], tokens of an expert; `hinted` bool[P, G], rollouts that have some."""
+    """`expert` and `hint_mask` bool[P, G, T], tokens of an expert; `hinted` bool[P, G], rollouts that have some.
+
+    `expert_logprobs` f32[P, G, T] are those of its tokens under their writer; 0 where unknown, as LUFFY has them.
+    """
     def end(batch: Unfinished, source: Origin) -> Unfinished:
         return batch.measured(guide_metrics(batch.forest))
 
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
         role = rollouts.role if rollouts.role is not None else np.where(rollouts.mask, Role.POLICY, Role.PADDING)
         expert = role == Role.EXPERT
-        return with_extras(rollouts.replace(role=role.astype(np.int8)), expert=expert, hint_mask=expert, hinted=expert.any(-1))
+        known = np.where(expert, np.nan_to_num(rollouts.behavior_logprobs, nan=0.0), 0).astype(np.float32)
+        return with_extras(rollouts.replace(role=role.astype(np.int8)), expert=expert, hint_mask=expert, hinted=expert.any(-1),
+                           expert_logprobs=known)
 
-    return Stage("guide", end=end, view=view, provides=("expert", "hint_mask", "hinted"))
+    return Stage("guide", end=end, view=view, provides=PROVIDES)
 
 
 def guide_metrics(forest: Forest) -> dict[str, float]:
