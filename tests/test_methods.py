@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jaxrl_llm import advantages, control, methods, objectives, replay, topologies
+from jaxrl_llm import advantages, control, methods, objectives, replay
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.methods import own_row, provision, texts
 from jaxrl_llm.methods.base import DEFAULTS
@@ -163,7 +163,7 @@ def test_needs_are_known_names():
         assert provision.needs_of(row, estimator, objective) <= provision.provided(row, estimator) | elsewhere, slug
     known = {field.name for field in dataclasses.fields(Rollouts)} | elsewhere | provision.everywhere()
     assert {name for row in methods.METHODS.values() for name in row.needs} - known == {
-        "expert", "hinted", "hint_mask", "replayed", "values"}  # of guides, replays and critics
+        "expert", "hinted", "hint_mask", "replayed", "values"}  # of experts, replays and critics
     misspelt = dataclasses.replace(methods.get("grpo"), needs=("old_logprob",))
     assert not {"old_logprob"} <= provision.provided(misspelt, methods.build("grpo")[0]) | elsewhere
 
@@ -182,7 +182,7 @@ def test_filters_and_controllers_of_rows_exist():
             assert all(make(name, **numbers) for name, numbers in row.parts(key)), row.slug
         assert all(replay.make(name, **numbers).most(problems=8, per_step=8) >= 1 for name, numbers in row.parts("replay"))
     named = {key: {part.name for row in methods.METHODS.values() for part in row.parts(key)} for key in texts.SLOTS}
-    assert named["replay"] == {*replay.names()} and named["guidance"] == {*topologies.GUIDES}
+    assert named["replay"] == {*replay.names()} and named["guidance"] == {"experts", "adhint"}
     assert named["controllers"] >= {*control.names()} and named["filters"] >= {*control.filter_names()}
 
 

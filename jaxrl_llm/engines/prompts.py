@@ -34,7 +34,7 @@ def encode_problems(problems: Sequence[Problem], tokenizer) -> list[list[int]]:
 
 
 class Spelled(NamedTuple):
-    """A trace as tokens behind its prompt: `ids`; whether its writer `said` each, and not a tool; `logprobs`, NaN if unknown."""
+    """A trace as tokens behind its prompt: `ids`, whether its writer `said` each, and not a tool, and `logprobs`, or NaN."""
 
     ids: list[int]
     said: list[bool]

@@ -19,7 +19,7 @@ if its configuration leaves them 0 (1 if the row has none), `pretrain_steps` if 
 differ from its own.
 *Also needs* lists the fields that a run must record, then the filters and controllers of `jaxrl_llm.control`, the rule of
 `jaxrl_llm.topologies` that gives some prompts further rollouts (*allocation*), the topology that begins some completions with
-traces of their problems (*guidance*) and the rule of `jaxrl_llm.replay` that trains on rollouts of earlier steps again. A row with
+traces of problems (*guidance*) and the rule of `jaxrl_llm.replay` that trains on rollouts of earlier steps again. A row with
 **not provided** does not run by name everywhere: it needs these fields, and the part in brackets provides them. If that part
 is an environment, a teacher or a `config.task`, the row runs with it; otherwise its estimator and objective work in your own
 loop. A row with *omits* lacks that part of the published method. *known as* is followed by the names of a row in the

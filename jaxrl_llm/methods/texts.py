@@ -114,7 +114,7 @@ def keys(c: ConfigDict) -> None:
     c.replay_estimator = ""            # of rollouts that are replayed in updates of their own
     c.replay_objective = ""            # the same, e.g. "warmup=40"
     c.allocation = ""                  # which prompts get further rollouts: "dars(weighting=hardness)", "weighting=hardness"
-    c.guidance = ""                    # which completions begin with traces: "experts(traces=2)", "adhint(high=0.5)", "high=0.5"
+    c.guidance = ""                    # which completions begin with traces: "experts(traces=2)", "high=0.5"
     c.topology = ""                    # who is sampled; empty: as the other parts imply
     c.recorders = ""                   # what is measured beyond what the parts read
 

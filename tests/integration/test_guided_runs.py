@@ -15,6 +15,7 @@ from jaxrl_llm.learning import schedules
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup
+from jaxrl_llm.topologies import FromTrace
 
 NAMES = ["adhint_advantage", "adhint_schedule", "chord", "chord_mu", "chord_phi", "luffy", "rl_plus"]
 
@@ -221,5 +222,6 @@ def test_an_expert_of_an_environment_is_the_problems_solution_where_it_has_one()
         **TOOLS, "sampling.max_tokens": 256, "sampling.turn_tokens": 128, "environment": "tool_use(task=word_problems)"}))
     problem, tokenizer = run.source.task.train[0], run.source.stream.tokenizer
     solution = [*tokenizer.encode(problem.extra["solution"]), tokenizer.eos_id]
-    begun = [run.source.stream.partner.beginning(problem, uid, share) for uid, share in enumerate((1.0, 0.5))]
+    begun = [run.source.stream.partner.beginning(problem, uid, Role.EXPERT, FromTrace(0, share))[0].ids
+             for uid, share in enumerate((1.0, 0.5))]
     assert begun == [solution, solution[:(len(solution) - 1) // 2]]

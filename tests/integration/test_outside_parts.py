@@ -36,7 +36,7 @@ from jaxrl_llm.rewards import Reward
 from jaxrl_llm.sampling.stages.base import Stage
 from jaxrl_llm.tasks import Problem, Task
 from jaxrl_llm.tools.registry import Conflict
-from jaxrl_llm.topologies import GUIDES, Guide, Plan, Rule, Topology, topology
+from jaxrl_llm.topologies import Plan, Rule, Topology, experts, topology
 from jaxrl_llm.topologies.acts import groups
 from jaxrl_llm.topologies.base import asked, everyone
 
@@ -99,9 +99,9 @@ def unlucky(*, extra=4):
     return Rule(lambda rewards, valid, first, most: np.where((valid.sum(1) == first) & (np.arange(len(valid)) < 2), extra, 0))
 
 
-@GUIDES.enter(conflicts=(LONELY,))
-def halves(*, traces=1):
-    return Guide(lambda n: np.where(np.arange(n) < traces, 0.5, 0).astype(np.float32))
+@topology(conflicts=(LONELY,), provides=("expert", "hinted", "hint_mask", "expert_logprobs"))
+def halves(inner, group, traces=1):
+    return experts(inner, group=group, traces=traces, share=0.5)
 
 
 def again(*, share=0.5):
@@ -222,7 +222,7 @@ def test_a_run_of_parts_from_one_file(outside):
     ({"allocation": "out:unlucky(extra=4)"}, (P, 4 * G), lambda r, m: set(r.valid.sum(1)) == {G, 2 * G}),
     ({"guidance": "out:halves(traces=2)"}, (P, G), lambda r, m: (np.asarray(r.extras["hinted"]).sum(1) == 2).all()),
     ({"replay": "out:again(share=0.5)"}, (P, G), lambda r, m: m["replay/share"] == 0.5)))
-def test_rules_guides_and_replays_from_one_file(outside, changes, shape, fact):
+def test_rules_experts_and_replays_from_one_file(outside, changes, shape, fact):
     run, done = steps_of(named(**changes), 2)
     r = done[-1].finished.rollouts
     assert r.valid.shape == shape and fact(r, done[-1].finished.metrics)
@@ -237,7 +237,7 @@ def test_an_environment_from_one_file(outside):
 
 
 TABLES = {"estimator": "centred", "objective": "plain", "term": "unlikely", "filter": "first_prompts", "controller": "warmer",
-          "stage": "dearer", "allocation rule": "unlucky", "guide": "halves", "replay rule": "again", "schedule": "counted",
+          "stage": "dearer", "allocation rule": "unlucky", "topology": "halves", "replay rule": "again", "schedule": "counted",
           "task": "letters", "reward": "vowels", "environment": "answered"}
 
 
@@ -262,7 +262,7 @@ def test_every_table_reads_functions_of_that_file_in_one_way(outside):
 def test_a_part_from_outside_refuses_what_it_cannot_be_with(outside):
     config = named(guidance="out:halves")
     config.sampling.min_p = 0.1
-    with pytest.raises(ValueError, match="guide 'outside_parts:halves' of grpo reads no cut distribution; set min_p=0"):
+    with pytest.raises(ValueError, match="topology 'outside_parts:halves' of grpo reads no cut distribution; set min_p=0"):
         setup.build(config)
 
 

@@ -26,7 +26,9 @@ def in_groups(**changes):
 KINDS = {
     "single": in_groups(),
     "rounds": in_groups(method="v0_5", **{"sampling.max_group": 8}),
-    "guided": in_groups(method="luffy"),
+    "experts": in_groups(method="luffy"),
+    "hints": in_groups(method="adhint_schedule"),
+    "written elsewhere": in_groups(recorders="written"),
     "replay": in_groups(method="sil"),
     "features": in_groups(method="poise", **{"learner.minibatches": 2}),
     "gradients": in_groups(method="vcpo"),
@@ -76,7 +78,7 @@ def test_every_registered_provider_is_tried():
         judge = make_judge(config)
         made = parts.make_parts(config, 32, judge.task, judge.environment)
         asked |= {*recorders.asked(parts.recorded_needs(config, made.needs), made.there | provision.SAMPLED)}
-        chosen |= {topologies.chosen(None, made.there), *topologies.implied(made.there, wrapping=True)}
+        chosen |= {topologies.chosen(None, made.there), *(name for name, _ in made.method.parts("guidance"))}
     assert asked == recorders.RECORDERS.keys() - {"teacher", "base"}
     assert chosen >= {name for name, kind in topologies.TOPOLOGIES.items() if kind.provides} | {"single", "rounds"}
 

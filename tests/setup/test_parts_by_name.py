@@ -27,7 +27,7 @@ from jaxrl_llm.objectives import ppo_clip
 from jaxrl_llm.objectives.terms import Term
 from jaxrl_llm.recorders import Recorder, recorder
 from jaxrl_llm.replay import Replay
-from jaxrl_llm.topologies import Guide, Rule, single
+from jaxrl_llm.topologies import Rule, experts, single
 
 
 def credit():
@@ -58,8 +58,8 @@ def more(extra=4):
     return Rule(lambda rewards, valid, first, most: 0 * rewards[:, 0].astype(int) + extra)
 
 
-def guide():
-    return Guide(lambda group: [0.0] * group)
+def begun(inner, group):
+    return experts(inner, group=group, share=0.5)
 
 
 def once(prompts, group):
@@ -157,7 +157,7 @@ def test_all_faults_of_all_texts_are_one_error():
             ("config.objective=", "in kll(0.01): Unknown term 'kll'. Did you mean 'kl'?"),
             ("config.filters='dynamic'", "Did you mean 'dynamic_sampling'?"),
             ("config.controllers='siri(period=x)'", "controller 'siri': period='x'; give a number"),
-            ("config.replay=", "Did you mean 'success'?"), ("config.guidance='adhint(high=2)'", "hints from low=0.0 to high=2"),
+            ("config.replay=", "Did you mean 'success'?"), ("config.guidance='adhint(high=2)'", "high=2; give 0 or more"),
             ("config.topology='sngle'", "Did you mean 'single'?"), ("config.recorders='teachr'", "Did you mean 'teacher'?")),
             strict=True):
         assert line.startswith(f"  {where}") and what in line
@@ -200,7 +200,7 @@ def test_faults_of_one_part_are_said_together_with_those_of_its_terms():
     ({"objective": "aggregation=linear(0, 1)"}, "numbers alone follow a schedule, and aggregation is 'token_mean'"),
     ({"objective": "dual_clip=linear(2, 3)"}, "config.objective='dual_clip=linear(2, 3)': dual_clip of this objective cannot"),
     ({"estimator": "eps=linear(0, 1)"}, "estimator 'grpo': eps='linear(0, 1)'; give a number"),
-    ({"guidance": "adhint(high=half)"}, "guide 'adhint': high='half'; give a number, for example 0.8"),
+    ({"guidance": "adhint(high=half)"}, "topology 'adhint': high='half'; give 0 or more and at most 1"),
     ({"stages": "nowhere_to_be:shorter"}, "config.stages='nowhere_to_be:shorter': stage 'nowhere_to_be:shorter': there is"),
     ({"stages": "fractions:Fraction(numerator=3)"}, "fractions:Fraction returned a Fraction; it must return a jaxrl_llm"),
     ({"stages": "shorter"}, "config.stages='shorter': Unknown stage 'shorter'"),
@@ -210,7 +210,7 @@ def test_faults_of_one_part_are_said_together_with_those_of_its_terms():
     ({"objective": "clip_low=-inf"}, "objective 'ppo_clip': clip_low=-inf; give 0 or more"),
     ({"controllers": "siri, siri"}, "'siri, siri' names siri more than once"),
     ({"filters": "dynamic_sampling) + (sws"}, "cannot read 'dynamic_sampling) + (sws'"),
-    ({"guidance": "experts(traces=0)"}, "traces=0 of an expert's text"),
+    ({"guidance": "experts(traces=0)"}, "topology 'experts': traces=0; give 1 or more"),
     ({"topology": "single(x=3)"}, "Unknown keyword of topology 'single' 'x'"),
     ({"recorders": "old(3)"}, "more values without a name than the part has numbers: none"),
     ({"estimator": "nowhere_to_be:found"}, "there is no module 'nowhere_to_be' on the path"),
@@ -226,12 +226,12 @@ def test_parts_of_ones_own_by_name_at_every_key(own):
     config = tiny(
         estimator="own_parts:credit", objective="own_parts:loss(0.4) + own_parts:term(0.1) + kl(0.01)",
         filters="own_parts:keep(2)", controllers="own_parts:steer(by=3.0), siri", replay="own_parts:store",
-        allocation="own_parts:more(8)", guidance="own_parts:guide", topology="own_parts:once", recorders="own_parts:noise")
+        allocation="own_parts:more(8)", guidance="own_parts:begun", topology="own_parts:once", recorders="own_parts:noise")
     made = parts.make_parts(config, config.model.hidden_size)
     assert {"noise", "valid", "ref_logprobs"} <= made.needs
     assert [*made.filters] == ["own_parts:keep"] and made.controls.by_name["own_parts:steer"].init() == 3.0
-    assert made.replay.capacity == 64 and made.guide.first(2) == [0.0, 0.0]
-    assert made.method.part("topology").name == "own_parts:once"
+    assert made.replay.capacity == 64
+    assert made.method.part("topology").name == "own_parts:once" and made.method.part("guidance").name == "own_parts:begun"
     found = methods.get("own_parts:row")
     assert found is own.row and methods.lacks(found) == ()
     with pytest.raises(ValueError, match="own_parts:credit returned a Estimator; it must return a jaxrl_llm.control.base.Fil"):

@@ -133,7 +133,6 @@ def test_what_the_command_cannot_read(monkeypatch, capsys, words, told):
 
 @pytest.mark.parametrize("topology, need", (
     ("by_rule", "method.allocation (from a part under config.allocation)"),
-    ("guided", "method.guidance (from a part under config.guidance)"),
     ("rounds", "estimator.wants_more (from an estimator that has it)"),
     ("sized", "group_sizes (from a controller that sets it)"),
     ("budgets", "config.budget.utility (from a value of this key)")))

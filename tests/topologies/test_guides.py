@@ -1,23 +1,27 @@
-"""The share of a solution that completions begin with: the worked examples of ADHint, plans on forests, and refusals."""
-import re
-
+"""The share of a trace that completions begin with: the worked examples of ADHint, plans on forests, and refusals."""
 import numpy as np
 import pytest
 from test_topologies import asked, follow
 
 from jaxrl_llm.control.hint_share import hint_length, hint_ratio
 from jaxrl_llm.data.columns import Column
+from jaxrl_llm.data.forest import plant
 from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.engines.prompts import Spelled, spelled
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.sampling.one_turn import by_author
-from jaxrl_llm.sampling.trajectory import Planted, Trajectory, authors, ended_before, spoken
-from jaxrl_llm.topologies import TOPOLOGIES, Guide, budgets, guided, make_guide, refill, rounds, single
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, authors, beginning, ended_before, spoken
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.traces import Trace, traces_of, useful
+from jaxrl_llm.tokenizers.byte import ByteTokenizer
+from jaxrl_llm.topologies import TOPOLOGIES, adhint, budgets, experts, make, refill, rounds, single
+from jaxrl_llm.topologies.adhint import shares as hints
 
 
 def test_shares_of_the_worked_examples():
     """Difficulty .75: .6 of the solution with a range of .8; .695 and 13 of 20 tokens with .9 and a noise of .02."""
     first, valid = np.float32([[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]), np.ones((3, 4), bool)
-    result = make_guide("adhint", noise=0.0).second(first, valid, np.zeros(len(first), np.float32))
+    result = hints(first, valid, np.zeros(len(first), np.float32), low=0.0, high=0.8, noise=0.0)
     np.testing.assert_allclose(result, [0.6, 0.0, 0.8], atol=1e-6)
     ratio = hint_ratio(np.float32([[0, 0, 0, 1]]), np.ones((1, 4), bool), np.float32([0.02]), high=0.9)
     np.testing.assert_allclose(ratio, [0.695], atol=1e-6)
@@ -28,13 +32,13 @@ def test_hints_stay_in_their_range_and_grow_with_difficulty():
     rng = np.random.default_rng(1)
     rewards, valid = (rng.random((400, 8)) < rng.random((400, 1))).astype(np.float32), rng.random((400, 8)) < 0.9
     valid[:, 0] = True
-    guide = make_guide("adhint", low=0.1, high=0.7)
-    normal = rng.standard_normal(400).astype(np.float32)
-    result = guide.second(rewards, valid, normal)
+    normal, numbers = rng.standard_normal(400).astype(np.float32), {"low": 0.1, "high": 0.7, "noise": 0.05}
+    result = hints(rewards, valid, normal, **numbers)
     assert result.min() >= np.float32(0.1) and result.max() <= np.float32(0.7)
     rate = (rewards * valid).sum(1) / valid.sum(1)
     assert (result[rate == 1] == np.float32(0.1)).all() and np.corrcoef(result, rate)[0, 1] < -0.9
-    np.testing.assert_array_equal(result[:7], guide.second(rewards[:7], valid[:7], normal[:7]))  # alone as in company
+    alone = hints(rewards[:7], valid[:7], normal[:7], **numbers)
+    np.testing.assert_array_equal(result[:7], alone)  # as in company
 
 
 def shares(plan):
@@ -47,44 +51,56 @@ def shares(plan):
 
 
 def test_an_expert_takes_the_first_places_of_each_group():
-    topology = guided(single(3, group=4), group=4, guide=make_guide("experts", traces=2, share=0.5))
+    topology = experts(single(3, group=4), group=4, traces=2, share=0.5)
     plans, forest = follow(topology)
     assert asked(plans) == [3, {0: 4, 1: 4, 2: 4}] and topology.most == 4
     assert shares(plans[1]) == dict.fromkeys(range(3), [0.5, 0.5, 0, 0])
 
 
-def test_a_guide_may_return_lists():
-    guide = Guide(lambda n: [0.5] + [0] * (n - 1), lambda rewards, valid, normal: [0.25, 0, 1][:len(normal)])
-    plans, _ = follow(guided(single(3, group=2), group=2, guide=guide))
-    assert shares(plans[1]) == dict.fromkeys(range(3), [0.5, 0])
-    assert shares(plans[2]) == {0: [0.25, 0.25], 1: [0, 0], 2: [1, 1]}
+def test_each_expert_shows_another_trace_of_those_that_may_be_right():
+    """Of three traces the second is known to be wrong; the fourth place of an expert shows the first again."""
+    extra = {"traces": [{"text": "a", "writer": "x"}, {"text": "b", "correct": False}, {"text": "c", "logprobs": [-1.0, -2.0]}]}
+    problem = Problem("q", "", 0, extra=extra)
+    assert traces_of(problem) == (Trace("a", "x"), Trace("b", "", False), Trace("c", "", None, [-1.0, -2.0]))
+    assert useful(problem) == [0, 2] and useful(problem, wrong=True) == [0, 1, 2]
+    forest = plant([problem], [[1]], ("exact",), answers=False)
+    for numbers, wanted in (({"traces": 3}, [0, 2, 0]), ({"traces": 3, "wrong": True}, [0, 1, 2])):
+        plan = experts(single(1, group=4), group=4, **numbers).plan(forest)
+        assert [[part.what.number for part in act.parts] for act in plan.acts] == [[n] for n in wanted] + [[]]
+    assert traces_of(Problem("q", "7", 0)) == (Trace("7", correct=True),)
+    assert traces_of(Problem("q", "7", 0, extra={"solution": "s"})) == (Trace("s", correct=True),)
 
 
-@pytest.mark.parametrize("given", ([0.5], 0.5, [2.0, 0], [-1, 0], ["half", 0], [[0.5], [0]], None))
-def test_what_are_no_shares_is_said_before_a_run_and_in_a_plan(given):
-    said = re.escape(f"'first' of the guide returned {given!r}; return 2 shares of a solution, each from 0 to 1")
-    topology = guided(single(3, group=2), group=2, guide=Guide(lambda n: given))
+@pytest.mark.parametrize(("trace", "said"), (
+    ({"text": "a", "author": "x"}, r"problem 0: traces\[0\] has the key 'author'; give text, messages, writer, correct"),
+    ({"writer": "x"}, r"problem 0: traces\[0\] has no words; give it a 'text', or 'messages'"),
+    ({"text": "ab", "logprobs": [-1.0]}, r"problem 0: a trace has 1 log-probs, and 3 tokens with its end token")))
+def test_traces_that_cannot_be_read_are_refused(trace, said):
+    problem = Problem("q", "", 0, extra={"traces": [trace]})
     with pytest.raises(ValueError, match=said):
-        follow(topology)
-    alone, = [one for one in TOPOLOGIES["guided"].conflicts if one.of == ("guide", "config.sampling.group")]
-    assert re.match(said, alone.why(Guide(lambda n: given), 2))
+        spelled(traces_of(problem)[0], problem, ByteTokenizer())
+
+
+def test_what_tools_say_in_a_trace_is_the_environments():
+    trace = Spelled([1, 2, 3, 4, 5], [True, True, False, True, True], [-1.0, -2.0, 0.0, -3.0, -4.0])
+    assert beginning(trace, 1.0, 5) == [Planted(4, [1, 2], [-1, -2]), Planted(2, [3], [0]), Planted(4, [4, 5], [-3, -4])]
+    assert beginning(trace, 1.0, 4) == [] and beginning(trace, 0.75, 9) == beginning(trace, 1.0, 5)[:2]
+    assert beginning(trace, 0.5, 9, Role.HINT) == [Planted(3, [1, 2], [-1, -2])]
 
 
 def test_an_expert_begins_the_first_rollouts_of_rounds_and_budgets():
     """Further rounds are the policy's alone; of a budget, prompts with one rollout have an expert's alone."""
-    guide = make_guide("experts", traces=1)
-    topology = guided(rounds(2, group=2, most=5, wants=lambda forest: np.array([False, True])), group=2, guide=guide)
+    topology = experts(rounds(2, group=2, most=5, wants=lambda forest: np.array([False, True])), group=2)
     plans, _ = follow(topology)
     assert asked(plans) == [2, {0: 2, 1: 2}, {1: 2}, {1: 1}] and topology.most == 5
     assert [shares(plan) for plan in plans[1:]] == [{0: [1, 0], 1: [1, 0]}, {1: [0, 0]}, {1: [0]}]
-    plans, _ = follow(guided(budgets(2, prompts=2, group=4, most=5, utility="per_rollout"), group=4, guide=guide),
-                      expected=[0.5, 0.2])
+    plans, _ = follow(experts(budgets(2, prompts=2, group=4, most=5, utility="per_rollout"), group=4), expected=[0.5, 0.2])
     assert shares(plans[1]) == {0: [1, 0, 0], 1: [1, 0, 0, 0, 0]}
 
 
 def test_hints_follow_a_group_without_any():
     """Problem 0 is solved, 1 half of the time, 2 never; a second batch with the same rollouts has the same noise."""
-    topology = guided(single(3, group=2), group=2, guide=make_guide("adhint"))
+    topology = adhint(single(3, group=2), group=2)
 
     def reward(problem, number):
         return float(number % 2 == 0 if problem == 1 else problem == 0)
@@ -101,12 +117,12 @@ def test_hints_follow_a_group_without_any():
 
 
 def test_impossible_settings_are_refused():
-    for name, hyper, words in (("experts", {"traces": 0}, "traces=0"), ("experts", {"share": 1.5}, "share=1.5"),
-                               ("adhint", {"low": 0.5, "high": 0.4}, "low=0.5 to high=0.4"),
-                               ("adhint", {"high": 1.0}, "high=1.0"),
-                               ("expert", {}, "Did you mean 'experts'")):
-        with pytest.raises(ValueError, match=words):
-            make_guide(name, **hyper)
+    with pytest.raises(ValueError, match="hints from low=0.5 to high=0.4"):
+        adhint(single(3, group=2), group=2, low=0.5, high=0.4)
+    with pytest.raises(ValueError, match="the topology 'single' wraps no other, and is named as one that does; take"):
+        make(None, (), {"prompts": 3, "group": 2}, {}, around=[("single", {})])
+    alone, = [one for one in TOPOLOGIES["experts"].conflicts if "config.sampling.group" in one.of]
+    assert alone.why(2, 2).startswith("experts begin all of the 2 completions") and not alone.why(1, 2)
 
 
 def test_nodes_of_completions_by_their_authors():

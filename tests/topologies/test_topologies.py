@@ -10,7 +10,7 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.topologies import (
     Begin,
     BeginPart,
-    ExpertShare,
+    FromTrace,
     Plan,
     Stop,
     Topology,
@@ -149,7 +149,7 @@ def test_refilling_of_rounds_asks_the_prompts_of_the_last_draw():
 
 def test_refilling_keeps_what_a_plan_says_of_its_acts():
     """Beginnings, for the prompts of the second draw; what is measured of whole batches is refused."""
-    half = (BeginPart(Role.EXPERT, ExpertShare(0.5)),)
+    half = (BeginPart(Role.EXPERT, FromTrace(0, 0.5)),)
 
     def plan(forest):
         if not forest.problems:
