@@ -14,12 +14,16 @@ FACTS = (
 
 
 def score() -> Stage:
-    """Metrics and outcomes of all trajectories that the policy wrote alone; those that an expert began do not count."""
+    """Metrics and outcomes of all trajectories that the policy wrote alone, under the prompt; others do not count.
+
+    Where nothing is the policy's alone, metrics are of all of them.
+    """
     def end(batch: Unfinished, source: Origin) -> Unfinished:
         forest, aided = batch.forest, batch.forest.aided
         own = forests.trim(forest, ~aided) if aided.any() else forest
         spent = {"completion/tokens": float(policy_tokens(forest) + batch.beside)}
-        metrics = forests.metrics(own) | spent | by_task.metrics(own, [part.label for part in source.task.parts])
+        shown = own if len(own.ends) else forest
+        metrics = forests.metrics(shown) | spent | by_task.metrics(shown, [part.label for part in source.task.parts])
         return batch.measured(metrics, outcome_counts(own, len(source.task.train)))
 
     return Stage("score", end=end)
