@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl_llm.data.rollouts import PromptBatch
 from jaxrl_llm.tasks.base import Messages, Problem
 from jaxrl_llm.tasks.traces import Trace
+from jaxrl_llm.tokenizers import turns
 from jaxrl_llm.tokenizers.messages import ending
 
 OVERLONG = ("fail", "skip", "truncate")
@@ -42,16 +43,26 @@ class Spelled(NamedTuple):
 
 
 def spelled(trace: Trace, problem: Problem, tokenizer) -> Spelled:
-    """The tokens of a trace of a problem, with the end token. Raises ValueError for log-probs of another number of tokens."""
+    """The tokens of a trace behind the prompt of its problem: as the assistant's message of a prompt of messages, see `turns`.
+
+    Raises ValueError for messages behind a prompt that is a text, and for log-probs of another number of tokens.
+    """
     where = problem.place or f"problem {problem.id}"
-    if not isinstance(trace.words, str):
-        raise NotImplementedError(f"{where}: a trace of messages has no tokens yet; give its 'text'")
-    ids = [*tokenizer.encode(trace.words), tokenizer.eos_id]
+    if isinstance(problem.prompt, str):
+        if not isinstance(trace.words, str):
+            raise ValueError(f"{where}: a trace of messages is behind a prompt without messages; give its 'text', or a prompt "
+                             "of messages")
+        ids = [*tokenizer.encode(trace.words), tokenizer.eos_id]
+        said = [True] * len(ids)
+    else:
+        words = ({"role": "assistant", "content": trace.words},) if isinstance(trace.words, str) else trace.words
+        example = turns.reply(tokenizer, problem.prompt, words)
+        ids, said = (x[example.prompt:].tolist() for x in (example.ids, example.trained))
     known = [math.nan] * len(ids) if trace.logprobs is None else [float(x) for x in trace.logprobs]
     if len(known) != len(ids):
         raise ValueError(f"{where}: a trace has {len(known)} log-probs, and {len(ids)} tokens with its end token; give one for "
                          f"each token of this tokenizer, or none: {str(trace.words)[:80]!r}")
-    return Spelled(ids, [True] * len(ids), known)
+    return Spelled(ids, said, known)
 
 
 def solution_ids(problem: Problem, tokenizer) -> list[int]:

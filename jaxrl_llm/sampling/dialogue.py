@@ -23,7 +23,7 @@ from jaxrl_llm.sampling.shown_tools import behind, variables_of
 from jaxrl_llm.sampling.stream import Partner
 from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, authors, beginning
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.tasks.traces import Trace, traces_of
+from jaxrl_llm.tasks.traces import Trace, trace_of
 from jaxrl_llm.tokenizers import conversation
 from jaxrl_llm.tools.timer import PhaseTimer
 from jaxrl_llm.topologies.acts import FromTrace
@@ -359,12 +359,13 @@ class Dialogue:
         """
         environment = self.runner.environment
         if {"traces", "solution"} & {*problem.extra} or environment.oracle is None:
-            trace = traces_of(problem)[what.number]
+            trace = trace_of(problem, what.number)
         else:
             key = base.key_of(self.runner.seed, self.offset + uid)
             trace = Trace(environment.oracle(base.begin(environment, problem, key)[0]))
         most = min(self.turn_tokens, self.max_tokens)
-        return beginning(spelled(trace, problem, self.tokenizer), what.share, most, role)
+        asked = dataclasses.replace(problem, prompt="") if environment.tokens else problem  # without a template
+        return beginning(spelled(trace, asked, self.tokenizer), what.share, most, role)
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """One trajectory of each problem in which the environment's oracle replaces the policy.

@@ -17,7 +17,7 @@ from jaxrl_llm.rewards import ByTask, Combined
 from jaxrl_llm.sampling.scoring import cut_and_spelled, scores_of, shared_scores
 from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, authors, beginning
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.tasks.traces import traces_of
+from jaxrl_llm.tasks.traces import trace_of
 from jaxrl_llm.tools.timer import PhaseTimer
 from jaxrl_llm.topologies.acts import FromTrace
 
@@ -249,7 +249,7 @@ class OneTurn:
 
     def beginning(self, problem: Problem, uid: int, role: int, what: FromTrace) -> list[Planted]:
         """The first tokens of a trace of the problem."""
-        return beginning(spelled(traces_of(problem)[what.number], problem, self.tokenizer), what.share, self.max_tokens, role)
+        return beginning(spelled(trace_of(problem, what.number), problem, self.tokenizer), what.share, self.max_tokens, role)
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""

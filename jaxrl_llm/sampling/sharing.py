@@ -8,12 +8,13 @@ import numpy as np
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.rollouts import Role
-from jaxrl_llm.engines.prompts import encode_problem
+from jaxrl_llm.engines.prompts import encode_problem, spelled
 from jaxrl_llm.replay.pool import Group, Pool
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.sampling.scoring import shared_scores
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.traces import Trace
 
 
 class Foreign(NamedTuple):
@@ -72,7 +73,7 @@ def _read(stream: Stream, group: Group, problem: Problem) -> Foreign:
     """The group as this run reads and scores it."""
     assert stream.sampling.max_tokens is not None
     most = int(stream.sampling.max_tokens)
-    written = [[*stream.tokenizer.encode(text), stream.tokenizer.eos_id] for text in group.completions]
+    written = [spelled(Trace(text), problem, stream.tokenizer).ids for text in group.completions]
     tokens = [ids[:most] for ids in written]
     scores = shared_scores(stream.partner.reward, group.completions, [problem] * len(tokens),
                            np.array([len(ids) for ids in tokens]))

@@ -35,6 +35,15 @@ def traces_of(problem: Problem) -> tuple[Trace, ...]:
                  for number, one in enumerate(problem.extra["traces"]))
 
 
+def trace_of(problem: Problem, number: int) -> Trace:
+    """One of the traces of a problem; ValueError for a number that it lacks."""
+    traces = traces_of(problem)
+    if not 0 <= number < len(traces):
+        raise ValueError(f"{problem.place or f'problem {problem.id}'} has {len(traces)} traces, and no trace {number}; numbers "
+                         "count from 0")
+    return traces[number]
+
+
 def _read(given: Mapping[str, Any], where: str) -> Trace:
     """A trace from its keys."""
     if strange := sorted({*given} - {*KEYS}):

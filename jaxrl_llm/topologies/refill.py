@@ -62,5 +62,6 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
 
 def _moved(act: Act, rows: np.ndarray) -> Act:
     """The act at the row of the whole forest; a problem that has no row yet joins the last draw."""
-    made = isinstance(act, Stop) or isinstance(act.at, Problem)
-    return act if made else dataclasses.replace(act, at=int(rows[act.at]))
+    if isinstance(act, Stop) or isinstance(act.at, Problem):
+        return act
+    return dataclasses.replace(act, at=int(rows[act.at]))

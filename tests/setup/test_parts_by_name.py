@@ -200,7 +200,7 @@ def test_faults_of_one_part_are_said_together_with_those_of_its_terms():
     ({"objective": "aggregation=linear(0, 1)"}, "numbers alone follow a schedule, and aggregation is 'token_mean'"),
     ({"objective": "dual_clip=linear(2, 3)"}, "config.objective='dual_clip=linear(2, 3)': dual_clip of this objective cannot"),
     ({"estimator": "eps=linear(0, 1)"}, "estimator 'grpo': eps='linear(0, 1)'; give a number"),
-    ({"guidance": "adhint(high=half)"}, "topology 'adhint': high='half'; give 0 or more and at most 1"),
+    ({"guidance": "adhint(high=half)"}, "topology 'adhint': high='half'; give a number, for example 0.8"),
     ({"stages": "nowhere_to_be:shorter"}, "config.stages='nowhere_to_be:shorter': stage 'nowhere_to_be:shorter': there is"),
     ({"stages": "fractions:Fraction(numerator=3)"}, "fractions:Fraction returned a Fraction; it must return a jaxrl_llm"),
     ({"stages": "shorter"}, "config.stages='shorter': Unknown stage 'shorter'"),

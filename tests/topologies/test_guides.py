@@ -81,6 +81,19 @@ def test_traces_that_cannot_be_read_are_refused(trace, said):
         spelled(traces_of(problem)[0], problem, ByteTokenizer())
 
 
+def test_a_trace_behind_messages_is_the_assistants_message_with_the_templates_own_end():
+    """The template ends turns with the byte 35, #, behind which it writes a line that the policy never samples."""
+    template = ("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}#\n{% endfor %}"
+                "{% if add_generation_prompt %}a:{% endif %}")
+    tokenizer = ByteTokenizer(template)
+    tokenizer.stop_ids = (35,)
+    problem = Problem(({"role": "user", "content": "hi"},), "7", 0, extra={"traces": [{"text": "yo"}, {"messages": [
+        {"role": "assistant", "content": "x"}, {"role": "tool", "content": "y"}, {"role": "assistant", "content": "z"}]}]})
+    one, several = (spelled(trace, problem, tokenizer) for trace in traces_of(problem))
+    assert bytes(one.ids) == b"yo#" and one.said == [True] * 3
+    assert bytes(several.ids) == b"x#\nt:y#\na:z#" and several.said == [True] * 2 + [False] * 8 + [True] * 2
+
+
 def test_what_tools_say_in_a_trace_is_the_environments():
     trace = Spelled([1, 2, 3, 4, 5], [True, True, False, True, True], [-1.0, -2.0, 0.0, -3.0, -4.0])
     assert beginning(trace, 1.0, 5) == [Planted(4, [1, 2], [-1, -2]), Planted(2, [3], [0]), Planted(4, [4, 5], [-3, -4])]

@@ -9,7 +9,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.engines.prompts import fit
 from jaxrl_llm.sampling.stages.base import Origin, Unfinished
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.topologies import Begin, Plan
+from jaxrl_llm.topologies import Act, Begin, Plan
 
 NOTE = "made"  # rows of made problems whose prompts do not fit, in the notes of a batch
 
@@ -60,7 +60,7 @@ def without_lost(batch: Unfinished) -> Unfinished:
     unfit = batch.notes.get(NOTE, ())
     if not unfit:
         return batch
-    kept, lost = [], batch.forest.lost.copy()
+    kept, lost = list[Act](), batch.forest.lost.copy()
     for act in batch.plan.acts:
         if isinstance(act, Begin) and act.row in unfit:
             lost[act.row] += act.count
