@@ -237,7 +237,7 @@ def test_an_environment_from_one_file(outside):
 
 
 TABLES = {"estimator": "centred", "objective": "plain", "term": "unlikely", "filter": "first_prompts", "controller": "warmer",
-          "stage": "dearer", "allocation rule": "unlucky", "topology": "halves", "replay rule": "again", "schedule": "counted",
+          "stage": "dearer", "allocation rule": "unlucky", "replay rule": "again", "schedule": "counted",
           "task": "letters", "reward": "vowels", "environment": "answered"}
 
 
