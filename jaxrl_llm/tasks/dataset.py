@@ -1,6 +1,7 @@
 """Problems from data sets: Hugging Face `datasets`, TFDS and JSONL files, by one mapping of columns."""
 import dataclasses
 import os
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from jaxrl_llm.tasks.base import (
     task,
     text_of,
 )
-from jaxrl_llm.tokenizers.messages import present
+from jaxrl_llm.tasks.texts import traces
+from jaxrl_llm.tokenizers.messages import ending, present
 from jaxrl_llm.tools.registry import one_of
 
 HELD_OUT = 0.2  # held-out share of the problems if neither a split nor a file is held out
@@ -65,6 +67,8 @@ class Mapping:
                  if name not in used and value is not None}
         if self.tests:
             extra["tests"] = columns.tests(columns.at(row, self.tests), self.tests, row)
+        if extra.get("traces") is not None:
+            extra["traces"] = traces(row["traces"], "traces")
         level = columns.at(row, self.level) if self.level in row or self.level != "level" else None
         return Problem(asked, answer or "", 0, "" if level is None else str(level), extra), worked
 
@@ -164,7 +168,26 @@ def _problems(mapping: Mapping, table: tables.Table, invalid: str) -> list[tuple
     if refused:
         warnings.warn(f"{len(refused)} of {len(table.rows)} rows are left out, the first: {refused[0]}", RuntimeWarning,
                       stacklevel=3)
+    _refuse_answered([problem for problem, _ in problems])
     return problems
+
+
+def _refuse_answered(problems: Sequence[Problem]) -> None:
+    """Raises ValueError for conversations for imitation: at least half of the open last messages have the answer in them.
+
+    A policy would continue behind the answer that it is to give. Words that begin an answer, such as "Let me think.", stay.
+    """
+    opened = [(problem, problem.prompt[-1]["content"]) for problem in problems if not isinstance(problem.prompt, str)
+              and problem.answer and ending(problem.prompt)["continue_final_message"]]
+    answered = [(problem, words) for problem, words in opened
+                if re.search(rf"(?<!\w){re.escape(problem.answer)}(?!\w)", words)]
+    if answered and 2 * len(answered) >= len(opened):
+        first, words = answered[0]
+        raise ValueError(
+            f"{first.place}: 'messages' end with the assistant's answer, {words[-80:]!r}, and so do {len(answered)} of the "
+            f"{len(problems)} rows; a policy would continue behind the answer. Such rows are probably "
+            "meant to be imitated, by supervised fine-tuning (jaxrl_llm.data.reading). Or take the last message away, and "
+            "put it into 'solution' if it is to guide the policy")
 
 
 def _split(rows: list[tuple[Problem, str]], share: float) -> tuple[list, list]:

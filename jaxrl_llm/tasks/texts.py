@@ -22,6 +22,7 @@ from jaxrl_llm.tools.registry import unknown
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 _OTHER_WORDS = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant", "ai": "assistant",
                 "observation": "tool", "environment": "tool"}  # of other formats
+_TRACE = ("text", "messages", "writer", "correct", "logprobs")
 _FORMS = "give 'messages', 'prompt' with 'response', 'text', or 'chosen' with 'rejected'"
 
 
@@ -79,6 +80,43 @@ def messages(value: Any, name: str) -> Messages:
             hint = f" Did you mean {meant!r}?" if meant else ""
             raise ValueError(f"{name}[{number}].role: {unknown('role', role, ROLES)}{hint}")
     return read
+
+
+def traces(value: Any, name: str) -> list[dict[str, Any]]:
+    """Traces of a problem: objects with a "text" or "messages", and perhaps their "writer", "correct" and "logprobs".
+
+    Messages are of the assistant and of the tools that answer it; the first is of the assistant. Returns them with all of these
+    keys but one of the first two. Raises ValueError that names the trace and the key.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"{name!r} is {shown(value)}; give a list of objects with a 'text' or 'messages'")
+    return [_trace(one, f"{name}[{number}]") for number, one in enumerate(value)]
+
+
+def _trace(given: Any, where: str) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where} is {shown(given)}; give an object with a 'text' or 'messages'")
+    given = {key: value for key, value in given.items() if value is not None}
+    for key in given.keys() - {*_TRACE}:
+        raise ValueError(f"{where}: {unknown('key', key, _TRACE)}")
+    if ("text" in given) == ("messages" in given):
+        raise ValueError(f"{where} has the keys {sorted(given)}; give either 'text' or 'messages'")
+    if not isinstance(correct := given.get("correct"), bool | None):
+        raise ValueError(f"{where}.correct is {shown(correct)}; give true or false, or leave it out if it is unknown")
+    if "text" in given:
+        words: dict[str, Any] = {"text": _filled(given["text"], f"{where}.text")}
+    else:
+        said = messages(given["messages"], f"{where}.messages")
+        if said[0]["role"] != "assistant" or any(one["role"] in ("system", "developer") for one in said):
+            raise ValueError(f"{where}.messages has the roles {[one['role'] for one in said]}; a trace begins with words of "
+                             "the assistant, and tools and users answer it")
+        words = {"messages": [dict(one) for one in said]}
+    try:
+        logprobs(given.get("logprobs"))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    return {**words, "writer": columns.text(given.get("writer", ""), f"{where}.writer"), "correct": correct,
+            "logprobs": given.get("logprobs")}
 
 
 def _texts(row: Mapping[str, Any], chat: bool) -> tuple[Chat | Plain, ...]:

@@ -199,7 +199,8 @@ def _pieces(tokenizer: Tokenizer, text: str, places: Sequence[int], cut: str) ->
 def _marked(tokenizer: Tokenizer, messages: Messages, variables: Mapping[str, Any], marks: Mapping[str, str],
             run: Sequence[_Turn]) -> list[int]:
     """Where the marked parts of a run begin and end; those of turns before the run are not trained."""
-    written = tokenizer.render_chat(messages[:run[-1].number + 1], add_generation_prompt=False, **variables, **marks)
+    enclosed: dict[str, Any] = {**variables, **marks}
+    written = tokenizer.render_chat(messages[:run[-1].number + 1], add_generation_prompt=False, **enclosed)
     opening, closing = marks.values()
     places: list[int] = []
     text = ""

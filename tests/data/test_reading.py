@@ -61,7 +61,8 @@ def test_turns_of_templates_that_drop_thoughts_are_counted(read):
     row = {"messages": [ASK, {"role": "assistant", "content": "hm;5"}, ASK, {"role": "assistant", "content": "so;6"}]}
     given = read(row, {"messages": [ASK, SAY]}, tokenizer=ByteTokenizer(DROPS))
     assert [bytes(text.ids[text.trained][:-1].tolist()) for text in given.texts] == [b"hm;5", b"so;6", b"5"]
-    assert given.counts == {"rows": 2, "examples": 3, "divided": 1, "too_long": 0, "invalid": 0}
+    assert given.counts == {"rows": 2, "examples": 3, "divided": 1, "too_long": 0, "invalid": 0,
+                            "no_answer": 0, "contradicts": 0}
 
 
 @pytest.mark.parametrize("row", [
@@ -110,22 +111,32 @@ def test_bad_rows_are_refused_with_their_line(read, row, error):
 
 
 def test_bad_rows_may_be_left_out(read):
-    with pytest.warns(RuntimeWarning, match="1 are malformed, the first: .*line 2: no message of the assistant"):
+    with pytest.warns(RuntimeWarning, match="1 are malformed and left out, the first: .*line 2: no message of the assistant"):
         given = read({"messages": [ASK, SAY]}, {"messages": [ASK]}, invalid="skip")
     assert given.counts["invalid"] == 1 and len(given.texts) == 1
 
 
 def test_long_rows_are_counted_and_never_cut(read):
     rows = [{"messages": [ASK, SAY]}, {"prompt": "2+3", "response": "5."}]
-    with pytest.warns(RuntimeWarning, match="of the 2 rows of .*, 1 have more than 11 tokens; these rows are left out"):
+    with pytest.warns(RuntimeWarning, match="of the 2 rows of .*, 1 have more than 11 tokens and are left out"):
         given = read(*rows, longest=11)
     assert [len(text.ids) for text in given.texts] == [11] and given.counts["too_long"] == 1
     with pytest.raises(ValueError, match="none of the 2 rows of .* can be learned from: 2 have more than 10 tokens"):
         read(*rows, longest=10)
 
 
+@pytest.mark.parametrize(("wrong", "left"), [("keep", 3), ("drop", 1)])
+def test_rows_without_the_right_answer_are_counted_and_kept_or_dropped(read, wrong, left):
+    rows = [{"prompt": "2+3", "response": said, "answer": 5} for said in ("It is 5.", "hm", "It is 6.")]
+    with pytest.warns(RuntimeWarning, match=f"1 end without an answer; 1 end with another answer than theirs; wrong={wrong}"):
+        given = read(*rows, reward="last_number", wrong=wrong)
+    assert (given.counts["no_answer"], given.counts["contradicts"], len(given.texts)) == (1, 1, left)
+    with pytest.raises(ValueError, match="line 1: there is no column 'answer'"):
+        read({"prompt": "2+3", "response": "5"}, reward="last_number")
+
+
 def test_texts_and_pairs_are_not_mixed_and_messages_need_a_template(read):
-    with pytest.raises(ValueError, match="line 2: .* has texts and pairs"):
+    with pytest.raises(ValueError, match=r"has texts \(.*line 1\) and pairs \(.*line 2\)"):
         read({"messages": [ASK, SAY]}, {"prompt": "2+3", "chosen": "5", "rejected": "6"})
     with pytest.raises(ValueError, match="this tokenizer has none; set config.model.chat_template"):
         read({"messages": [ASK, SAY]}, tokenizer=ByteTokenizer())
