@@ -40,11 +40,10 @@ PEERS = {
 PAIRS, TEACHERS = "learns from pairs of preferred texts", "a teacher's whole distribution is not recorded"
 DEFAULT = "is what objectives do unless a row says otherwise"
 MISSING = {
-    **{f"trl {name}Trainer": PAIRS for name in "DPO KTO BCO CPO NashMD OnlineDPO ORPO TPO XPO".split()},
+    **{f"trl {name}Trainer": PAIRS for name in "KTO BCO CPO NashMD OnlineDPO ORPO TPO XPO".split()},
     **{f"trl {name}Trainer": TEACHERS for name in "Distillation GKD GOLD MiniLLM ServerDistillation SDPO".split()},
     **{f"trl {name}Trainer": "trains models of rewards" for name in ("Reward", "PRM")},
-    **dict.fromkeys(("trl SFTTrainer", "trl SSDTrainer", "skyrl policy_loss_type=cross_entropy", "tinker loss_fn=cross_entropy",
-                     "prime-rl type=sft"), "imitates texts and has no rewards"),
+    "trl SSDTrainer": "imitates texts of the policy, without rewards",
     **dict.fromkeys(("trl SDFTTrainer", "prime-rl type=opsd"), "the teacher is the policy with a demonstration in its prompt"),
     "trl IWOPDTrainer": "no row",
     "trl A2POTrainer": "regresses on values that are estimated before the run",

@@ -38,6 +38,7 @@ ELSEWHERE = {
 }
 SET = {"group_sizes": "a controller that sets it"}  # knobs by which a topology is made
 AWAITED = {
+    **dict.fromkeys(("texts", "chosen"), "a source of given texts"),
     "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
     "prm_logprobs": "a recorder with a process reward model",

@@ -1,0 +1,18 @@
+"""Learning from texts: given ones, preferred ones, or the policy's own that were right."""
+from jaxrl_llm.methods.base import Method
+
+ROWS = (
+    Method(slug="sft", title="Supervised fine-tuning",
+           equation="l = -sum(w log p) / sum(w) over the trained tokens of given texts",
+           estimator="reinforce", objective="sft", needs=("texts",), defaults={"group_size": 1, "epochs": 1},
+           known_as=("trl SFTTrainer", "skyrl policy_loss_type=cross_entropy", "tinker loss_fn=cross_entropy",
+                     "prime-rl type=sft")),
+    Method(slug="dpo", title="Direct preference optimisation", arxiv=("2305.18290",),
+           equation="l = -log sigmoid(h), h = beta [(sum log p - sum log p_ref) of the chosen text - the same of the rejected]",
+           estimator="reinforce", objective="dpo", needs=("texts",), defaults={"group_size": 2, "epochs": 1},
+           known_as=("trl DPOTrainer",)),
+    Method(slug="raft", title="RAFT: supervised learning from the shortest right completion of each prompt",
+           arxiv=("2304.06767",),
+           equation="l = -mean of log p over the shortest right completion of each prompt, of equal texts one",
+           estimator="reinforce", objective="sft", filters="right_ones", defaults={"group_size": 4, "epochs": 1}),
+)

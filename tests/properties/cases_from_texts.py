@@ -1,0 +1,24 @@
+"""Cases of the objectives that learn from given texts."""
+import numpy as np
+from property_inputs import Case
+
+
+def weights(rng, p, g, t):
+    return {"extras": {"weight": rng.choice([0.0, 0.5, 2.0], (p, g))}}
+
+
+def pairs(rng, p, g, t):
+    """Two texts of each prompt are there, the first or the second of them is the chosen one."""
+    order = np.argsort(rng.random((p, g)), axis=1)
+    chosen = order == rng.integers(0, 2, (p, 1))
+    return {"valid": order < 2, "extras": {"chosen": chosen, "weight": rng.choice([0.5, 1.0], (p, g))}}
+
+
+OBJECTIVES = {
+    "sft": [Case(inputs=weights), Case(), Case({"aggregation": "seq_mean_token_mean"}, inputs=weights)],
+    "dpo": [
+        Case(inputs=pairs),
+        Case({"beta": 0.3, "smoothing": 0.1}, inputs=pairs),
+        Case({"kind": "ipo"}, inputs=pairs),
+    ],
+}
