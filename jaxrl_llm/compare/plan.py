@@ -127,8 +127,8 @@ def _read_entry(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _everyone() -> list[str]:
-    """The methods that run by name, GRPO first."""
-    return sorted(methods.runnable(), key=lambda name: name != "grpo")
+    """The methods that run by name and sample, GRPO first."""
+    return sorted((name for name in methods.runnable() if not methods.get(name).source), key=lambda name: name != "grpo")
 
 
 def read_options(text: str) -> dict[str, Any]:

@@ -20,12 +20,14 @@ class Ladders(NamedTuple):
     prompt_tokens, tokens: S and T.
     groups: numbers of groups per prompt, each a row of a batch; 1 if groups are not cut.
     filled: for each T, the minimum quarters of its slots that are computed, see `Rollouts.filled`; 4 if padding is computed.
+    rows: lengths of packed rows; empty: those of `row_lengths`.
     """
 
     prompt_tokens: tuple[int, ...]
     tokens: tuple[int, ...]
     groups: tuple[int, ...]
     filled: tuple[int, ...]
+    rows: tuple[int, ...] = ()
 
     @property
     def programs(self) -> int:

@@ -23,6 +23,7 @@ from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.regroup import regroup
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.learning.state import TrainState
+from jaxrl_llm.learning.step import loss_terms
 from jaxrl_llm.maths import masked
 from jaxrl_llm.maths.descent import keep_finite
 from jaxrl_llm.objectives.base import Objective
@@ -413,6 +414,19 @@ class Learner:
                           else self.joint(state, part, rate))
         return average.moved(state, self.ema), metrics | learned
 
+    def loss(self, state: TrainState, batches: Sequence[Rollouts], frozen: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """The loss of all rollouts of these batches on the host together, and the objective's metrics; nothing is learned."""
+        values, version, seen = self.controls.proposed(state.control), int(state.step), []
+        for rollouts in batches:
+            batch = self.place(self.layout.ready(stamped(rollouts, version, self.as_sampled)))
+            _, batch, _ = self._recorded(state, batch, frozen or {}, values, False)
+            measured = self.layout.logprobs(state.params, state.lora, texts_of(batch))
+            light = batch.replace(tokens=None, prompt_tokens=None, prompt_mask=None, filled=4)
+            seen.append(parallel.fetch((*measured, light)))
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts), *seen)
+        metrics = jax.device_get(_loss(self.objective, *whole, state.objective_state))
+        return {name: float(value) for name, value in metrics.items() if name not in MISMATCHES}
+
     @property
     def compares(self) -> bool:
         """Whether the estimator or a controller reads the `ratios` of a batch."""
@@ -483,6 +497,13 @@ def after_updates(estimator: Estimator, mesh: Mesh, batch: Rollouts, ratios: jax
     assert estimator.learned is not None
     new = keep_finite(estimator.learned(batch, ratios, state), state)
     return jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _loss(objective: Objective, logprobs, entropies, rollouts: Rollouts, state) -> dict[str, jax.Array]:
+    """The metrics of a batch with these log-probs, its loss among them."""
+    rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
+    return loss_terms(objective, logprobs, entropies, rollouts, jax.numpy.zeros_like(logprobs), state)[1][0]
 
 
 @functools.partial(jax.jit, static_argnums=0)

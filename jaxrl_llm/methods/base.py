@@ -38,7 +38,8 @@ class Method:
     updates of their own; empty: as fresh ones. `allocation`: a rule of `jaxrl_llm.topologies`, if some prompts get further
     rollouts. `guidance`: a topology that wraps the run's, if some completions begin with traces of problems. `topology`:
     who is sampled, by a name of `jaxrl_llm.topologies`; empty: as the other parts imply, else one group per prompt.
-    `recorders`: measurements of `jaxrl_llm.recorders` beyond those that the needs ask for. Every part may be your own, as
+    `recorders`: measurements of `jaxrl_llm.recorders` beyond those that the needs ask for. `source`: "given", if batches are
+    texts of `config.texts` and nothing is sampled; empty: completions of the policy. Every part may be your own, as
     "module:function". `phases`: stages of a run, see `setup.phases`. `defaults`: the paper's settings outside the parts, by the
     names in `DEFAULTS`. `equation`: the method's idea in one line. `omits`: parts of the published method that this row lacks.
     `known_as`: the names by which other code bases know the row, `"verl loss_mode=geo_mean"`, see `known_as`.
@@ -61,6 +62,7 @@ class Method:
     guidance: str = ""
     topology: str = ""
     recorders: str = ""
+    source: str = ""
     phases: str = ""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     omits: str | None = None

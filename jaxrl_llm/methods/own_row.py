@@ -45,9 +45,10 @@ def write(row: Method, path: Path) -> str:
 def source(row: Method, name: str) -> str:
     """The text of a module `name` with this row: what it says of itself, and every part that it has."""
     values = {"slug": name, "title": row.title, "equation": row.equation, "arxiv": row.arxiv, "needs": row.needs,
-              **{key: getattr(row, key) for key in (*SLOTS, "phases")}, "defaults": dict(row.defaults), "omits": row.omits}
+              **{key: getattr(row, key) for key in (*SLOTS, "source", "phases")}, "defaults": dict(row.defaults),
+              "omits": row.omits}
     said = {key: value for key, value in values.items() if value}
-    others = ", ".join(key for key in (*SLOTS, "phases") if key not in said)
+    others = ", ".join(key for key in (*SLOTS, "source", "phases") if key not in said)
     lines = [f"    {key}={_python(value)}," for key, value in said.items()]
     return "\n".join([_HEAD.format(title=row.title, name=name, others=others).rstrip("\n"), *lines, ")", ""])
 

@@ -27,7 +27,7 @@ configurations of {peers}; `jaxrl_llm search NAME` finds it by them.
 The missing fields follow from the declared needs of the parts.
 """
 
-_FURTHER = ("topology", "allocation", "guidance", "replay", "replay_estimator", "replay_objective")
+_FURTHER = ("source", "topology", "allocation", "guidance", "replay", "replay_estimator", "replay_objective")
 NUMBERS = """## Numbers that peers name
 
 `aggregation=` belongs to objectives of tokens, `+` adds a term to the objective of any row, and a name replaces the objective.

@@ -36,9 +36,9 @@ ELSEWHERE = {
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
 }
+GIVEN = frozenset(("chosen", "weight"))  # of given texts
 SET = {"group_sizes": "a controller that sets it"}  # knobs by which a topology is made
 AWAITED = {
-    **dict.fromkeys(("texts", "chosen"), "a source of given texts"),
     "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
     "prm_logprobs": "a recorder with a process reward model",
@@ -83,7 +83,7 @@ def parts_of(method: Method, estimator: Estimator) -> set[str]:
 
 def provided(method: Method, estimator: Estimator, given: Iterable[str] = ()) -> set[str]:
     """Everything that a run of the method provides: to all methods, by what is `given` beside it, and by the method's parts."""
-    there = {*SAMPLED, *given, *parts_of(method, estimator)}
+    there = {*SAMPLED, *given, *parts_of(method, estimator), *(GIVEN if method.source == "given" else ())}
     if stored := method.part("replay"):
         there |= {*replay.make(stored.name, **stored.numbers).provides}
     there |= topologies.provided(_topologies_of(method), there)

@@ -29,6 +29,7 @@ from jaxrl_llm.runs.value_plots import plot_history
 from jaxrl_llm.sampling.heldout import Evaluation, evaluate, evaluate_set
 from jaxrl_llm.setup import setup
 from jaxrl_llm.setup.forecast import forecast
+from jaxrl_llm.setup.given import as_batches
 from jaxrl_llm.setup.phases import parts_of, recorded, rows
 from jaxrl_llm.setup.start import check_other
 from jaxrl_llm.setup.tables import arithmetic_table, paper_table, replaced_table
@@ -153,14 +154,21 @@ def _of_schedule(run: setup.Run) -> list[tuple[str, str]]:
     return [("schedule", f"{run.config.schedule}: batches are up to {run.schedule.lag} old, corrected: {how}")]
 
 
+def _samples(run: setup.Run) -> bool:
+    """Whether a run samples: all of them but those that learn from given texts and evaluate no problems."""
+    return not run.method.source or bool(run.config.eval.problems or run.source.sets)
+
+
 def _print_head(run: setup.Run, params, replaced: Sequence[tuple[str, str]] = (), rates: Sequence[tuple[str, str]] = ()
                 ) -> None:
     """Prints the run, its devices and its needs, with the rows of `rates.rate_rows`."""
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
-    device, stream = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source.stream
-    rows = [("model", f"{weights:,} weights on {device}"), *stream.kind.rows,
-            *stream.prepare(run.config.sampling.micro_batches), *_of_method(run, replaced), *rates,
-            *_of_schedule(run), *arithmetic_table(run.config, stream.prompt_tokens, run.source.topology.most or 0),
+    device, source = f"{jax.device_count()} x {jax.devices()[0].device_kind}", run.source
+    sampler = source.stream.prepare(run.config.sampling.micro_batches) if _samples(run) else []
+    rows = [("model", f"{weights:,} weights on {device}"), *source.told, *sampler, *_of_method(run, replaced), *rates,
+            *_of_schedule(run),
+            *arithmetic_table(as_batches(run.config, source), source.ladders.prompt_tokens[-1],
+                              0 if run.method.source else source.topology.most or 0),
             *forecast(run)]
     for name, value in rows if parallel.is_primary() else ():
         print(f"{name:32}{value}")
@@ -295,6 +303,8 @@ class _Session:
         state, every, metrics = self.reached.state, self.run.config.eval.every, dict[str, float]()
         enters, folder = self.enters(step), self.pages(step)
         if self.due(step, every):
+            metrics |= self.texts()
+        if self.due(step, every) and self.run.config.eval.problems:
             self.evaluations["before" if enters or not step else "after"] = evaluation = self.evaluate(step)
             metrics |= evaluation.metrics()
             if step and not enters and "reset" in self.run.learner.controls.knobs:
@@ -322,6 +332,16 @@ class _Session:
         """The weights and adapters as batches are sampled with them: for others the sampler would compile again."""
         snapshot = self.run.learner.publish(self.reached.state, apart=self.run.schedule.lag > 0)
         return snapshot.params, snapshot.lora
+
+    def texts(self) -> dict[str, float]:
+        """The loss of held-out texts, if there are any, and what else the objective says of them."""
+        batches = self.run.source.held_out_texts(int(self.reached.state.step))
+        if not batches:
+            return {}
+        self.progress.phase("evaluating texts")
+        with self.timer("evaluate"):
+            return {f"eval/{name}": value for name, value in self.run.learner.loss(self.reached.state, batches,
+                                                                                  self.frozen).items()}
 
     def evaluate(self, step: int) -> Evaluation:
         """The held-out evaluation, with its page."""
@@ -363,7 +383,9 @@ class _Session:
         updates = optimizers.updates_planned(done.learned.state.opt_state)
         rates = {} if updates is None else {"learning_rate": float(self.run.learning_rate(max(updates - 1, 0)))
                                             * done.learned.metrics.get("control/learning_rate", 1.0)}
-        return rates | {"time/step": seconds, "speed/tokens_per_second": done.finished.metrics["completion/tokens"] / seconds}
+        metrics = done.finished.metrics
+        tokens = metrics["texts/tokens"] if self.run.method.source else metrics["completion/tokens"]
+        return rates | {"time/step": seconds, "speed/tokens_per_second": tokens / seconds}
 
     def rescue(self, error: BaseException) -> None:
         """Saves the progress since the last checkpoint if that is still possible; `error` gets a note of it."""

@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_llm.control import knobs
 from jaxrl_llm.data.finished import Finished
 from jaxrl_llm.data.forest import Forest
+from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.snapshot import Snapshot, check
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.replay import buffer as buffers
@@ -95,6 +96,15 @@ class Source(Views):
         for one in [stage.memory for stage in self.stages if stage.memory is not None]:
             if (stored := position.get(one.name)) is not None:
                 self.memory[one.name] = stored if isinstance(stored, Forest) else one.decode(stored, self)
+
+    def held_out_texts(self, version: int) -> list[Rollouts]:
+        """Batches of held-out texts, whose loss evaluations measure; a source that samples has none."""
+        return []
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """Rows for the head of a run."""
+        return self.stream.kind.rows
 
     @property
     def held_out(self) -> Stream:

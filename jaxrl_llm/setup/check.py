@@ -18,11 +18,11 @@ WAITS = ("auto", "yes", "no")
 _AT_LEAST = {
     1: "steps prompts.per_step sampling.group sampling.max_tokens sampling.micro_batches sampling.max_turns "
        "sampling.turn_tokens sampling.max_draws learner.epochs learner.minibatches learner.micro_batches "
-       "learner.max_skipped eval.problems checkpoint.keep warmup.batch model.hidden_size model.num_layers "
+       "learner.max_skipped checkpoint.keep warmup.batch model.hidden_size model.num_layers "
        "model.num_heads model.mlp_size model.experts_per_token",
     0: "seed sampling.temperature sampling.top_k sampling.tensor sampling.observation_tokens sampling.max_group model.experts "
        "model.expert_size learner.packed_rows prompts.max_tokens warmup.steps warmup.loss warmup.learning_rate "
-       "warmup.strays eval.every checkpoint.every samples_every",
+       "warmup.strays eval.problems eval.every checkpoint.every samples_every",
 }
 
 

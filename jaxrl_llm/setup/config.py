@@ -8,11 +8,12 @@ from jaxrl_llm.methods import texts
 from jaxrl_llm.models import lora
 from jaxrl_llm.recorders import base as recorders
 from jaxrl_llm.replay import pool
-from jaxrl_llm.sampling import prior
+from jaxrl_llm.sampling import given, prior
 from jaxrl_llm.setup import probe
 from jaxrl_llm.values import critic
 
-ROOMS = (texts, lora, server, optimizers, critic, probe, prior, recorders, pool, budget)  # each declares the keys that it reads
+# Each declares the keys that it reads.
+ROOMS = (texts, given, lora, server, optimizers, critic, probe, prior, recorders, pool, budget)
 
 def default_config() -> ConfigDict:
     """All keys of a run. Config files override values; unknown keys are errors.
@@ -118,13 +119,13 @@ def _around(c: ConfigDict) -> None:
 
     c.eval = ConfigDict()              # evaluation on held-out problems, at the training temperature
     c.eval.every = 10                  # steps between evaluations; 0: only before and after the run
-    c.eval.problems = 64               # held-out problems, each with a group of completions
+    c.eval.problems = 64               # held-out problems, each with a group of completions; 0: none is sampled
     c.eval.sets = ""                   # further tasks, e.g. "dataset(..., label=aime, problems=30, samples=64, every=50)"
 
     c.checkpoint = ConfigDict()
     c.checkpoint.every = 50            # steps between checkpoints; 0: only at the end
     c.checkpoint.keep = 2              # number of newest checkpoints that are kept
-    c.checkpoint.best = ""             # metric, e.g. "eval/score": the weights at its maximum are kept in best/
+    c.checkpoint.best = ""             # metric, e.g. "eval/score", "-eval/loss": the weights at its maximum are kept in best/
 
     c.samples_every = 25               # steps between pages of completions in samples/; 0: only at evaluations
     c.wandb = ""                       # Weights & Biases project that also receives the metrics; empty: none

@@ -14,6 +14,7 @@ from jaxrl_llm.planning.presets import DEVICES, Device
 from jaxrl_llm.recorders.base import RECORDERS, RecorderKind, asked
 from jaxrl_llm.replay.buffer import stored_bytes
 from jaxrl_llm.setup import parts
+from jaxrl_llm.setup.given import as_batches
 from jaxrl_llm.setup.learners import optimizer_of
 from jaxrl_llm.setup.run import Run
 from jaxrl_llm.tools import written
@@ -96,11 +97,11 @@ def forecast(run: Run) -> list[tuple[str, str]]:
     Raises ValueError: the run does not fit its accelerators by more than the error of the estimate; the message has advice. A
     smaller excess, and any on CPUs, whose memory swap extends, is a warning.
     """
-    c, mesh = run.learner.policy.model.config, run.learner.mesh
+    c, mesh, config = run.learner.policy.model.config, run.learner.mesh, as_batches(run.config, run.source)
     own, critic = mesh.local_devices[0], run.learner.estimator.value_targets is not None
     device = device_of(own)
     beside, teachers = taught(run)
-    w = dataclasses.replace(work_of(run.config, run.source.stream.prompt_tokens, run.needs, critic),
+    w = dataclasses.replace(work_of(config, run.source.ladders.prompt_tokens[-1], run.needs, critic),
                             teachers=(lambda mesh: beside) if teachers else None)
     estimate = plan.estimate(c, w, mesh.shape)
     if not estimate.fits(device):

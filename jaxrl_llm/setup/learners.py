@@ -119,7 +119,8 @@ def make_layout(config: ConfigDict, objective: Objective, optimizer: optax.Gradi
     learner = config.learner
     settings: dict[str, Any] = dict(clip_norm=config.optimizer.clip_norm or None, capture=capture)
     if learner.packed_rows:
-        lengths = row_lengths(ladders.prompt_tokens[-1], ladders.tokens[-1], config.sampling.group, policy.mesh.shape["seq"])
+        lengths = ladders.rows or row_lengths(
+            ladders.prompt_tokens[-1], ladders.tokens[-1], config.sampling.group, policy.mesh.shape["seq"])
         return packed(policy, objective, optimizer, lengths, learner.packed_rows, **settings)
     shards = parallel.shards_of(policy.mesh.shape)
     together = config.prompts.per_step // (learner.minibatches * learner.micro_batches * shards)

@@ -15,6 +15,7 @@ from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.learning import optimizers
 from jaxrl_llm.models import lora
 from jaxrl_llm.replay import pool
+from jaxrl_llm.sampling import given
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.readers import readers
 from jaxrl_llm.setup.unmet import unable, unmet, unobserved, unstaged, untaken
@@ -23,6 +24,7 @@ from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.values import critic
 
 ROOMS = {"the sampler": sampling_lib, "the optimiser": optimizers, "adapters": lora, "critics": critic, "a pool": pool,
+         "given texts": given,
          "topologies": topologies.base, "replay": replay.base, "environments": environments.base, "rewards": rewards.base,
          "estimators": alike}
 

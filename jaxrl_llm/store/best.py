@@ -15,20 +15,24 @@ FOLDER = "best"
 class Best:
     """Keeps in `best/` the weights at the largest value of `metric`, the first of equal values; with "" nothing.
 
+    "-eval/loss" is the smallest value of `eval/loss`.
+
     A run that continues from `start` takes the value of the weights that it kept. If these are of a later step, on a branch
     that the run left, or had no such value, the next evaluation is kept unconditionally. `records`: the folder of its metrics,
     if another.
     """
 
     def __init__(self, folder: AnyPath, metric: str, start: int, records: Path | None = None):
-        self.metric, self.largest, self.store = metric, -math.inf, None
+        self.metric, self.sign = metric.removeprefix("-"), -1 if metric[:1] == "-" else 1
+        self.largest, self.store = -math.inf, None
         if not metric:
             return
         self.store = Checkpoints(folder / FOLDER, keep=1)
         lines = (records or folder) / "metrics.jsonl"
         kept, seen = self.store.steps(), read_metrics(lines) if start and lines.is_file() else {}
-        if kept and kept[-1] <= start and metric in seen:
-            own = seen[metric][seen["step"] == kept[-1]]  # of the weights that are there: a larger one may not have been saved
+        if kept and kept[-1] <= start and self.metric in seen:
+            own = seen[self.metric][seen["step"] == kept[-1]]  # of the weights that are there: a larger one may not be saved
+            own = self.sign * own
             self.largest = float(max(own[own == own], default=-math.inf))
 
     def __enter__(self) -> "Best":
@@ -49,6 +53,6 @@ class Best:
             if step == 0:
                 raise unknown("metric for config.checkpoint.best", self.metric, metrics)
             return
-        if metrics[self.metric] > self.largest:
-            self.largest = metrics[self.metric]
+        if (value := self.sign * metrics[self.metric]) > self.largest:
+            self.largest = value
             self.store.save(step, {"params": params} | ({} if lora is None else {"lora": lora}), {"value": self.largest})

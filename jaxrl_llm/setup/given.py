@@ -1,0 +1,161 @@
+"""The source of a run that learns from given texts, and its configuration as its batches are."""
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxrl_llm import parallel
+from jaxrl_llm.data.texts import Pair, Text, fitting
+from jaxrl_llm.engines.prompts import encode_problem, solution_ids
+from jaxrl_llm.learning.policy import Policy
+from jaxrl_llm.sampling.evaluation_set import EvalSpec
+from jaxrl_llm.sampling.given import TEXTS, Given, row_of, shares
+from jaxrl_llm.sampling.source import Source
+from jaxrl_llm.setup.judge import Judge
+from jaxrl_llm.setup.parts import Parts
+from jaxrl_llm.setup.sources import make_plain_source, sizes_of
+from jaxrl_llm.setup.values import Around
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.loader import batches
+from jaxrl_llm.tools.registry import imported
+
+Group = tuple[Text, ...]
+
+
+def make_given(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
+               sets: tuple[EvalSpec, ...] = (), around: Around = Around()) -> Given:
+    """The source of the texts of `config.texts`; evaluations sample the task, whose stream makes no engine before the first.
+
+    Methods that read `chosen` learn from pairs. Raises ValueError if no text fits, for pairs in the place of texts or the other
+    way round, and for a pair of equal texts.
+    """
+    pairs, P = "chosen" in made.needs, config.prompts.per_step
+    train, heldout, left_out = groups_of(config, tokenizer, judge, pairs)
+    plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets)
+    which, count = shares(P)
+    texts = [text for group in (*train, *heldout) for text in group]
+    longest = tuple(-(-max(lengths) // 8) * 8 for lengths in (
+        [text.prompt for text in texts], [len(text.ids) - text.prompt for text in texts]))
+    source = Given(
+        **{name: getattr(plain, name) for name in ("task", "stream", "topology", "prompts", "max_tokens", "overlong", "sets",
+                                                   "model")},
+        data=batches(_problems(train), P, config.seed, which, count), readers=count, stages=(),
+        heldout=_problems(heldout, len(train)), group=1 + pairs, longest=longest, left_out=left_out,
+        row=row_of(sum(longest), P * (1 + pairs), mesh.shape["seq"]) if config.texts.pack else 0)
+    source.sizes = sizes_of(as_batches(config, source), policy.model.config)
+    return source
+
+
+def as_batches(config: ConfigDict, source: Source) -> ConfigDict:
+    """The configuration with the sizes of the batches that a run learns from: those of texts, if it learns from given ones."""
+    if not isinstance(source, Given):
+        return config
+    config = config.copy_and_resolve_references()
+    config.sampling.group = config.sampling.max_group = source.group
+    config.prompts.max_tokens, config.sampling.max_tokens = source.longest
+    if config.texts.pack and not config.learner.packed_rows:
+        config.learner.packed_rows, config.learner.micro_batches = parallel.shards_of(source.stream.mesh.shape), 1
+    return config
+
+
+def groups_of(config: ConfigDict, tokenizer, judge: Judge, pairs: bool) -> tuple[list[Group], list[Group], Counter]:
+    """`(train, held out, left out)`: groups of one text, or of the chosen and the rejected one of a pair, that fit."""
+    t = config.texts
+    if t.path:
+        read = _read(t.path, tokenizer, pairs)
+        out = {*np.linspace(0, len(read), min(t.heldout, len(read) - 1), endpoint=False, dtype=int).tolist()}
+        sides = tuple([group for i, group in enumerate(read) if (i in out) == held] for held in (False, True))
+    else:
+        task = judge.task
+        some = [task.heldout[i] for i in range(min(t.heldout, len(task.heldout)))]
+        sides = tuple(solved(side, tokenizer, pairs) for side in (task.train, some))
+    for group in (*sides[0], *sides[1]):
+        check_pair(group)
+    kept, left_out = zip(*(fits(side, t.max_tokens) for side in sides))
+    if not kept[0]:
+        raise ValueError(f"none of the {len(sides[0])} texts of config.texts.path={t.path!r} can be learned from: "
+                         f"{', '.join(f'{count} {reason}' for reason, count in left_out[0].items()) or 'it has none'}; raise "
+                         "texts.max_tokens, or give other texts")
+    return *kept, sum(left_out, Counter())
+
+
+def fits(groups: Sequence[Group], longest: int) -> tuple[list[Group], Counter]:
+    """The groups whose texts all have at most `longest` tokens (0: any number) and a trained one, and why others are left out.
+    """
+    kept, out = [], Counter()
+    for group in groups:
+        fit, reasons = fitting(group, longest or max(len(text.ids) for text in group))
+        if len(fit) == len(group):
+            kept.append(group)
+        else:
+            out[min(reasons)] += 1
+    return kept, out
+
+
+def solved(problems: Sequence[Problem], tokenizer, pairs: bool) -> list[Group]:
+    """The solution of each problem behind its prompt; in a pair the rejected text is the solution of another problem.
+
+    A problem whose next eight have the same solution makes no pair.
+    """
+    prompts = [encode_problem(problems[i], tokenizer) for i in range(len(problems))]
+    said = [solution_ids(problems[i], tokenizer) for i in range(len(problems))]
+    if not pairs:
+        return [(behind(prompt, own),) for prompt, own in zip(prompts, said)]
+    found = []
+    for place, (prompt, own) in enumerate(zip(prompts, said)):
+        following = [*said[place + 1:place + 9], *said[:max(place + 9 - len(said), 0)]]
+        if other := next((one for one in following if one != own), None):
+            found.append((behind(prompt, own), behind(prompt, other)))
+    return found
+
+
+def behind(prompt: Sequence[int], said: Sequence[int], weight: float = 1.0) -> Text:
+    """The text of a prompt and of what is said behind it, all of which is trained."""
+    return Text(np.array([*prompt, *said], np.int32), np.arange(len(prompt) + len(said)) >= len(prompt), len(prompt), weight)
+
+
+def check_pair(group: Group) -> None:
+    """Raises ValueError for a pair of equal texts, which no likelihood tells apart, and for one of two prompts."""
+    if len(group) < 2:
+        return
+    chosen, rejected = group
+    where = f"{chosen.place}: " if chosen.place else ""
+    if np.array_equal(chosen.ids, rejected.ids):
+        raise ValueError(f"{where}the chosen and the rejected text of a pair are equal; leave the pair out")
+    if not np.array_equal(chosen.ids[:chosen.prompt], rejected.ids[:rejected.prompt]):
+        raise ValueError(f"{where}the chosen and the rejected text of a pair have different prompts; give both the same")
+
+
+def _problems(groups: Sequence[Group], first: int = 0) -> list[Problem]:
+    """A problem for each group, whose prompt is a digest of all that is learned: positions belong to these texts alone."""
+    def digest(group: Group) -> str:
+        found = hashlib.blake2b(digest_size=16)
+        for text in group:
+            found.update(np.asarray(text.ids, np.int32).tobytes() + np.asarray(text.trained, bool).tobytes())
+            found.update(repr((text.prompt, float(text.weight))).encode())
+        return found.hexdigest()
+
+    return [Problem(digest(group), "", number, extra={TEXTS: tuple(group)}, place=group[0].place)
+            for number, group in enumerate(groups, first)]
+
+
+def _read(path: str, tokenizer, pairs: bool) -> list[Group]:
+    """The groups of a "module:function"."""
+    read = _made(path, tokenizer)
+    given, wanted = ("texts", "pairs") if pairs else ("pairs", "texts")
+    if any(isinstance(one, Pair) != pairs for one in read):
+        raise ValueError(f"config.texts.path={path!r} has {given}, and the method learns from {wanted}; take other data, or "
+                         "another method")
+    return [tuple(one) if pairs else (one,) for one in read]
+
+
+def _made(path: str, tokenizer) -> Sequence[Text | Pair]:
+    """What a "module:function" returns for a tokenizer."""
+    if ":" not in path:
+        raise ValueError(f"config.texts.path={path!r}; give \"module:function\", a function of the tokenizer that returns a "
+                         "list of data.texts.Text, or of Pair, or leave it empty for the solutions of config.task")
+    module, name = imported("texts", path)
+    return getattr(module, name)(tokenizer)

@@ -1,0 +1,49 @@
+"""Runs that learn from given texts: adapters in packed rows, resumed bit for bit, without a sampler, and before RL."""
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+
+from jaxrl_llm.runs import loop
+
+
+def tiny(**changes):
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict({
+        "steps": 3, "method": "sft", "rewards": "", "model.num_layers": 1, "eval.every": 0, "eval.problems": 0, "lora.rank": 2,
+        "texts.heldout": 5, "checkpoint.every": 2, **changes})
+    return config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_run_with_adapters_learns_and_resumes_bit_for_bit(method, tmp_path):
+    assert loop.train(tiny(method=method), tmp_path / "straight") == {}
+    lines = run_files.lines(tmp_path / "straight")
+    assert all(np.isfinite(line["loss"]) and line["grad_norm"] > 0 for line in lines[1:])
+    assert lines[-1]["eval/loss"] < lines[0]["eval/loss"] and "eval/score" not in lines[-1]
+    if method == "dpo":
+        assert lines[0]["eval/loss"] == pytest.approx(np.log(2), rel=1e-5) and lines[-1]["eval/preference/margin"] > 0
+    loop.train(tiny(method=method, steps=2), tmp_path / "broken")
+    with pytest.warns(RuntimeWarning, match="steps: 2 -> 3"):
+        loop.train(tiny(method=method), tmp_path / "broken", resume=True)
+    run_files.assert_same(*(run_files.saved(tmp_path / name, tiny(method=method)) for name in ("broken", "straight")))
+
+
+@pytest.mark.slow
+def test_supervised_learning_then_reinforcement_learning_in_phases(tmp_path):
+    phases = "imitate(method=sft, steps=2), practise(method=grpo, steps=2)"
+    evaluations = loop.train(tiny(phases=phases, steps=4, **{"lora.rank": 0, "eval.problems": 2}), tmp_path)
+    lines = {line["step"]: line for line in run_files.lines(tmp_path)}
+    assert "texts/trained" in lines[2] and "completion/tokens" in lines[3]
+    assert "eval/loss" in lines[2] and "eval/score" in lines[2] and "after" in evaluations
+    assert all(np.isfinite(lines[step]["loss"]) for step in (1, 2, 3, 4))
+
+
+@pytest.mark.slow
+def test_right_completions_are_imitated(tmp_path):
+    config = tiny(method="raft", steps=3, rewards="format(pattern='(?s).*[a-z].*')", **{"eval.problems": 2})
+    loop.train(config, tmp_path)
+    steps = [line for line in run_files.lines(tmp_path) if "loss" in line]
+    assert len(steps) == 3 and all(np.isfinite(line["loss"]) for line in steps)
+    assert all(line["trained/rollouts"] <= 4 for line in steps)
