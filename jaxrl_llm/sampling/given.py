@@ -1,7 +1,9 @@
 """The source of given texts: batches of what others wrote, in a shuffled order, without any sampling."""
 import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
 from jaxrl_llm.data import forest as forests
+from jaxrl_llm.data import reading
 from jaxrl_llm.data.finished import Finished
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.ladders import smallest
@@ -18,6 +21,7 @@ from jaxrl_llm.data.text_forest import planted
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tools import registry, written
 from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.tools.timer import PhaseTimer
 
@@ -41,7 +45,8 @@ CONFLICTS = (
 def keys(c: ConfigDict) -> None:
     """Texts of methods that learn from given ones, such as sft and dpo."""
     c.texts = ConfigDict()
-    c.texts.path = ""                  # module:function of texts; empty: the solutions of the task's problems
+    c.texts.path = ""                  # file, data set or module:function of rows; empty: the solutions of the task's problems
+    c.texts.options = ""               # of data.reading.read: "split='train', turns='last', chat=False"
     c.texts.heldout = 64               # texts, or pairs, that are held out for eval/loss; 0: none
     c.texts.max_tokens = 0             # longest text, longer ones are left out and counted; 0: no limit
     c.texts.pack = True                # texts share packed rows, which cost their tokens alone; False: learner.packed_rows says
@@ -52,6 +57,19 @@ def check_keys(config: ConfigDict):
     for name in ("heldout", "max_tokens"):
         if (value := config.texts[name]) < 0:
             yield f"config.texts.{name} is {value}; give 0 or more"
+    try:
+        options_of(config)
+    except ValueError as error:
+        yield f"config.texts.options={config.texts.options!r}: {error}"
+
+
+def options_of(config: ConfigDict) -> dict[str, Any]:
+    """The options of `data.reading.read` that a configuration sets; ValueError for unknown ones."""
+    given = written.keywords(config.texts.options)
+    known = {*inspect.signature(reading.read).parameters} - {"path", "tokenizer", "longest"}
+    for name in given:
+        registry.one_of("option of texts", name, known)
+    return given
 
 
 @dataclasses.dataclass(kw_only=True)

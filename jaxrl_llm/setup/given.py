@@ -8,11 +8,12 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
-from jaxrl_llm.data.texts import Pair, Text, fitting
+from jaxrl_llm.data import reading
+from jaxrl_llm.data.texts import Text, fitting
 from jaxrl_llm.engines.prompts import encode_problem, solution_ids
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
-from jaxrl_llm.sampling.given import TEXTS, Given, row_of, shares
+from jaxrl_llm.sampling.given import TEXTS, Given, options_of, row_of, shares
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.parts import Parts
@@ -20,7 +21,6 @@ from jaxrl_llm.setup.sources import make_plain_source, sizes_of
 from jaxrl_llm.setup.values import Around
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tasks.loader import batches
-from jaxrl_llm.tools.registry import imported
 
 Group = tuple[Text, ...]
 
@@ -64,8 +64,9 @@ def as_batches(config: ConfigDict, source: Source) -> ConfigDict:
 def groups_of(config: ConfigDict, tokenizer, judge: Judge, pairs: bool) -> tuple[list[Group], list[Group], Counter]:
     """`(train, held out, left out)`: groups of one text, or of the chosen and the rejected one of a pair, that fit."""
     t = config.texts
+    read_out: Counter = Counter()
     if t.path:
-        read = _read(t.path, tokenizer, pairs)
+        read, read_out = _read(config, tokenizer, pairs)
         out = {*np.linspace(0, len(read), min(t.heldout, len(read) - 1), endpoint=False, dtype=int).tolist()}
         sides = tuple([group for i, group in enumerate(read) if (i in out) == held] for held in (False, True))
     else:
@@ -79,7 +80,7 @@ def groups_of(config: ConfigDict, tokenizer, judge: Judge, pairs: bool) -> tuple
         raise ValueError(f"none of the {len(sides[0])} texts of config.texts.path={t.path!r} can be learned from: "
                          f"{', '.join(f'{count} {reason}' for reason, count in left_out[0].items()) or 'it has none'}; raise "
                          "texts.max_tokens, or give other texts")
-    return *kept, sum(left_out, Counter())
+    return *kept, sum(left_out, +read_out)
 
 
 def fits(groups: Sequence[Group], longest: int) -> tuple[list[Group], Counter]:
@@ -142,20 +143,13 @@ def _problems(groups: Sequence[Group], first: int = 0) -> list[Problem]:
             for number, group in enumerate(groups, first)]
 
 
-def _read(path: str, tokenizer, pairs: bool) -> list[Group]:
-    """The groups of a "module:function"."""
-    read = _made(path, tokenizer)
-    given, wanted = ("texts", "pairs") if pairs else ("pairs", "texts")
-    if any(isinstance(one, Pair) != pairs for one in read):
-        raise ValueError(f"config.texts.path={path!r} has {given}, and the method learns from {wanted}; take other data, or "
-                         "another method")
-    return [tuple(one) if pairs else (one,) for one in read]
-
-
-def _made(path: str, tokenizer) -> Sequence[Text | Pair]:
-    """What a "module:function" returns for a tokenizer."""
-    if ":" not in path:
-        raise ValueError(f"config.texts.path={path!r}; give \"module:function\", a function of the tokenizer that returns a "
-                         "list of data.texts.Text, or of Pair, or leave it empty for the solutions of config.task")
-    module, name = imported("texts", path)
-    return getattr(module, name)(tokenizer)
+def _read(config: ConfigDict, tokenizer, pairs: bool) -> tuple[list[Group], Counter]:
+    """The groups of a data set, and how many of its rows are left out, by reason."""
+    path = config.texts.path
+    read = reading.read(path, tokenizer, longest=config.texts.max_tokens, **options_of(config))
+    if bool(read.pairs) != pairs:
+        found, wanted = ("texts", "pairs of them") if pairs else ("pairs", "texts")
+        raise ValueError(f"config.texts.path={path!r} has {found}, and method {config.method!r} learns from {wanted}: "
+                         "method=sft from texts, method=dpo from pairs, with the columns 'chosen' and 'rejected'")
+    out = Counter({name.replace("_", " "): read.counts[name] for name in ("too_long", "invalid")})
+    return [tuple(pair) for pair in read.pairs] if pairs else [(text,) for text in read.texts], out

@@ -1,4 +1,6 @@
 """Given texts as forests and as a source: masks, roles, epochs, positions, shares of processes, refusals."""
+import json
+
 import given_texts
 import jax
 import numpy as np
@@ -89,6 +91,29 @@ def test_texts_that_do_not_fit_are_left_out_and_counted():
         source(**{"texts.max_tokens": 2})
 
 
+def written(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"texts.path": str(path), "texts.options": "chat=False", "texts.heldout": 2, "prompts.per_step": 3}
+
+
+def test_a_file_of_responses_is_learned_from_but_for_those_held_out(tmp_path):
+    rows = [{"prompt": f"{n}+1=", "response": str(n + 1), "weight": 1 + n} for n in range(8)]
+    one = source(**written(tmp_path / "texts.jsonl", *rows, {"prompt": "0", "response": "x" * 99}), **{"texts.max_tokens": 20})
+    assert one.left_out == {"too long": 1} and len(one.heldout) == 2 and one.data.get_state()["problems"] == 6
+    batches = [one.next(SNAPSHOT).rollouts for _ in range(2)]
+    seen = sorted(float(x) for batch in batches for x in batch.extras["weight"][:, 0])
+    held = [float(x) for x in one.held_out_texts(0)[0].extras["weight"][:2, 0]]
+    assert sorted([*seen, *held]) == [1, 2, 3, 4, 5, 6, 7, 8] and held == [1, 5]
+    assert batches[0].mask.sum(2).tolist() == [[2]] * 3  # a digit and the end token
+
+
+def test_texts_and_pairs_are_told_apart(tmp_path):
+    changes = written(tmp_path / "pairs.jsonl", *[{"prompt": "a", "chosen": "b" * n, "rejected": "c"} for n in range(1, 8)])
+    assert source("dpo", **changes).next(SNAPSHOT).rollouts.extras["chosen"].tolist() == [[True, False]] * 3
+    with pytest.raises(ValueError, match="has pairs, and method 'sft' learns from texts"):
+        source(**changes)
+
+
 def test_pairs_that_teach_nothing_are_refused():
     with pytest.raises(ValueError, match="are equal"):
         given.check_pair((given_texts.SHORT, given_texts.SHORT))
@@ -98,7 +123,8 @@ def test_pairs_that_teach_nothing_are_refused():
 
 @pytest.mark.parametrize("changes, said", [
     ({"replay": "recent_groups"}, "is a replay"), ({"filters": "dynamic_sampling"}, "draws further prompts"),
-    ({"schedule": "pipelined(lag=1)"}, "schedule='sync'"), ({"texts.heldout": -1}, "give 0 or more")])
+    ({"schedule": "pipelined(lag=1)"}, "schedule='sync'"), ({"texts.heldout": -1}, "give 0 or more"),
+    ({"texts.options": "turn='last'"}, "turns")])
 def test_parts_of_sampling_are_refused(changes, said):
     with pytest.raises((ValueError, NotImplementedError), match=said):
         source(**changes)
