@@ -49,7 +49,8 @@ def print_report(evaluations: dict, workdir: PurePath) -> None:
 def _print_report(evaluations: dict, workdir: PurePath) -> None:
     """Prints held-out results before and after, and the contents of the run folder."""
     if not evaluations:
-        print("this run was already finished; raise --config.steps to continue it")
+        print("no held-out problems were sampled: eval.problems is 0, or the run was already finished; raise --config.steps to "
+              "continue it")
         return
     print_table({f"{when} training" if when in ("before", "after") else when: one for when, one in evaluations.items()})
     if evaluations.keys() - {"before", "after"}:

@@ -27,8 +27,6 @@ from jaxrl_llm.tools.timer import PhaseTimer
 
 ROW = 1024  # slots of a packed row, which longer texts exceed and small batches do not fill
 TEXTS = "texts"  # the entry of `Problem.extra` with the texts of a group: one, or the chosen and the rejected one of a pair
-
-
 _READ = ("prompt/length", "completion/length", "completion/tokens", "completion/present")  # 0 tokens are drawn
 _SAMPLED = {  # parts of runs that sample
     "text.replay": "a replay", "text.allocation": "an allocation rule", "text.guidance": "a guide",

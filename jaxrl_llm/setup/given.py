@@ -44,7 +44,7 @@ def make_given(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, toke
                                                    "model")},
         data=batches(_problems(train), P, config.seed, which, count), readers=count, stages=(),
         heldout=_problems(heldout, len(train)), group=1 + pairs, longest=longest, left_out=left_out,
-        row=row_of(sum(longest), P * (1 + pairs), mesh.shape["seq"]) if config.texts.pack else 0)
+        row=row_of(max(len(text.ids) for text in texts), P * (1 + pairs), mesh.shape["seq"]) if config.texts.pack else 0)
     source.sizes = sizes_of(as_batches(config, source), policy.model.config)
     return source
 

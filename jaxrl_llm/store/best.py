@@ -31,8 +31,8 @@ class Best:
         lines = (records or folder) / "metrics.jsonl"
         kept, seen = self.store.steps(), read_metrics(lines) if start and lines.is_file() else {}
         if kept and kept[-1] <= start and self.metric in seen:
-            own = seen[self.metric][seen["step"] == kept[-1]]  # of the weights that are there: a larger one may not be saved
-            own = self.sign * own
+            kept_now = seen["step"] == kept[-1]  # the weights that are there: a larger value may not have been saved
+            own = self.sign * seen[self.metric][kept_now]
             self.largest = float(max(own[own == own], default=-math.inf))
 
     def __enter__(self) -> "Best":

@@ -65,6 +65,8 @@ def test_some_run_reads_every_key(read, tmp_path):
     setup.build(tiny(method="poise", **{"model.experts": 2}))
     setup.build(tiny(method="swarm_sapo", **{"pool.path": str(tmp_path / "pool"), "prompts.per_step": 4}))
     setup.build(tiny(**{"server.url": "http://127.0.0.1:1", "server.weights": str(tmp_path / "weights"), "model.path": own}))
+    (tmp_path / "texts.jsonl").write_text('{"prompt": "1+1=", "response": "2"}\n' * 4)
+    setup.opened(tiny(method="sft", **{"texts.path": str(tmp_path / "texts.jsonl"), "texts.options": "chat=False"}))
     run, params = setup.build(chatter.get_config(**{"warmup.steps": 1, "warmup.batch": 2}))
     with Progress(1) as progress:
         beginning.warm_up(run, params, progress)

@@ -46,6 +46,14 @@ def test_a_larger_value_whose_weights_were_never_published_does_not_count(tmp_pa
     assert see(tmp_path, {4: 0.45}, start=2) == (4, 0.45)
 
 
+def test_the_smallest_is_kept_of_a_metric_with_a_sign(tmp_path):
+    with Best(tmp_path, "-eval/loss", 0) as best:
+        for step, value in {0: 2.0, 2: 1.5, 4: 1.75}.items():
+            best.see(step, {"eval/loss": value}, {"w": np.zeros(1)}, None)
+        best.store.wait()
+        assert best.store.steps() == [2] and best.largest == -1.5
+
+
 def test_without_a_metric_nothing_is_kept(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
