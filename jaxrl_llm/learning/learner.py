@@ -416,7 +416,7 @@ class Learner:
 
     def loss(self, state: TrainState, batches: Sequence[Rollouts], frozen: Mapping[str, Any] | None = None) -> dict[str, float]:
         """The loss of all rollouts of these batches on the host together, and the objective's metrics; nothing is learned."""
-        values, version, seen = self.controls.proposed(state.control), int(state.step), []
+        values, version, seen = self.controls.proposed(state.control), int(state.step), list[Any]()
         for rollouts in batches:
             batch = self.place(self.layout.ready(stamped(rollouts, version, self.as_sampled)))
             _, batch, _ = self._recorded(state, batch, frozen or {}, values, False)

@@ -2,7 +2,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ def keys(c: ConfigDict) -> None:
     c.texts.pack = True                # texts share packed rows, which cost their tokens alone; False: learner.packed_rows says
 
 
-def check_keys(config: ConfigDict):
+def check_keys(config: ConfigDict) -> Iterator[str]:
     """A line for each value of `config.texts` that cannot work."""
     for name in ("heldout", "max_tokens"):
         if (value := config.texts[name]) < 0:

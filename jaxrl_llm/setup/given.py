@@ -37,13 +37,13 @@ def make_given(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, toke
     plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets)
     which, count = shares(P)
     texts = [text for group in (*train, *heldout) for text in group]
-    longest = tuple(-(-max(lengths) // 8) * 8 for lengths in (
-        [text.prompt for text in texts], [len(text.ids) - text.prompt for text in texts]))
+    S, T = max(text.prompt for text in texts), max(len(text.ids) - text.prompt for text in texts)
     source = Given(
         **{name: getattr(plain, name) for name in ("task", "stream", "topology", "prompts", "max_tokens", "overlong", "sets",
                                                    "model")},
         data=batches(_problems(train), P, config.seed, which, count), readers=count, stages=(),
-        heldout=_problems(heldout, len(train)), group=1 + pairs, longest=longest, left_out=left_out,
+        heldout=_problems(heldout, len(train)), group=1 + pairs,
+        longest=(-(-S // 8) * 8, -(-T // 8) * 8), left_out=left_out,
         row=row_of(max(len(text.ids) for text in texts), P * (1 + pairs), mesh.shape["seq"]) if config.texts.pack else 0)
     source.sizes = sizes_of(as_batches(config, source), policy.model.config)
     return source
@@ -68,19 +68,20 @@ def groups_of(config: ConfigDict, tokenizer, judge: Judge, pairs: bool) -> tuple
     if t.path:
         read, read_out = _read(config, tokenizer, pairs)
         out = {*np.linspace(0, len(read), min(t.heldout, len(read) - 1), endpoint=False, dtype=int).tolist()}
-        sides = tuple([group for i, group in enumerate(read) if (i in out) == held] for held in (False, True))
+        train, heldout = ([group for i, group in enumerate(read) if (i in out) == held] for held in (False, True))
     else:
         task = judge.task
         some = [task.heldout[i] for i in range(min(t.heldout, len(task.heldout)))]
-        sides = tuple(solved(side, tokenizer, pairs) for side in (task.train, some))
-    for group in (*sides[0], *sides[1]):
+        train, heldout = (solved(side, tokenizer, pairs) for side in (task.train, some))
+    for group in (*train, *heldout):
         check_pair(group)
-    kept, left_out = zip(*(fits(side, t.max_tokens) for side in sides))
-    if not kept[0]:
-        raise ValueError(f"none of the {len(sides[0])} texts of config.texts.path={t.path!r} can be learned from: "
-                         f"{', '.join(f'{count} {reason}' for reason, count in left_out[0].items()) or 'it has none'}; raise "
+    kept, out_of_train = fits(train, t.max_tokens)
+    held, out_of_held = fits(heldout, t.max_tokens)
+    if not kept:
+        raise ValueError(f"none of the {len(train)} texts of config.texts.path={t.path!r} can be learned from: "
+                         f"{', '.join(f'{count} {reason}' for reason, count in out_of_train.items()) or 'it has none'}; raise "
                          "texts.max_tokens, or give other texts")
-    return *kept, sum(left_out, +read_out)
+    return kept, held, out_of_train + out_of_held + read_out
 
 
 def fits(groups: Sequence[Group], longest: int) -> tuple[list[Group], Counter]:
@@ -105,7 +106,7 @@ def solved(problems: Sequence[Problem], tokenizer, pairs: bool) -> list[Group]:
     said = [solution_ids(problems[i], tokenizer) for i in range(len(problems))]
     if not pairs:
         return [(behind(prompt, own),) for prompt, own in zip(prompts, said)]
-    found = []
+    found: list[Group] = []
     for place, (prompt, own) in enumerate(zip(prompts, said)):
         following = [*said[place + 1:place + 9], *said[:max(place + 9 - len(said), 0)]]
         if other := next((one for one in following if one != own), None):
@@ -152,4 +153,5 @@ def _read(config: ConfigDict, tokenizer, pairs: bool) -> tuple[list[Group], Coun
         raise ValueError(f"config.texts.path={path!r} has {found}, and method {config.method!r} learns from {wanted}: "
                          "method=sft from texts, method=dpo from pairs, with the columns 'chosen' and 'rejected'")
     out = Counter({name.replace("_", " "): read.counts[name] for name in ("too_long", "invalid")})
-    return [tuple(pair) for pair in read.pairs] if pairs else [(text,) for text in read.texts], out
+    groups: list[Group] = [(pair.chosen, pair.rejected) for pair in read.pairs] or [(text,) for text in read.texts]
+    return groups, out

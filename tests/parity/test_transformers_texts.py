@@ -34,8 +34,8 @@ def saved(tmp_path_factory):
 
 
 def loaded(folder):
-    architecture, read = weights.opened(folder)
-    return Transformer(architecture), read(np.float32, lambda shapes: None)
+    architecture, params = weights.load(folder)
+    return Transformer(architecture), params
 
 
 def ours(text, groups, folder, reference=None):
