@@ -105,7 +105,7 @@ def test_gradients_are_those_of_finite_differences(text):
 
 @pytest.mark.parametrize("text, said", [
     ("sft(aggregation=prompt_mean)", "token_mean"), ("dpo(beta=0)", "more than 0"), ("dpo(smoothing=0.5)", "less than 0.5"),
-    ("dpo(kind=hinge)", "'sigmoid'"), ("dpo(kind=ipo, smoothing=0.1)", "leave it out")])
+    ("dpo(kind=hinge)", "sigmoid"), ("dpo(kind=ipo, smoothing=0.1)", "leave it out")])
 def test_what_cannot_be_is_refused(text, said):
     with pytest.raises(ValueError, match=said):
         objectives.of(text)
