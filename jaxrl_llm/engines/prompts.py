@@ -58,11 +58,13 @@ def spelled(trace: Trace, problem: Problem, tokenizer) -> Spelled:
         words = ({"role": "assistant", "content": trace.words},) if isinstance(trace.words, str) else trace.words
         example = turns.reply(tokenizer, problem.prompt, words)
         ids, said = (x[example.prompt:].tolist() for x in (example.ids, example.trained))
-    known = [math.nan] * len(ids) if trace.logprobs is None else [float(x) for x in trace.logprobs]
-    if len(known) != len(ids):
-        raise ValueError(f"{where}: a trace has {len(known)} log-probs, and {len(ids)} tokens with its end token; give one for "
-                         f"each token of this tokenizer, or none: {str(trace.words)[:80]!r}")
-    return Spelled(ids, said, known)
+    known = np.full(len(ids), math.nan)
+    if trace.logprobs is not None:
+        if len(trace.logprobs) != sum(said):
+            raise ValueError(f"{where}: a trace has {len(trace.logprobs)} log-probs, and {sum(said)} tokens with its end "
+                             f"token; give one for each token that its writer says, or none: {str(trace.words)[:80]!r}")
+        known[np.array(said)] = np.array(trace.logprobs, np.float64)  # null, where one is unknown, becomes NaN
+    return Spelled(ids, said, known.tolist())
 
 
 def solution_ids(problem: Problem, tokenizer) -> list[int]:

@@ -7,6 +7,7 @@ from jaxrl_llm import environments, parallel, rewards, tasks
 from jaxrl_llm.environments.compiled import opening_of
 from jaxrl_llm.environments.runner import Runner
 from jaxrl_llm.setup.problems import make_reward, make_task
+from jaxrl_llm.tasks.answered import graded
 from jaxrl_llm.tools import written
 
 Reward = rewards.Combined | rewards.ByTask
@@ -31,7 +32,8 @@ def make_judge(config: ConfigDict) -> Judge:
         runner = make_runner(config)
         return Judge(runner.environment.task, runner=runner)
     task = make_task(config.task)
-    return Judge(task, make_reward(config, task))
+    reward = make_reward(config, task)
+    return Judge(graded(task, reward), reward)
 
 
 def named_environment(config: ConfigDict) -> tuple[str, dict[str, Any]]:

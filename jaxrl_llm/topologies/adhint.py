@@ -31,8 +31,8 @@ def adhint(inner: Topology, *, group: int, low: float = 0.0, high: float = 0.8, 
         if not (wanted.complete and len(forest.ends)):
             return wanted
         before = int(known.sum())
-        return Plan(acts=tuple(Begin(row, group, from_trace(share, number)) for row, (share, number) in enumerate(zip(
-            shares_of(forest), [next(iter(useful(problem)), 0) for problem in forest.problems]))))
+        return Plan(acts=tuple(Begin(row, group, from_trace(share, number) if number >= 0 else ()) for row, (share, number) in
+                               enumerate(zip(shares_of(forest), [next(iter(useful(one)), -1) for one in forest.problems]))))
 
     def shares_of(forest: Forest) -> np.ndarray:
         uids, prompts_of = forest.uid[forest.ends], forest.prompt[forest.ends]

@@ -38,8 +38,9 @@ UNSOLVED = Conflict(("environment",), _unsolved,
 def experts(inner: Topology, *, group: int, traces: int = 1, share: float = 1.0, wrong: bool = False) -> Topology:
     """`inner`, whose first `traces` rollouts of each prompt begin with this share of a trace of its problem, each of another.
 
-    If the problem has fewer traces, they come again. Traces that are known to be wrong are left out, unless `wrong` ones count.
-    A share of 1 is all of a trace with its end token. A whole trace that does not fit is left to the policy.
+    If the problem has fewer traces, they come again; if it has none to learn from, the policy writes all rollouts. Traces that
+    are known to be wrong are left out, unless `wrong` ones count. A share of 1 is all of a trace with its end token. A whole
+    trace that does not fit is left to the policy.
     """
     def plan(forest):
         known, wanted = asked(forest), inner.plan(forest)
@@ -48,7 +49,8 @@ def experts(inner: Topology, *, group: int, traces: int = 1, share: float = 1.0,
             not known[act.row] else [act])))
 
     def begun(act, problem):
-        numbers = np.resize(useful(problem, wrong), min(traces, act.count)).tolist()
+        known = useful(problem, wrong)
+        numbers = np.resize(known, min(traces, act.count)).tolist() if known else []
         rest = [dataclasses.replace(act, count=act.count - len(numbers))] if act.count > len(numbers) else []
         return [dataclasses.replace(act, count=1, parts=act.parts + from_trace(share, number)) for number in numbers] + rest
 

@@ -67,6 +67,8 @@ def test_each_expert_shows_another_trace_of_those_that_may_be_right():
     for numbers, wanted in (({"traces": 3}, [0, 2, 0]), ({"traces": 3, "wrong": True}, [0, 1, 2])):
         plan = experts(single(1, group=4), group=4, **numbers).plan(forest)
         assert [[part.what.number for part in act.parts] for act in plan.acts] == [[n] for n in wanted] + [[]]
+    none = plant([Problem("q", "", 0, extra={"traces": [{"text": "b", "correct": False}]})], [[1]], ("exact",), answers=False)
+    assert [(act.count, act.parts) for act in experts(single(1, group=4), group=4).plan(none).acts] == [(4, ())]
     assert traces_of(Problem("q", "7", 0)) == (Trace("7", correct=True),)
     assert traces_of(Problem("q", "7", 0, extra={"solution": "s"})) == (Trace("s", correct=True),)
 
