@@ -209,12 +209,14 @@ def known_logprobs(logprobs: Array | None, otherwise: Array) -> Array:
 
 
 def sampled_logprobs(rollouts: Rollouts, otherwise: Array) -> Array:
-    """f32[P, G, T], log-probs of the sampler for tokens that it drew under their own text, and for all others `otherwise`.
+    """f32[P, G, T], log-probs of the sampler; `otherwise` for trained tokens that it did not draw under their own text.
 
     Weights that correct for the gap of sampler and learner are 1 where there is no such gap.
     """
     known = known_logprobs(rollouts.behavior_logprobs, otherwise)
-    return known if rollouts.role is None else jnp.where(rollouts.role == Role.POLICY, known, otherwise)
+    if rollouts.role is None:
+        return known
+    return jnp.where(rollouts.token_mask & (rollouts.role != Role.POLICY), otherwise, known)
 
 
 def seen_returns(rollouts: Rollouts) -> Array:
