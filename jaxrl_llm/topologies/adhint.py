@@ -1,4 +1,5 @@
 """A group without hints, then one with hints whose length follows the first group's difficulty (ADHint, arXiv 2512.13095)."""
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.control.hint_share import hint_ratio
@@ -46,4 +47,5 @@ def adhint(inner: Topology, *, group: int, low: float = 0.0, high: float = 0.8, 
 
 def shares(rewards: np.ndarray, valid: np.ndarray, normal: np.ndarray, *, low: float, high: float, noise: float) -> np.ndarray:
     """f32[P], the share of each prompt's hint, from `rewards` f32[P, K] of its first group and a standard `normal` number."""
-    return np.asarray(hint_ratio(np.clip(rewards, 0, 1), valid, np.float32(noise) * normal, low=low, high=high))
+    known = map(jnp.asarray, (np.clip(rewards, 0, 1), valid, np.float32(noise) * normal))
+    return np.asarray(hint_ratio(*known, low=low, high=high))
