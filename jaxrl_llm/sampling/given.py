@@ -71,7 +71,7 @@ def options_of(config: ConfigDict) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Given(Source):
+class TextSource(Source):
     """A source whose batches are texts: `data` are problems with their texts, a group of them each, in an endless order.
 
     Every epoch has each text once, in a new order; a position continues it exactly. With several processes each reads a part of

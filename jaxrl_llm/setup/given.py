@@ -13,7 +13,7 @@ from jaxrl_llm.data.texts import Text, fitting
 from jaxrl_llm.engines.prompts import encode_problem, solution_ids
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
-from jaxrl_llm.sampling.given import TEXTS, Given, options_of, row_of, shares
+from jaxrl_llm.sampling.given import TEXTS, TextSource, options_of, row_of, shares
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.parts import Parts
@@ -26,7 +26,7 @@ Group = tuple[Text, ...]
 
 
 def make_given(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
-               sets: tuple[EvalSpec, ...] = (), around: Around = Around()) -> Given:
+               sets: tuple[EvalSpec, ...] = (), around: Around = Around()) -> TextSource:
     """The source of the texts of `config.texts`; evaluations sample the task, whose stream makes no engine before the first.
 
     Methods that read `chosen` learn from pairs. Raises ValueError if no text fits, for pairs in the place of texts or the other
@@ -38,7 +38,7 @@ def make_given(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, toke
     which, count = shares(P)
     texts = [text for group in (*train, *heldout) for text in group]
     S, T = max(text.prompt for text in texts), max(len(text.ids) - text.prompt for text in texts)
-    source = Given(
+    source = TextSource(
         **{name: getattr(plain, name) for name in ("task", "stream", "topology", "prompts", "max_tokens", "overlong", "sets",
                                                    "model")},
         data=batches(_problems(train), P, config.seed, which, count), readers=count, stages=(),
@@ -51,7 +51,7 @@ def make_given(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, toke
 
 def as_batches(config: ConfigDict, source: Source) -> ConfigDict:
     """The configuration with the sizes of the batches that a run learns from: those of texts, if it learns from given ones."""
-    if not isinstance(source, Given):
+    if not isinstance(source, TextSource):
         return config
     config = config.copy_and_resolve_references()
     config.sampling.group = config.sampling.max_group = source.group
