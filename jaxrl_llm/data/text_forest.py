@@ -27,7 +27,7 @@ def planted(problems: Sequence[Problem], groups: Sequence[Sequence[Text]],
       first_uid: of the first text; the others follow it.  version: of the tokens, the weights that learn from them first.
     """
     pairs = bool(groups) and len(groups[0]) == 2
-    forest = plant(problems, [group[0].ids[:group[0].prompt] for group in groups], ("chosen" if pairs else "given",),
+    forest = plant(problems, [group[0].ids[:group[0].prompt].tolist() for group in groups], ("chosen" if pairs else "given",),
                    answers=False, draw=draw, columns=(WEIGHT, CHOSEN))
     nodes: list[dict[str, Any]] = []
     for p, group in enumerate(groups):
@@ -48,7 +48,7 @@ def _grown(forest: Forest, nodes: list[dict[str, Any]], spell: Callable, version
     def part(node: dict[str, Any], values: np.ndarray) -> np.ndarray:
         return np.asarray(values)[node["start"]:node["end"]]
 
-    ids, rewards = [part(node, node["text"].ids) for node in nodes], np.float32(of("reward"))
+    ids, rewards = [part(node, node["text"].ids) for node in nodes], np.asarray(of("reward"), np.float32)
     logprobs = [np.full(len(own), np.nan, np.float32) if node["text"].logprobs is None else part(node, node["text"].logprobs)
                 for node, own in zip(nodes, ids)]
     trained = [bool(node["text"].trained[node["start"]]) for node in nodes]
