@@ -146,12 +146,13 @@ def _problems(groups: Sequence[Group], first: int = 0) -> list[Problem]:
 
 def _read(config: ConfigDict, tokenizer, pairs: bool) -> tuple[list[Group], Counter]:
     """The groups of a data set, and how many of its rows are left out, by reason."""
-    path = config.texts.path
-    read = reading.read(path, tokenizer, longest=config.texts.max_tokens, **options_of(config))
+    path, options = config.texts.path, options_of(config)
+    read = reading.read(path, tokenizer, longest=config.texts.max_tokens, **options)
     if bool(read.pairs) != pairs:
         found, wanted = ("texts", "pairs of them") if pairs else ("pairs", "texts")
         raise ValueError(f"config.texts.path={path!r} has {found}, and method {config.method!r} learns from {wanted}: "
                          "method=sft from texts, method=dpo from pairs, with the columns 'chosen' and 'rejected'")
-    out = Counter({name.replace("_", " "): read.counts[name] for name in ("too_long", "invalid")})
+    names = ("too_long", "invalid", *(("no_answer", "contradicts") if options.get("wrong") == "drop" else ()))
+    out = Counter({name.replace("_", " "): read.counts[name] for name in names})
     groups: list[Group] = [(pair.chosen, pair.rejected) for pair in read.pairs] or [(text,) for text in read.texts]
     return groups, out
