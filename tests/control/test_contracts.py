@@ -26,7 +26,7 @@ KEPT = {
     "mars2_path_adv": [True, False, False, True],
     "spear_clip": [True, True, True, False],
     "spear_rollouts": [[False, True, True], [True, True, False], [False, True, True], [True, False, True]],
-    "right_ones": [[False, False, True], [False, False, False], [True, False, False], [True, False, False]],
+    "right_ones": [[False, False, True], [True, False, False], [False] * 3, [True, False, False]],
     "simpletir": [True, False, False, True],
     "ui_s1": [True, False, False, True],
     "sws": [True, False, False, True],
