@@ -97,7 +97,8 @@ def test_the_loss_by_hand():
         means.append(np.maximum(-a * ratio, -a * ratio.clip(0.8, 1.2)).mean())
     assert metrics["loss"] == pytest.approx(np.mean(means), abs=1e-5)
     assert metrics["entropy"] == pytest.approx(entropies[TRAINED].mean(), rel=1e-5)
-    gap = np.where(rollouts.role == Role.POLICY, rollouts.behavior_logprobs - rollouts.old_logprobs, 0)[TRAINED]
+    drawn = rollouts.role == Role.POLICY  # tokens of an expert have a weight, and no gap
+    gap = np.where(drawn, rollouts.behavior_logprobs - rollouts.old_logprobs, 0)[TRAINED]
     assert metrics["mismatch/kl"] == pytest.approx(gap.mean(), abs=1e-5)
     assert metrics["max/mismatch"] == pytest.approx(np.abs(gap).max(), rel=1e-5)
 
@@ -264,6 +265,7 @@ PLAIN = {  # what each recorder has to provide, by plain rows, from what it keep
     "reference": lambda own: dict.fromkeys(("ref_logprobs", "base_logprobs"), plain_logprobs(other)[0]),
     "teacher": lambda own: {"teacher_logprobs": plain_logprobs(other)[0][..., None], "teacher_id": np.zeros(P)},
     "turn_critic": plain_turns,
+    "written": lambda own: {"written_logprobs": np.full(TRAINED.shape, np.nan)},  # nothing was written under another text
 }
 OURS = sorted(name for name, kind in recorders.RECORDERS.items() if kind.make.__module__.startswith("jaxrl_llm.")
               and name != "routes")  # of mixtures alone, see tests/integration/test_routing_run.py
