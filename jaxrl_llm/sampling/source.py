@@ -104,7 +104,7 @@ class Source(Views):
     @property
     def told(self) -> list[tuple[str, str]]:
         """Rows for the head of a run."""
-        return self.stream.kind.rows
+        return list(self.stream.kind.rows)
 
     @property
     def held_out(self) -> Stream:
