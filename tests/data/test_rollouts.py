@@ -100,7 +100,7 @@ def test_what_is_there_and_what_is_trained_are_two_things():
 
 
 def test_zeros_are_padding_and_roles_stay_integers():
-    assert Role(0) is Role.PADDING and len(Role) == 6
+    assert Role(0) is Role.PADDING and len(Role) == 7
     rollouts = from_lists([[1, 0]], lengths=[[2, 1]], role=np.array([[[1, 2], [3, 0]]], np.int8))
     assert clean(rollouts).role.dtype == jnp.int8
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, 0), (0, 3)][:x.ndim]), rollouts)

@@ -44,10 +44,10 @@ def test_sizes_are_spent_on_what_fills_most_slots():
     assert padded(8, 32, 8, 1)[:2] == ((8,), (8, 16, 24, 32))  # short prompts: quarters of the completions alone
     assert padded(512, 1024, 8, 1)[:2] == ((256, 512), (256, 512, 768, 1024))
     assert padded(8192, 64, 8, 1)[:2] == ((2048, 4096, 6144, 8192), (32, 64))
-    assert unpadded(512, 1024, 8, 1) == ((512,), (256, 512, 1024), (1,), (3, 3, 1))
-    assert unpadded(8192, 64, 8, 1) == ((4096, 8192), (64,), (1,), (1,))
-    assert unpadded(512, 1024, 8, 4) == ((512,), (1024,), (2, 4), (1,))
-    assert limits(512, 1024, 8, 4) == ((512,), (1024,), (4,), (4,))
+    assert unpadded(512, 1024, 8, 1) == ((512,), (256, 512, 1024), (1,), (3, 3, 1), ())
+    assert unpadded(8192, 64, 8, 1) == ((4096, 8192), (64,), (1,), (1,), ())
+    assert unpadded(512, 1024, 8, 4) == ((512,), (1024,), (2, 4), (1,), ())
+    assert limits(512, 1024, 8, 4) == ((512,), (1024,), (4,), (4,), ())
     assert [unpadded(512, 1024, 8, 1).filled_of(T) for T in (100, 512, 513)] == [3, 3, 1]
 
 

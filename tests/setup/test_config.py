@@ -51,7 +51,7 @@ def test_calls_that_cannot_be_read(text):
 
 @pytest.mark.parametrize("key", (
     "steps", "prompts.per_step", "sampling.group", "sampling.max_tokens", "sampling.max_draws", "learner.epochs",
-    "learner.minibatches", "learner.micro_batches", "eval.problems"))
+    "learner.minibatches", "learner.micro_batches"))
 def test_zero_is_refused_by_name(key):
     config = resolve(default_config(), {})
     config.update_from_flattened_dict({key: 0})
