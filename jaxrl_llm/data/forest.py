@@ -52,7 +52,7 @@ class Forest:
     Columns of tokens:
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
         sampler's log-probs and entropies (nats) and the version of the weights that they were sampled with. Of what a
-        completion begins with, log-probs that are unknown are NaN, and entropies 0.
+        completion begins with, entropies are NaN, and so are log-probs that are unknown.
     """
 
     problems: tuple[Problem, ...]

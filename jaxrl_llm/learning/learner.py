@@ -206,6 +206,7 @@ class Learner:
         if rollouts is None:
             control = self.controls.observe(state.control, seen, self.mesh)
             return Learned(planned(state, self.per_step).replace(step=state.step + 1, control=control), {})
+        check_known(self.estimator, self.recorders, rollouts)
         rollouts = stamped(rollouts, version, self.as_sampled)
         values = self.controls.proposed(state.control)
         known = knobs.read(_PER_STEP, values, {}, self.controls.setters)
@@ -465,6 +466,19 @@ def renamed(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics of replayed batches, apart from those of the fresh batch."""
     return {f"max/replay/{name.removeprefix('max/')}" if name.startswith("max/") else f"replay/{name}": value
             for name, value in metrics.items() if name not in MISMATCHES}  # replayed tokens have none
+
+
+def check_known(estimator: Estimator, measuring: Sequence[Recorder], rollouts: Rollouts) -> None:
+    """Raises ValueError if the estimator reads what is unknown (NaN) of trained tokens, and no recorder measures it."""
+    if any("old_logprobs" in one.provides for one in measuring):
+        return
+    for name in {*estimator.needs} & {"behavior_logprobs", "entropies"}:
+        values = getattr(rollouts, name)
+        unknown = rollouts.mask & rollouts.valid[..., None] & (False if values is None else np.isnan(values))
+        if unknown.any():
+            raise ValueError(f"the estimator reads {name}, which are unknown for {unknown.sum()} trained tokens of this batch. "
+                             "Put @topology(plants=True) above the topology whose trajectories begin with them, and the run "
+                             "measures them")
 
 
 def stamped(rollouts: Rollouts, version: int, as_sampled: bool = False) -> Rollouts:

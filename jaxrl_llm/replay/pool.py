@@ -153,8 +153,7 @@ def _content(path: Path) -> dict | None:
 _ALONE = {
     "config.environment": "samples in an environment", "config.budget.utility": "has a budget",
     "replay": "replays rollouts of its own", "begins": "shows solutions", "needs.prior": "expects something of prompts",
-    "sizes": "samples prompts unequally", "measured": "reads {1} of the sampler",
-    **{f"needs.{name}": f"reads {name} of the sampler" for name in ("behavior_logprobs", "entropies")}}
+    "sizes": "samples prompts unequally", "measured": "reads {1} of the sampler"}
 CONFLICTS = tuple(
     Conflict(("config.pool.path", name), f"config.pool.path={{0}} shares groups as texts, and method {{method!r}} {what}",
              "leave it empty, or take another method, for example swarm_sapo") for name, what in _ALONE.items())

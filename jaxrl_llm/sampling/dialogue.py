@@ -370,10 +370,10 @@ class Dialogue:
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """One trajectory of each problem in which the environment's oracle replaces the policy.
 
-        They are played in this process, one after the other. A share `strays` of the turns are random `choices` of the
-        environment, with the role of hints: they lead to states that a policy reaches by its own mistakes, from which the
-        oracle continues (Laskey et al., arXiv 1703.09327). Raises ValueError if there is no oracle, or no choices, or if a
-        message does not fit in a turn.
+        They are played in this process, one after the other. What the oracle says has the role of an expert, and unknown
+        log-probs. A share `strays` of the turns are random `choices` of the environment, with the role of hints: they lead to
+        states that a policy reaches by its own mistakes, from which the oracle continues (Laskey et al., arXiv 1703.09327).
+        Raises ValueError if there is no oracle, or no choices, or if a message does not fit in a turn.
         """
         environment, ended, limits = self.runner.environment, {}, TurnLimits(self.turns, self.max_tokens)
         if strays and environment.choices is None:
@@ -400,10 +400,11 @@ class Dialogue:
                 if one.turns and len(tokens) > self.limit(one) - one.drawn:
                     one.pop()  # an answer without a next turn
                     break
-                zeros = np.zeros(len(tokens), np.float32)
-                node = Node(number, None, 0, np.array(tokens, np.int32), zeros, zeros, zeros.astype(np.int32), "stop")
+                unknown = np.full(len(tokens), np.nan, np.float32)
+                node = Node(number, None, 0, np.array(tokens, np.int32), unknown, unknown, np.zeros(len(tokens), np.int32),
+                            "stop")
                 ids = self._answered(one, node, said, base.advance(environment, state, said),
-                                     Role.HINT if stray else Role.POLICY)
+                                     Role.HINT if stray else Role.EXPERT)
         forest = self.plant(problems, [one.prompt_ids for one in ended.values()], 0)
         return grown(forest, ended, environment.returns, Counter())
 

@@ -40,7 +40,8 @@ class Sharing:
         """`(forest, metrics)`: up to J foreign groups whose rewards differ, drawn uniformly, with uids from `first_uid` on.
 
         Longer texts are cut at T tokens and keep the reward of the whole. Groups are scored in random order until J are
-        accepted. The version of their tokens is -1: this run did not sample them. Metrics count rejected groups by reason.
+        accepted. Their tokens have the role of an expert, log-probs that are unknown, and the version -1: this run did not
+        sample them. Metrics count rejected groups by reason.
         """
         pooled, left = self.pool.read(stream.group)
         kept: list[Foreign] = []
@@ -83,12 +84,12 @@ def _read(stream: Stream, group: Group, problem: Problem) -> Foreign:
 
 def _grown(stream: Stream, forest: Forest, row: int, one: Foreign, first_uid: int) -> Forest:
     """The forest with the completions of a foreign group after its prompt `row`."""
-    size, count = len(one.tokens), sum(map(len, one.tokens))
+    size, unknown = len(one.tokens), np.full(sum(map(len, one.tokens)), np.nan)
     root = int(np.flatnonzero(forest.role == Role.PROMPT)[row])
     return forests.grow(
         forest, [root] * size, [first_uid + i for i in range(size)], dict(
-            role=Role.POLICY, length=[len(ids) for ids in one.tokens], stopped=one.whole, rewards=one.scores.total,
+            role=Role.EXPERT, length=[len(ids) for ids in one.tokens], stopped=one.whole, rewards=one.scores.total,
             components=one.scores.components, texts=list(one.texts),
             answers=[stream.partner.reward.extract(text, one.problem) for text in one.texts],
-            tokens=[token for ids in one.tokens for token in ids], logprobs=np.zeros(count), entropies=np.zeros(count),
-            version=np.full(count, -1)), failures=one.scores.failures)
+            tokens=[token for ids in one.tokens for token in ids], logprobs=unknown, entropies=unknown,
+            version=np.full(len(unknown), -1)), failures=one.scores.failures)

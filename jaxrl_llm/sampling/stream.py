@@ -366,8 +366,8 @@ class Stream:
         assert self._engine is not None
         one, held = self._going.get(uid), self._held.pop(uid, set())
         written = None if one is None or one.request not in held else self._engine.written(uid + REQUEST * one.request)
-        if one is not None and written is not None:
-            written = spoken(one, written, self.kind.columns)
+        if one is not None and written is not None:  # what is planted alone is nothing that was sampled
+            written = spoken(one, written, self.kind.columns) if len(written.tokens) else None
         try:
             for number in held:
                 self._engine.release(uid + REQUEST * number)

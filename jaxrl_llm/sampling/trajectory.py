@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.data.columns import Column
-from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.data.rollouts import TRAINED, Role
 from jaxrl_llm.engines.prompts import Spelled
 from jaxrl_llm.engines.requests import Node, as_ints
 from jaxrl_llm.environments import base
@@ -153,7 +153,7 @@ class Trajectory:
 
     def add(self, reward: float) -> None:
         """Adds a reward to the policy's last turn, for a trajectory that has ended."""
-        last = next(piece for piece in reversed(self.pieces) if piece["role"] in (Role.POLICY, Role.HINT))
+        last = next(piece for piece in reversed(self.pieces) if piece["role"] in (*TRAINED, Role.HINT))
         last["turn_rewards"], self.total = last["turn_rewards"] + reward, self.total + reward
 
     def pop(self) -> None:
@@ -187,13 +187,13 @@ def authors(planted: Sequence[Planted], length: int, rest: Role = Role.POLICY) -
 def spoken(one: Trajectory, node: Node, columns: Sequence[Column]) -> Node:
     """A turn with all that it begins with: the node of an engine, which has read the tokens before `node.start`.
 
-    Entropies of what is planted are 0, and `columns` have their fill.
+    Entropies of what is planted are unknown, NaN, and `columns` have their fill.
     """
     count = 0 if one.turns else node.start - len(one.context)
     if count <= 0:
         return node
     logprobs = [number for part in one.planted for number in part.logprobs][:count]
-    before = {"tokens": one.begun[:count], "logprobs": logprobs, "entropies": np.zeros(count),
+    before = {"tokens": one.begun[:count], "logprobs": logprobs, "entropies": np.full(count, np.nan),
               "policy_version": np.full(count, one.version)}
     joined: dict[str, Any] = {name: np.concatenate([values, getattr(node, name)]).astype(getattr(node, name).dtype)
                               for name, values in before.items()}

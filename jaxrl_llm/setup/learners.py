@@ -81,7 +81,7 @@ def with_rehearsal(config: ConfigDict, made: Parts, learner: Learner, ladders: L
         layout = make_layout(config, objective, learner.optimizer, learner.policy, ladders)
 
     def measuring(needs: frozenset[str], as_sampled: bool) -> tuple[recorders.Recorder, ...]:
-        wanted = measured_needs(config, needs, as_sampled and not made.begins)
+        wanted = measured_needs(config, needs, as_sampled and not made.unknown)
         return tuple(one for one in learner.recorders if {*one.provides} & wanted)
 
     again = dataclasses.replace(
@@ -101,12 +101,12 @@ def measured_needs(config: ConfigDict, needs: frozenset[str], as_sampled: bool) 
 def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str, ...], joint: bool,
                    as_sampled: bool = False) -> tuple[recorders.Recorder, ...]:
     """The recorders of what the method needs; a `joint` update records features itself."""
-    as_sampled = as_sampled and not made.begins  # log-probs of what completions begin with are unknown
+    as_sampled = as_sampled and not made.unknown
     wanted = measured_needs(context.config, made.fresh_needs, as_sampled)
     wanted -= {*recorders.RECORDERS["features"].provides} if joint else set()
     if made.replay is not None and made.replay.updates:
         wanted |= measured_needs(context.config, made.rehearsed_needs,
-                                 as_sampled or made.replay.as_sampled and not made.begins)
+                                 as_sampled or made.replay.as_sampled and not made.unknown)
     first = [name for name, _ in made.method.parts("recorders")]
     asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED, first)
     several = [recorders.make(name, context._replace(asked=frozenset(fields))) for name, fields in sorted(asked.items())]

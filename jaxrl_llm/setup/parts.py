@@ -34,6 +34,7 @@ class Parts(NamedTuple):
     """The parts of a configured method, with their numbers.
 
     Attributes:
+      unknown: whether trained tokens may have unknown log-probs: traces of experts, groups of a pool.
       rehearsed: estimator and objective of rollouts that are replayed in updates of their own; None: those of fresh ones.
       needs: the fields that they read; fresh_needs, rehearsed_needs: of fresh and of replayed batches alone.
       there: what a run with this configuration has for them beside `provision.SAMPLED`.
@@ -52,6 +53,7 @@ class Parts(NamedTuple):
     rehearsed: tuple[Estimator, Objective] | None = None
     fresh_needs: frozenset[str] = frozenset()
     rehearsed_needs: frozenset[str] = frozenset()
+    unknown: bool = False
 
     @property
     def wanted(self) -> dict[str, str]:
@@ -62,7 +64,7 @@ class Parts(NamedTuple):
 
     @property
     def begins(self) -> bool:
-        """Whether completions may begin with traces of experts."""
+        """Whether completions may begin with trained tokens of others, such as traces of experts."""
         return begins(self.method)
 
     @property
@@ -97,26 +99,27 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
             estimator, objective = of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
         around = methods.provision.of_environment(objective, environment.facts, contexts, apart)
     needs, stored = methods.provision.needs_of(method, estimator, objective), only(method, "replay")
-    needs = measured_where_begun(needs) if begins(method) else needs
+    unknown = begins(method) or bool(config.pool.path)
+    needs = measured_where_unknown(needs) if unknown else needs
     again = composition.replayed_of(method, max_len=config.sampling.max_tokens, feature_size=features.feature_size(hidden_size))
     also = methods.provision.replay_needs_of(again) if again else needs if stored is not None and stored.updates else set()
     also |= {"behavior_logprobs"} if stored is not None and stored.as_sampled else set()
-    also = measured_where_begun(also) if begins(method) else also
+    also = measured_where_unknown(also) if unknown else also
     there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,
              *methods.provision.parts_of(method, estimator)}
     return Parts(method, estimator, objective, frozenset(needs | also), frozenset(there),
                  {name: control.make_filter(name, **numbers) for name, numbers in method.parts("filters")}, controls_of(method),
-                 stored, only(method, "allocation"), again, frozenset(needs), frozenset(also))
+                 stored, only(method, "allocation"), again, frozenset(needs), frozenset(also), unknown)
 
 
 def begins(method: methods.Method) -> bool:
-    """Whether a topology of the method lets completions begin with traces of experts."""
+    """Whether a topology of the method lets completions begin with trained tokens of others, see `topologies.topology`."""
     named = [*method.parts("topology"), *method.parts("guidance")]
-    return any("expert" in topologies.TOPOLOGIES.find(name).provides for name, _ in named)
+    return any(topologies.plants(topologies.TOPOLOGIES.find(name)) for name, _ in named)
 
 
-def measured_where_begun(needs: Set[str]) -> set[str]:
-    """The needs of a method whose completions begin with tokens that nobody drew: the recorder `old` measures what is unknown.
+def measured_where_unknown(needs: Set[str]) -> set[str]:
+    """The needs of a method some of whose tokens nobody drew: the recorder `old` measures what is unknown.
 
     Its log-probs count where those at writing are unknown, and its entropies for all tokens.
     """

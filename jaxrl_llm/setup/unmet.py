@@ -80,7 +80,7 @@ def unstaged(config: ConfigDict, made: Parts, around: Around) -> list[str]:
     there = {*columns, *made.measured, *turns, "group_size"}
     there |= {"expected"} if expects(config, made) else set()
     there |= made.needs & {*stages.NEEDED}
-    there |= {*topologies.TOPOLOGIES["experts"].provides} if made.begins else set()
+    there |= {*topologies.base.GUIDED} if made.begins else set()
     found = []
     for name, numbers in written.calls(config.stages):
         one = stages.STAGES.make(name, **numbers)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from jaxrl_llm.tools import registry
 from jaxrl_llm.topologies.acts import Act, Begin, BeginPart, FromTrace, Stop, groups
 from jaxrl_llm.topologies.adhint import adhint
-from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, topology
+from jaxrl_llm.topologies.base import TOPOLOGIES, Plan, Topology, chosen, implied, make, plants, topology
 from jaxrl_llm.topologies.budgets import budgets
 from jaxrl_llm.topologies.experts import experts
 from jaxrl_llm.topologies.narrowed import narrowed
@@ -45,4 +45,4 @@ def provided(names: Iterable[str], there: Iterable[str]) -> set[str]:
 
 __all__ = ["RULES", "TOPOLOGIES", "Act", "Begin", "BeginPart", "FromTrace", "Plan", "Rule", "Stop", "Topology", "adhint",
            "budgets", "by_rule", "chosen", "experts", "groups", "implied", "make", "make_rule", "narrowed", "oracle",
-           "provided", "refill", "rounds", "rule", "rule_names", "single", "sized", "topology"]
+           "plants", "provided", "refill", "rounds", "rule", "rule_names", "single", "sized", "topology"]

@@ -107,6 +107,7 @@ class Begin:
 class Stop(NamedTuple):
     """Ends a trajectory that grows: with what is there of it (`keep`), or without a trace.
 
+    One of which nothing is sampled yet leaves nothing, whatever it begins with.
     `Stream.apply` takes it between two parts of a batch; plans are made while nothing grows.
     """
 

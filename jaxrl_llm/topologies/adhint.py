@@ -8,10 +8,10 @@ from jaxrl_llm.tasks.traces import useful
 from jaxrl_llm.tools.ranges import NOT_NEGATIVE, SHARE
 from jaxrl_llm.topologies.acts import Begin
 from jaxrl_llm.topologies.base import Plan, Topology, asked, topology
-from jaxrl_llm.topologies.experts import PROVIDES, UNSOLVED, from_trace
+from jaxrl_llm.topologies.experts import UNSOLVED, from_trace
 
 
-@topology(provides=PROVIDES, ranges={"low": SHARE, "high": SHARE, "noise": NOT_NEGATIVE}, conflicts=(UNSOLVED,))
+@topology(plants=True, ranges={"low": SHARE, "high": SHARE, "noise": NOT_NEGATIVE}, conflicts=(UNSOLVED,))
 def adhint(inner: Topology, *, group: int, low: float = 0.0, high: float = 0.8, noise: float = 0.05) -> Topology:
     """`inner`, then a last group of each prompt that begins with a share of its first trace, see `control.hint_ratio`.
 

@@ -12,10 +12,11 @@ To add one, write a function that returns a `Topology` into a new file:
 
 Its arguments are entries of `GIVEN`, values of the run that the decorator names, and numbers of its own. With
 `@topology(takes={"limit": "config.sampling.max_tokens"})` the argument `limit` is the value of that key; other values are in
-`setup.values.values_of`. One that takes `inner` wraps the topology that the run has otherwise. A row of the catalogue names
-it, `Method.topology`: by its name alone if `@topology` stands above it, else as "module:function". A `Source` takes the
-topology directly: `dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A learner is made for the `ladders` of its
-source (`setup.learners.make_learner`), which follow from `most`.
+`setup.values.values_of`. One whose trajectories begin with trained tokens of others says so: `@topology(plants=True)`. One that
+takes `inner` wraps the topology that the run has otherwise. A row of the catalogue names it, `Method.topology`: by its name
+alone if `@topology` stands above it, else as "module:function". A `Source` takes the topology directly:
+`dataclasses.replace(source, topology=twice(prompts=4, group=8))`. A learner is made for the `ladders` of its source
+(`setup.learners.make_learner`), which follow from `most`.
 """
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -88,7 +89,23 @@ class Topology(NamedTuple):
 
 
 TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False, given=GIVEN)
-topology = TOPOLOGIES.enter
+GUIDED = ("expert", "hinted", "hint_mask", "expert_logprobs")  # extras of rollouts, see `sampling.stages.guide`
+
+
+def topology(factory: Callable[..., Any] | None = None, /, *, plants: bool = False, provides: Iterable[str] = (), **facts: Any
+             ) -> Any:
+    """Enters a factory into the table, with the facts of its `Kind`.
+
+    `plants`: whether trajectories may begin with trained tokens that others wrote. Their log-probs may be unknown: the run
+    measures them under the policy, and the extras `GUIDED` say who wrote what.
+    """
+    entered = tuple(dict.fromkeys((*provides, *(GUIDED if plants else ()))))
+    return TOPOLOGIES.enter(factory, provides=entered, **facts)
+
+
+def plants(kind: registry.Kind) -> bool:
+    """Whether trajectories of such a topology may begin with trained tokens that others wrote."""
+    return {*GUIDED} <= {*kind.provides}
 
 
 def wraps(name: str) -> bool:

@@ -12,8 +12,6 @@ from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.topologies.acts import Begin, BeginPart, FromTrace
 from jaxrl_llm.topologies.base import Topology, asked, topology
 
-PROVIDES = ("expert", "hinted", "hint_mask", "expert_logprobs")
-
 
 def _unsolved(environment: Any) -> str:
     """Why trajectories of an environment cannot begin as an expert would; "": they can."""
@@ -33,7 +31,7 @@ UNSOLVED = Conflict(("environment",), _unsolved,
                     "give it an oracle, or its problems an extra['solution'], or take another method, for example grpo")
 
 
-@topology(provides=PROVIDES, ranges={"traces": Range(1), "share": Range(0, 1, closed=False)}, conflicts=(
+@topology(plants=True, ranges={"traces": Range(1), "share": Range(0, 1, closed=False)}, conflicts=(
     UNSOLVED, Conflict(("guidance.traces", "config.sampling.group"), _alone, "raise sampling.group, or lower traces")))
 def experts(inner: Topology, *, group: int, traces: int = 1, share: float = 1.0, wrong: bool = False) -> Topology:
     """`inner`, whose first `traces` rollouts of each prompt begin with this share of a trace of its problem, each of another.

@@ -214,7 +214,7 @@ def test_trajectories_of_a_run_carry_them():
         "sampling.max_tokens": 320, "sampling.turn_tokens": 12, "sampling.max_turns": 8, "prompts.max_tokens": 64}))
     problems = [run.source.task.train[i] for i in range(6)]
     forest = run.source.stream.partner.demonstrated(problems, 0.5)
-    mine = (forest.role == Role.POLICY) | (forest.role == Role.HINT)
+    mine = (forest.role == Role.EXPERT) | (forest.role == Role.HINT)
     assert mine.sum() > 12 and all(info["action"] == text for info, text in zip(forest.turn_info[mine], forest.texts[mine]))
     finished = run.source.next(run.learner.publish(setup.initial_state(run, params)))  # an untrained policy names no command
     extras, forest = finished.rollouts.extras, finished.forest

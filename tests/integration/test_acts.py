@@ -238,6 +238,17 @@ def test_trajectories_stop_with_what_is_there_or_without_a_trace(most):
     assert not stream._held and not stream._begun and not stream.partner._going
 
 
+@pytest.mark.parametrize("config", (tiny(**{"sampling.engine": "slots"}), chatter.get_config()), ids=("task", "environment"))
+def test_what_is_planted_alone_leaves_nothing_when_it_stops(config):
+    """Two trajectories that begin with a hint and an expert's words are stopped before their first token is drawn."""
+    parts = (BeginPart(Role.HINT, "1"), BeginPart(Role.EXPERT, "23"))
+    stream, forest = begun(config, [Begin(0, 2, parts), Begin(1, 1)])
+    stream._start(PhaseTimer())
+    stream.apply(forest, [Stop(100), Stop(101, keep=False)], 0)
+    whole = grown(stream, forest)
+    assert whole.uid[whole.ends].tolist() == [104] and not stream._held and not stream.partner._going
+
+
 def test_a_completion_of_a_compiled_batch_leaves_nothing():
     stream, forest = begun(tiny(**{"sampling.engine": "scan", "sampling.micro_batches": 2}), groups(range(4), G), 4)
     stream._start(PhaseTimer())

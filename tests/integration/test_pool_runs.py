@@ -6,7 +6,7 @@ import tiny_config
 from run_files import lines
 
 from jaxrl_llm import methods
-from jaxrl_llm.data.rollouts import from_lists
+from jaxrl_llm.data.rollouts import Role, from_lists
 from jaxrl_llm.replay.pool import Pool, of_task
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup
@@ -51,10 +51,29 @@ def test_a_batch_holds_groups_of_others(tmp_path):
     assert metrics["pool/groups"] == 1 and metrics["pool/left_size"] == 1 and metrics["pool/read"] == 2
     assert finished.counts["tried"].sum() == 12 and run.source.next_uid == first_uid + 16
     assert len({*finished.forest.uid[finished.forest.ends].tolist()}) == 16
+    foreign = rollouts.role == Role.EXPERT
+    assert (foreign == rollouts.mask & rollouts.extras["replayed"][..., None]).all()
+    assert np.isnan(rollouts.behavior_logprobs[foreign]).all() and finished.forest.aided.tolist() == [False] * 12 + [True] * 4
     learned = run.learner.learn(state, rollouts, facts=finished.facts)
     assert learned.metrics["max/ratio"] == 1 and np.isfinite(learned.metrics["loss"]) and learned.metrics["max/mismatch"] < 1e-4
     mine = [one for one in other.read(4)[0] if one.node != "other"]
     assert {one.problem for one in mine} <= {*rollouts.prompt_ids[:3].tolist()} and {one.step for one in mine} <= {0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", ({"method": "tis_mis"}, {"estimator": "xrpo_advantage"}), ids=str)
+def test_what_others_sampled_has_weight_one(tmp_path, changes):
+    """The text of a pool has no log-probs; those of the policy before its update count in their place."""
+    run, params = setup.build(tiny(tmp_path, **changes))
+    task = run.source.task.train
+    Pool(tmp_path, "other", of_task(task), 3600.0).publish(4, [(task[7], ["ab", "1", "2", "cd"])])
+    state = setup.initial_state(run, params)
+    finished = run.source.next(run.learner.publish(state))
+    learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
+    batch = jax.device_get(learned.rollouts)
+    foreign = batch.mask & (batch.role == Role.EXPERT)
+    assert foreign.any() and (batch.behavior_logprobs[foreign] == batch.old_logprobs[foreign]).all()
+    assert learned.metrics["skipped_updates"] == 0 and learned.metrics["max/mismatch"] < 1e-4
 
 
 def test_an_empty_pool_changes_nothing(tmp_path):
@@ -69,9 +88,8 @@ def test_an_empty_pool_changes_nothing(tmp_path):
 
 
 def test_impossible_settings_are_refused(tmp_path):
-    for method, words in (("sil", "replays rollouts of its own"), ("tis_mis", "reads behavior_logprobs of the sampler"),
-                          ("luffy", "shows solutions"), ("dars", "samples prompts unequally"),
-                          ("gdro_rollout", "samples prompts unequally")):
+    for method, words in (("sil", "replays rollouts of its own"), ("luffy", "shows solutions"),
+                          ("dars", "samples prompts unequally"), ("gdro_rollout", "samples prompts unequally")):
         with pytest.raises(ValueError, match=words):
             setup.build(tiny(tmp_path, method, **{"sampling.max_group": 16}))
     with pytest.raises(ValueError, match="config.pool.groups=4 of the prompts.per_step=4"):

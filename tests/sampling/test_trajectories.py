@@ -108,10 +108,12 @@ def test_strays_are_read_and_not_imitated():
     problems = [run.source.task.train[i] for i in range(12)]
     plain, strayed = (run.source.stream.partner.demonstrated(problems, share) for share in (0.0, 0.5))
     assert (plain.components[plain.ends] == 1).all() and not (plain.role == Role.HINT).any()
-    hints = (strayed.role == Role.HINT).sum() / ((strayed.role == Role.HINT) | (strayed.role == Role.POLICY)).sum()
+    hints = (strayed.role == Role.HINT).sum() / ((strayed.role == Role.HINT) | (strayed.role == Role.EXPERT)).sum()
+    assert not (strayed.role == Role.POLICY).any()
+    assert np.isnan(strayed.logprobs[np.repeat(strayed.role == Role.EXPERT, strayed.length)]).all()
     assert 0.3 < hints < 0.7 and (strayed.components[strayed.ends] == 1).any()
     shown = oracle_demonstrations(run.source, problems, 0.5)
-    assert shown.mask.sum() == strayed.length[strayed.role == Role.POLICY].sum()
+    assert shown.mask.sum() == strayed.length[strayed.role == Role.EXPERT].sum()
     short = dataclasses.replace(run.source.stream.partner, max_tokens=60).demonstrated(problems, 0.5)
     for end in short.ends:  # cut before the turn that is too long, never within one
         assert short.length[chain(short, end)].sum() <= 60 and short.role[end] != Role.ENVIRONMENT

@@ -22,7 +22,7 @@ import numpy as np
 from jaxrl_llm.control import Controller
 from jaxrl_llm.control.knobs import Knob
 from jaxrl_llm.data.forest import Forest
-from jaxrl_llm.data.rollouts import SAMPLED, Rollouts
+from jaxrl_llm.data.rollouts import SAMPLED, Role, Rollouts
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tasks.base import Problem, Task
@@ -175,6 +175,15 @@ def placed(forest: Forest, ends: np.ndarray, values: np.ndarray, shape: tuple[in
     out[owner, np.arange(len(ends)) - np.searchsorted(owner, owner)] = values
     out[len(forest.problems):] = out[:1]
     return out
+
+
+def roles_of(rollouts: Rollouts) -> np.ndarray:
+    """i8[P, G, T], who wrote each token; in a batch without roles, the policy.
+
+    A run in which others write some batches has roles in all of them: one program serves both.
+    """
+    role = np.where(rollouts.mask, Role.POLICY, Role.PADDING) if rollouts.role is None else rollouts.role
+    return np.asarray(role, np.int8)
 
 
 def with_extras(rollouts: Rollouts, **extras: Any) -> Rollouts:

@@ -3,8 +3,8 @@ import numpy as np
 
 from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.rollouts import Role, Rollouts
-from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, with_extras
-from jaxrl_llm.topologies.experts import PROVIDES
+from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, roles_of, with_extras
+from jaxrl_llm.topologies.base import GUIDED
 
 
 def guide() -> Stage:
@@ -16,13 +16,13 @@ def guide() -> Stage:
         return batch.measured(guide_metrics(batch.forest))
 
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
-        role = rollouts.role if rollouts.role is not None else np.where(rollouts.mask, Role.POLICY, Role.PADDING)
+        role = roles_of(rollouts)
         expert = role == Role.EXPERT
         known = np.where(expert, np.nan_to_num(rollouts.behavior_logprobs, nan=0.0), 0).astype(np.float32)
-        return with_extras(rollouts.replace(role=role.astype(np.int8)), expert=expert, hint_mask=expert, hinted=expert.any(-1),
+        return with_extras(rollouts.replace(role=role), expert=expert, hint_mask=expert, hinted=expert.any(-1),
                            expert_logprobs=known)
 
-    return Stage("guide", end=end, view=view, provides=PROVIDES)
+    return Stage("guide", end=end, view=view, provides=GUIDED)
 
 
 def guide_metrics(forest: Forest) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """Shares groups with other runs: a batch publishes its own, and groups of the pool take the places of some prompts."""
 from collections.abc import Callable
 
+import numpy as np
+
 from jaxrl_llm.data import forest as forests
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.sampling.sharing import Sharing
-from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, placed, with_extras
+from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, placed, roles_of, with_extras
 from jaxrl_llm.sampling.stages.mix import generator, rows_of
 from jaxrl_llm.topologies import Topology
 
@@ -27,6 +29,8 @@ def share(sharing: Sharing, fewer: Callable[[int], Topology]) -> Stage:
 
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
         forest, ends = batch.forest, rows_of(batch.forest, source)
-        return with_extras(rollouts, replayed=placed(forest, ends, forests.versions(forest) < 0, rollouts.valid.shape))
+        foreign = np.isin(forest.uid[ends], batch.notes["share"][0].uid)
+        return with_extras(rollouts.replace(role=roles_of(rollouts)),
+                           replayed=placed(forest, ends, foreign, rollouts.valid.shape))
 
     return Stage("share", begin, end=end, view=view, provides=("replayed",))
