@@ -17,6 +17,7 @@ from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
 from jaxrl_llm.sampling.stages import Stage, Unfinished, moments
+from jaxrl_llm.sampling.stages.base import policy_tokens
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.sampling.views import Views
 from jaxrl_llm.tasks.loader import Batches
@@ -75,7 +76,9 @@ class Source(Views):
         remember(batch.topology, self.topology.memory)
         while not (plan := batch.topology.plan(batch.forest)).complete:
             batch = moments.grown(batch._replace(plan=plan), self)
-        batch = batch._replace(forest=batch.topology.finish(batch.forest))
+        finished = batch.topology.finish(batch.forest)
+        dropped = policy_tokens(batch.forest) - policy_tokens(finished)  # sampled all the same
+        batch = batch._replace(forest=finished, beside=batch.beside + max(dropped, 0))
         remember(self.topology, batch.topology.memory)
         batch = moments.ended(batch, self)
         self.stream.rest()

@@ -247,6 +247,11 @@ class Stream:
         """The partner's facts about turns, with their joins, see `turn_info.JOINS`."""
         return self.partner.facts
 
+    @property
+    def longest_read(self) -> int:
+        """Maximum tokens of what trajectories read in place of their prompts."""
+        return max(self.prompt_tokens, self.read_tokens)
+
     def prepare(self, parts: int = 1) -> list[tuple[str, str]]:
         """Rows for the head of a run whose batches are sampled in `parts`."""
         return self.partner.prepare(parts == 1 and not self._beside)
@@ -337,15 +342,15 @@ class Stream:
                 raise ValueError(f"trajectory {uid} begins with {len(filled)} tokens of {Role(role).name}, and there are "
                                  f"log-probs for {len(logprobs)}; give one for each token, or none")
             planted.append(Planted(role, filled, [np.nan] * len(filled) if logprobs is None else [float(x) for x in logprobs]))
-        if len(act.reads):
-            check_tokens(uid, act.reads, self.tokenizer.vocab_size)
-            if len(act.reads) > (most := max(self.prompt_tokens, self.read_tokens)):
-                raise ValueError(f"trajectory {uid} reads {len(act.reads)} tokens in place of its prompt, and engines are made "
-                                 f"for {most}; write Topology(..., reads={len(act.reads)}), or shorten what it reads")
+        if len(reads := as_ints(act.read_ids)):
+            check_tokens(uid, reads, self.tokenizer.vocab_size)
+            if len(reads) > self.longest_read:
+                raise ValueError(f"trajectory {uid} reads {len(reads)} tokens in place of its prompt, and engines are made for "
+                                 f"{self.longest_read}; write Topology(..., reads={len(reads)}), or shorten what it reads")
         limits = self._under.limits._replace(turns=1) if act.ends else self._under.limits
         return Trajectory(list(ids), act.row, ids, most=act.limit, limits=limits, planted=planted, sampling=act.sampling,
                           version=self._engine.version, ends=act.ends,
-                          reads=as_ints(act.reads) if [*act.reads] != ids else [])
+                          reads=reads if reads != ids else [])
 
     def _end(self, act: Stop) -> None:
         """Ends a trajectory, or marks it to be ended once it is answered."""

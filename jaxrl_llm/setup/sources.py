@@ -21,7 +21,7 @@ from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.probe import capture_of
 from jaxrl_llm.setup.selection import expects, make_topology, with_topology
-from jaxrl_llm.setup.streams import make_server, make_stream, stop_ids
+from jaxrl_llm.setup.streams import Reads, make_server, make_stream, stop_ids
 from jaxrl_llm.setup.values import Around
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import single
@@ -41,7 +41,7 @@ def make_source(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, tok
 
 def make_plain_source(config: ConfigDict, policy: Policy, mesh: Mesh, tokenizer, judge: Judge,
                       sets: tuple[EvalSpec, ...] = (), wanted: Mapping[str, str] | None = None, columns: tuple[str, ...] = (),
-                      at_once: int | None = None, numbers: tuple[str, ...] = (), reads: int = 0) -> Source:
+                      at_once: int | None = None, numbers: tuple[str, ...] = (), reads: Reads = 0) -> Source:
     """A source that samples every prompt once, as held-out problems are, whatever the method.
 
     `wanted`, `columns`, `at_once`, `numbers`, `reads`: see `make_stream`.

@@ -25,6 +25,8 @@ from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.tools.files import expanded
 
+Reads = int | Callable[[tasks.Problem], tasks.Problem | None]  # see `Topology.reads`
+
 
 def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) -> external.Server | None:
     """The server that samples instead of this process; None if `config.server` names none. No request is sent yet."""
@@ -40,7 +42,7 @@ def make_server(config: ConfigDict, model: ModelConfig, stops: Sequence[int]) ->
 def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, server: external.Server | None,
                 asked: Sequence[Sequence[tasks.Problem]], judge: Judge, wanted: Mapping[str, str] | None = None,
                 programs: int = 1, max_tokens: int = 0, columns: tuple[str, ...] = (), at_once: int | None = None,
-                numbers: tuple[str, ...] = (), reads: int = 0) -> Stream:
+                numbers: tuple[str, ...] = (), reads: Reads = 0) -> Stream:
     """The stream of a run.
 
     Args:
@@ -52,7 +54,8 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
       max_tokens: T; 0: the one of training.
       columns: names of the further token columns that the method reads.
       at_once: rollouts of a prompt that begin together; None: `sampling.group`.
-      numbers: those of the distribution that acts set.  reads: most tokens that acts let the policy read in place of a prompt.
+      numbers: those of the distribution that acts set.
+      reads: most tokens that acts let the policy read in place of a prompt, or what it reads in place of a problem.
     """
     s = config.sampling
     T = max_tokens or s.max_tokens
@@ -60,10 +63,11 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     if partner.goes_on:  # an opening may cost a request to a server, so not all problems are opened before the first step
         first = batches(asked[0], min(config.prompts.per_step, len(asked[0])), config.seed).take(config.prompts.per_step)
         asked = [first, *(held_out(side, config.eval.problems) for side in asked[1:])]
-    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, partner.encode, T,
-                                  bound if partner.goes_on else longest)
+    length = bound if partner.goes_on else longest
+    prompt_tokens = prompt_length(config, asked, tokenizer, model.config.max_positions, partner.encode, T, length)
     prompt_tokens = parallel.agree(prompt_tokens)
-    check_positions(config, reads, T, model.config.max_positions)
+    read_tokens = parallel.agree(read_length(reads, asked[0], tokenizer, partner.encode, length))
+    check_positions(config, read_tokens, T, model.config.max_positions)
     partner.rest()
     stops = tuple(tokenizer.stop_ids) if partner.goes_on else stop_ids(tokenizer, s.stop_strings)
     replicas = parallel.sampler_mesh(mesh, s.tensor)
@@ -71,7 +75,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
         parallel.check_heads(replicas, model.config.num_heads, model.config.num_kv_heads)
     run = Wanted(
         model, replicas, tokenizer, config.prompts.per_step, at_once or s.group, 1 if partner.goes_on else s.micro_batches,
-        max(prompt_tokens, reads), T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
+        max(prompt_tokens, read_tokens), T, stops, tuple(s.stop_strings), programs=programs, paged=s.paged_cache, server=server,
         columns=columns)
     several = mesh.size > 1 and not partner.goes_on and server is None
     wanted = wanted_of(config, wanted or {}, partner.goes_on, mesh.size if several else 1)
@@ -80,7 +84,7 @@ def make_stream(config: ConfigDict, model: Transformer, mesh: Mesh, tokenizer, s
     kind = kinds.choose(s.engine, run, wanted)
     partner.columns = kind.columns
     stream = Stream(kind, partner, sampling, config.prompts.per_step, s.group, prompt_tokens, T,
-                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings), replicas, numbers, reads)
+                    tokenizer, stops, mesh, model.dtype, tuple(s.stop_strings), replicas, numbers, read_tokens)
     if parallel.several() and partner.goes_on and not stream.alone:
         raise ValueError(f"engine {kind.name!r} samples with all processes together, and each plays environments of its own; "
                          "set sampling.engine='slots', or run it on one process")
@@ -137,6 +141,14 @@ def prompt_length(config: ConfigDict, asked: Sequence[Sequence[tasks.Problem]], 
     S = S or max(length(side, tokenizer, encode=encode) for side in asked if len(side))
     check_positions(config, S, T, max_positions)
     return S
+
+
+def read_length(reads: Reads, problems: Sequence[tasks.Problem], tokenizer, encode: Encode, length: Callable[..., int]) -> int:
+    """Most tokens that are read in place of prompts; the `length` of what `reads` shows in place of these problems."""
+    if isinstance(reads, int):
+        return reads
+    shown = [one for i in range(len(problems)) if (one := reads(problems[i])) is not None]
+    return length(shown, tokenizer, encode=encode) if shown else 0
 
 
 def check_positions(config: ConfigDict, prompt_tokens: int, max_tokens: int, max_positions: int) -> None:

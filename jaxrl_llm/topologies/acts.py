@@ -4,7 +4,7 @@
     Begin(at=3, parts=(BeginPart(Role.EXPERT, FromTrace(1, 0.5)),))  # half of the problem's second trace comes first
     Begin(at=3, parts=(BeginPart(Role.HINT, "Primes? "),), limit=9)  # the policy goes on after a text, to nine tokens
     Begin(at=3, parts=(BeginPart(Role.EXPERT, ids),), ends=True)     # an expert's text alone, nothing is sampled
-    Begin(at=3, count=8, reads=hinted)                               # the policy reads a prompt with a hint instead
+    Begin(at=3, count=8, reads=hinted)                               # the policy reads a problem with a hint instead
     Begin(at=Problem(words, "42", -1), count=8)                      # at a problem that the topology made
     groups(prompts, 8)                                               # eight at each of these prompts
 """
@@ -57,9 +57,10 @@ class Begin:
     limit: maximum tokens after the prompt, at most that of the run; None: that of the run.
     ends: whether the parts are all of it: nothing is sampled, and an environment answers one turn. It ends by itself, unless
       the limit cuts it.
-    reads: token ids that the writer of the rest reads in place of the prompt; (): the prompt. The trajectory lies under the
-      prompt all the same, and what the policy writes has the role ELSEWHERE, as parts have that it wrote under these ids
-      before. `Topology.reads` declares how long they may be.
+    reads: what the writer of the rest reads in place of the prompt, a problem with another prompt, or token ids; (): the
+      prompt. The trajectory lies under the prompt all the same, and what the policy writes has the role ELSEWHERE, as parts
+      have that it wrote under this text before. `Topology.reads` declares how long it may be; where a problem's prompt does
+      not fit, the trajectories count as lost.
     by: who writes the rest, one of `WRITERS`.
     sampling: numbers that replace the run's `Sampling`, such as {"temperature": 0.7}; the topology declares those that the run
       may lack, `Topology(..., numbers=("top_k",))`.
@@ -73,7 +74,7 @@ class Begin:
     limit: int | None = None
     sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
     ends: bool = False
-    reads: Sequence[int] = ()
+    reads: Sequence[int] | Problem = ()
     by: str = "policy"
 
     def __post_init__(self):
@@ -85,8 +86,8 @@ class Begin:
             faults.append(f"the problem has the id {self.at.id}, which is that of a problem of the task; give it an id below 0")
         faults += [f"a part has the role {part[0]!r}; give {', '.join(role.name for role in PLANTED)}" for part in self.parts
                    if part[0] not in PLANTED]
-        if not len(self.reads) and any(part[0] == Role.ELSEWHERE for part in self.parts):
-            faults.append("a part has the role ELSEWHERE, and reads are empty; give the ids under which the policy wrote it")
+        if not (isinstance(self.reads, Problem) or len(self.reads)) and any(part[0] == Role.ELSEWHERE for part in self.parts):
+            faults.append("a part has the role ELSEWHERE, and reads are empty; give the text under which the policy wrote it")
         if self.ends and not self.parts:
             faults.append("ends=True without parts; give the parts that are all of it, or leave ends out")
         if self.by not in WRITERS:
@@ -102,6 +103,14 @@ class Begin:
             raise ValueError(f"Begin at the problem {str(self.at.prompt)[:80]!r}, which is in no forest yet; let a plan have "
                              "the act, or give a row of the forest")
         return self.at
+
+    @property
+    def read_ids(self) -> Sequence[int]:
+        """The token ids of `reads`; ValueError for a problem that is not encoded."""
+        if isinstance(self.reads, Problem):
+            raise ValueError(f"Begin reads the problem {str(self.reads.prompt)[:80]!r}, whose prompt is not encoded; let a "
+                             "plan have the act, or give token ids")
+        return self.reads
 
 
 class Stop(NamedTuple):

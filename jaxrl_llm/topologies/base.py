@@ -74,7 +74,8 @@ class Topology(NamedTuple):
     functions change and which outlive a batch; None: there is none. Checkpoints have it as JSON, with the position in the data.
     `at_once`: how many rollouts of a prompt it begins together, for which engines are compiled; None: `sampling.group`.
     `numbers`: those of the distribution, "top_k", "top_p" or "min_p", that `Begin.sampling` of its acts sets; engines are
-    compiled with them. `reads`: the most tokens of `Begin.reads` of its acts, for which engines are compiled.
+    compiled with them. `reads`: the most tokens of `Begin.reads` of its acts, for which engines are compiled; or
+    `reads(problem) -> Problem | None`, what is read in place of a problem of the task.
     """
 
     plan: Callable[[Forest], Plan]
@@ -85,7 +86,7 @@ class Topology(NamedTuple):
     memory: dict[str, Any] | None = None
     at_once: int | None = None
     numbers: tuple[str, ...] = ()
-    reads: int = 0
+    reads: int | Callable[[Problem], Problem | None] = 0
 
 
 TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False, given=GIVEN)

@@ -55,7 +55,8 @@ def refill(inner: Topology, prompts: int, *, keep: Callable[[Forest], np.ndarray
         return kept & (np.cumsum(kept) <= prompts)
 
     def metrics(forest):
-        return {"filter/draws": float(forest.draw[-1] + 1), "filter/kept": float(passed(forest).mean())}
+        filtered = {"filter/draws": float(forest.draw[-1] + 1), "filter/kept": float(passed(forest).mean())}
+        return inner.metrics(forest) | filtered
 
     return inner._replace(plan=plan, choose=choose, metrics=metrics)
 

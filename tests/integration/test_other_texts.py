@@ -2,6 +2,7 @@
 import dataclasses
 import json
 
+import chatter
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +56,56 @@ def test_what_was_written_under_a_hint_is_scored_again_under_it(changes, monkeyp
     assert np.abs(batch.old_logprobs - seen.behavior_logprobs)[elsewhere].max() > 1e-3
     assert learned.metrics["max/mismatch"] < 1e-4 and np.isfinite([*learned.metrics.values()]).all()
     assert finished.counts["tried"].sum() == 8  # those under a hint say nothing of what the policy can
+
+
+def reading(prompts, group):
+    """The last rollout of each prompt is written under another problem, that of the second prompt under a very long one."""
+    def shown(problem, times=1):
+        first = problem.prompt[0] if problem.prompt and not isinstance(problem.prompt, str) else None
+        words = "Hint! " * times + (problem.prompt if first is None else first["content"])
+        return dataclasses.replace(problem, prompt=words if first is None else ({**first, "content": words},))
+
+    def plan(forest):
+        if not forest.problems:
+            return Plan(draw=prompts)
+        return Plan() if len(forest.ends) else Plan(acts=tuple(act for row, problem in enumerate(forest.problems) for act in (
+            Begin(row, group - 1), Begin(row, 1, reads=shown(problem, 1 + 99 * (row == 1))))))
+
+    return Topology(plan, everyone, reads=shown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ("scan", "slots"))
+def test_a_problem_may_be_read_in_place_of_the_prompt(engine, monkeypatch):
+    monkeypatch.setitem(TOPOLOGIES, "reading", Kind(reading))
+    run, params = setup.build(tiny(topology="reading", **{"sampling.engine": engine, "prompts.overlong": "skip"}))
+    forest = run.source.next(Snapshot(0, params, None, jax.random.key(0))).forest
+    assert forest.lost.tolist() == [0, 1, 0, 0] and run.source.stream.read_tokens == run.source.stream.prompt_tokens + 8
+    for row, problem in enumerate(forest.problems):
+        read = [one for one, prompt in zip(forest.reads, forest.prompt) if one is not None and prompt == row]
+        assert [bytes(one[1:]).decode() for one in read] == ["Hint! " + problem.prompt] * (row != 1)
+
+
+@pytest.mark.slow
+def test_a_problem_that_is_read_is_what_its_environment_opens_with(monkeypatch):
+    """With the words of the environment about its tools."""
+    monkeypatch.setitem(TOPOLOGIES, "reading", Kind(reading))
+    run, params = setup.build(chatter.get_config(topology="reading", **{
+        "model.num_layers": 1, "environment": "tool_use(options={'level': 'add3', 'chat': True}, turns=2)",
+        "sampling.turn_tokens": 8, "sampling.max_tokens": 64, "prompts.max_tokens": 0, "prompts.overlong": "skip"}))
+    forest = run.source.next(Snapshot(0, params, None, jax.random.key(0))).forest
+    tokenizer = run.source.stream.tokenizer
+    read = {int(row): tokenizer.decode(ids) for ids, row in zip(forest.reads, forest.prompt) if ids is not None}
+    for row, text in read.items():
+        asked = forest.problems[row].prompt[-1]["content"]
+        own = tokenizer.decode(forest.prompt_ids(row).tolist())
+        assert asked in own and text == own.replace(asked, "Hint! " + asked)
+    assert {*read} == {0, 2, 3} and (forest.role[forest.ends] == Role.ELSEWHERE).sum() == 3
+
+
+def test_a_problem_that_no_plan_encoded_has_no_ids():
+    with pytest.raises(ValueError, match="Begin reads the problem 'Hint: 3.4=', whose prompt is not encoded; let a plan have"):
+        Begin(0, reads=Problem("Hint: 3+4=", "7", 0)).read_ids
 
 
 def making(prompts, group):

@@ -1,4 +1,4 @@
-"""Problems that a topology made: they join the forest before trajectories begin at them."""
+"""Problems that a topology made: they join the forest before trajectories begin at them, or are read in place of prompts."""
 import dataclasses
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.engines.prompts import fit
 from jaxrl_llm.sampling.stages.base import Origin, Unfinished
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.topologies import Act, Begin, Plan
+from jaxrl_llm.topologies import Begin, Plan
 
 NOTE = "made"  # rows of made problems whose prompts do not fit, in the notes of a batch
 
@@ -58,12 +58,37 @@ def with_facts_of(new: Forest, forest: Forest) -> Forest:
 def without_lost(batch: Unfinished) -> Unfinished:
     """The batch whose plan begins nothing at prompts that do not fit; what it would have begun counts as lost."""
     unfit = batch.notes.get(NOTE, ())
-    if not unfit:
+    return _without(batch, [isinstance(act, Begin) and act.row in unfit for act in batch.plan.acts]) if unfit else batch
+
+
+def readable(batch: Unfinished, source: Origin) -> Unfinished:
+    """The batch whose acts read token ids in place of problems; acts at problems whose prompts do not fit count as lost.
+
+    Raises ValueError for such a prompt, unless `prompts.overlong` leaves it out.
+    """
+    stream, overlong = source.stream, source.overlong
+    problems = list[Problem]()
+    place = {}  # of what each act reads, by its number
+    for number, act in enumerate(batch.plan.acts):
+        if isinstance(act, Begin) and isinstance(act.reads, Problem):
+            place[number] = next((n for n, one in enumerate(problems) if one is act.reads), len(problems))
+            problems += [act.reads] if place[number] == len(problems) else []
+    if not problems:
         return batch
-    kept, lost = list[Act](), batch.forest.lost.copy()
-    for act in batch.plan.acts:
-        if isinstance(act, Begin) and act.row in unfit:
+    encoded = parallel.first(stream.partner.encode(problems, stream.tokenizer, batch.timer))
+    fitted = [None if ids is None else fit(ids, problem, stream.longest_read, overlong, stream.tokenizer)
+              for problem, ids in zip(problems, encoded, strict=True)]
+    acts = tuple(dataclasses.replace(act, reads=tuple(fitted[place[number]] or ())) if number in place else act
+                 for number, act in enumerate(batch.plan.acts))
+    return _without(batch._replace(plan=batch.plan._replace(acts=acts)),
+                    [number in place and fitted[place[number]] is None for number in range(len(acts))])
+
+
+def _without(batch: Unfinished, unfit: Sequence[bool]) -> Unfinished:
+    """The batch whose plan lacks the acts that are unfit; what they would have begun counts as lost."""
+    lost = batch.forest.lost.copy()
+    for act, out in zip(batch.plan.acts, unfit, strict=True):
+        if out and isinstance(act, Begin):
             lost[act.row] += act.count
-        else:
-            kept.append(act)
-    return batch._replace(plan=batch.plan._replace(acts=tuple(kept)), forest=batch.forest.with_columns(lost=lost))
+    kept = tuple(act for act, out in zip(batch.plan.acts, unfit, strict=True) if not out)
+    return batch._replace(plan=batch.plan._replace(acts=kept), forest=batch.forest.with_columns(lost=lost))

@@ -22,7 +22,7 @@ def grown(batch: Unfinished, source: Origin) -> Unfinished:
     new, plan = made.at_rows(batch.plan, batch.forest.problems)
     if new:
         batch = _carried_out(batch._replace(plan=Plan(problems=new)), source)
-    return _carried_out(made.without_lost(batch._replace(plan=plan)), source)
+    return _carried_out(made.readable(made.without_lost(batch._replace(plan=plan)), source), source)
 
 
 def _carried_out(batch: Unfinished, source: Origin) -> Unfinished:

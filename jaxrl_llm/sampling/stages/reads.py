@@ -15,7 +15,7 @@ def reads() -> Stage:
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
         forest, ends = batch.forest, rows_of(batch.forest, source)
         assert forest.reads is not None
-        length = max(source.stream.read_tokens, source.stream.prompt_tokens)
+        length = source.stream.longest_read
         tokens, mask = np.zeros((len(ends), length), np.int32), np.zeros((len(ends), length), bool)
         for node, row in zip(*chains(forest, ends)):
             if (ids := forest.reads[node]) is not None:
