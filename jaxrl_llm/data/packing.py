@@ -37,6 +37,7 @@ class PackedRows(NamedTuple):
     wanted: bool, slots whose log-probs are needed.
     temperature: f32, temperature of these log-probs; None: that of the policy.
     experts: i[R, N, L, k], experts of a mixture that the tokens take, see `models.moe.Router`; None: the routers choose.
+    seeds: u32, those of what is drawn at the position of each token, see `Objective.position`; None: nothing is drawn.
     """
 
     tokens: np.ndarray
@@ -46,6 +47,7 @@ class PackedRows(NamedTuple):
     wanted: np.ndarray
     temperature: np.ndarray | None = None
     experts: np.ndarray | None = None
+    seeds: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +178,13 @@ def at_temperatures(packed: Packed, temperature_P: np.ndarray) -> Packed:
     some = packed.index >= 0
     slots.reshape(-1)[packed.index[some]] = np.broadcast_to(temperature_P[:, None, None], some.shape)[some]
     return dataclasses.replace(packed, rows=packed.rows._replace(temperature=slots))
+
+
+def with_seeds(packed: Packed, seeds: np.ndarray) -> Packed:
+    """The same rows, the trained tokens of trajectories with their seeds u32[P, G, T]."""
+    slots, some = np.zeros(packed.node.shape, np.uint32), packed.index >= 0
+    slots.reshape(-1)[packed.index[some]] = seeds[some]
+    return dataclasses.replace(packed, rows=packed.rows._replace(seeds=slots))
 
 
 def with_experts(packed: Packed, experts: np.ndarray) -> Packed:

@@ -46,6 +46,8 @@ SAMPLED = (Role.POLICY, Role.ELSEWHERE)  # what the policy's sampler wrote
 TRAINED = (*SAMPLED, Role.EXPERT)  # what views train on
 
 CURRENT_ENTROPIES = "current_entropies"  # an extra, f32[P, G, T], that an update adds: of the policy that it differentiates
+POSITION = "position"  # alike: what an objective computes of the logits at each position, see `Objective.position`
+SEEDS = "token_seeds"  # an extra, u32[P, G, T]: of what is drawn at each position, see `recorders.token_seeds`
 ROUTES, OWN_ROUTES = "routes", "own_routes"  # extras that a mixture's pass may read, see `Objective.replays`
 
 

@@ -21,7 +21,7 @@ from jaxrl_llm.data.packing import Packed
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
-from jaxrl_llm.learning.step import add_pulled_back, advance, losses
+from jaxrl_llm.learning.step import add_pulled_back, advance, losses, measuring
 from jaxrl_llm.models import moe
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.parallel import indexed
@@ -32,7 +32,7 @@ class UpdateParts(NamedTuple):
     """The jitted parts of an update, see `make_parts`. `rows` are the rows of a micro-batch, whose first slot is `start`.
 
     policy: the policy that is updated.
-    logprobs: `(view, params, lora, rows, index, start) -> view`; a view is `(logprobs, entropies, loads)`, see
+    logprobs: `(view, params, lora, rows, index, start) -> view`; a view is `(logprobs, entropies, loads, *values)`, see
       `Policy.packed_logprobs`. It is donated.
     differentiate: `(view, rollouts, advantages, objective_state, tree) -> (cotangents, metrics, objective_state, grads)`; the
       cotangents are those of the view, and `grads` are zeros like the trained `tree`, to be added to.
@@ -63,6 +63,7 @@ def make_logprobs(policy: Policy) -> Callable:
 def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0
                ) -> UpdateParts:
     """The `UpdateParts` equivalent to `learning.step.make_update`, with the same arguments."""
+    policy = measuring(policy, objective)
 
     def loss(view, rollouts, advantages, objective_state):
         rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
@@ -73,8 +74,9 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
         return cotangents, metrics, new, as_ruled(jax.tree.map(jnp.zeros_like, tree))
 
     def accumulate(grads, params, lora, rows, index, start, cotangents):
-        here, (*of_tokens, loads) = indexed.inside(index - start, rows.tokens.size), cotangents
-        cotangents = *(jnp.where(here, x, 0) for x in of_tokens), loads
+        here, (logprobs, entropies, loads, *values) = indexed.inside(index - start, rows.tokens.size), cotangents
+        logprobs, entropies, *values = (jnp.where(here, x, 0) for x in (logprobs, entropies, *values))
+        cotangents = logprobs, entropies, loads, *values
         def pulled(tree, c):
             return optax.tree.vdot(policy.packed_logprobs(*with_trained(params, lora, tree), rows, index - start), c)
         tree = params if lora is None else lora
@@ -124,12 +126,13 @@ def update(parts: UpdateParts, size: int, state: TrainState, packed: Packed, rol
 
 
 def view_of(logprobs: Callable, policy: Policy, params, lora, micro_batches, index):
-    """The view `(logprobs, entropies, loads)` of all trajectories, from the micro-batches of `placed`."""
+    """The view `(logprobs, entropies, loads, *values)` of all trajectories, from the micro-batches of `placed`."""
     config, zeros = policy.model.config, lambda *shape: jnp.zeros(shape, jnp.float32)
     def of_experts():
         return zeros(1, config.num_layers, config.experts.count)
     loads = None if config.experts is None else moe.Loads(of_experts(), of_experts())
-    view = _laid((zeros(*index.shape), zeros(*index.shape), loads), policy, parallel.put)
+    values = () if policy.position is None else (zeros(*index.shape),)
+    view = _laid((zeros(*index.shape), zeros(*index.shape), loads, *values), policy, parallel.put)
     for rows, start in micro_batches:
         view = logprobs(view, params, lora, rows, index, start)
     return view
@@ -158,7 +161,7 @@ def _laid(view, policy, lay=jax.lax.with_sharding_constraint):
     """A view with trajectories sharded over the mesh and loads replicated on every device."""
     if policy.mesh is None:
         return view
-    logprobs, entropies, loads = view
+    logprobs, entropies, loads, *values = view
     spread, everywhere = parallel.batch_sharding(policy.mesh), parallel.replicated(policy.mesh)
-    logprobs, entropies = lay((logprobs, entropies), spread)
-    return logprobs, entropies, None if loads is None else lay(loads, everywhere)
+    logprobs, entropies, *values = lay((logprobs, entropies, *values), spread)
+    return logprobs, entropies, None if loads is None else lay(loads, everywhere), *values

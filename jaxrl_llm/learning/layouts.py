@@ -11,12 +11,12 @@ import numpy as np
 import optax
 
 from jaxrl_llm import parallel
-from jaxrl_llm.data.packing import Packed, at_temperatures, of_groups, pack, with_experts
+from jaxrl_llm.data.packing import Packed, at_temperatures, of_groups, pack, with_experts, with_seeds
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.data.shapes import Ladders, quarters_filled
 from jaxrl_llm.learning import accumulate, packed_features
 from jaxrl_llm.learning.policy import Capture, Policy
-from jaxrl_llm.learning.step import jitted, make_update
+from jaxrl_llm.learning.step import jitted, make_update, measuring
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.tools.guard import Guarded
@@ -30,6 +30,7 @@ class Layout(NamedTuple):
     ready: rollouts on the host -> the same with the promise to the programs, see `Rollouts.filled`.
     objective, optimizer: those of `update`, which is compiled with them.
     update_programs, logprob_programs: the compiled programs of each.
+    values: as `logprobs`, with what the objective computes of the logits behind them, see `Objective.position`; None without.
     features: `(params, lora, rollouts) -> (logprobs, entropies, features)`, see `Policy.logprobs_and_features`; None without a
       `Capture`.
     placed: `rollouts -> (micro_batches, index)`, see `accumulate.placed`; None for rectangular rows.
@@ -44,6 +45,7 @@ class Layout(NamedTuple):
     logprob_programs: tuple[Guarded, ...]
     features: Callable | None = None
     placed: Callable | None = None
+    values: Callable | None = None
 
 
 def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, sizes: Ladders, *,
@@ -66,7 +68,9 @@ def rectangular(policy: Policy, objective: Objective, optimizer: optax.GradientT
         least = sizes.filled_of(rollouts.mask.shape[2])
         return rollouts.replace(filled=max(least, quarters_filled(np.asarray(rollouts.token_mask), together)))
 
-    return Layout(logprobs, update, ready, objective, optimizer, (update,), (logprobs,), features)
+    values = None if objective.position is None else Guarded(
+        "values", jitted(type(policy).logprobs_and_values, measuring(policy, objective), parts), sizes.programs)
+    return Layout(logprobs, update, ready, objective, optimizer, (update,), (logprobs,), features, values=values)
 
 
 def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, lengths: Sequence[int], size: int, *,
@@ -84,22 +88,28 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
         of_states = of_states._replace(add=Guarded("features", of_states.add, len(lengths)))
 
     @remembers_last
-    def pack_arrays(prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts) -> Packed:
-        prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts = parallel.fetch(
-            (prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts))
+    def pack_arrays(prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts, seeds) -> Packed:
+        prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts, seeds = parallel.fetch(
+            (prompt_tokens, prompt_mask, tokens, mask, valid, temperature, experts, seeds))
         mask = mask & valid[..., None]
         rows = pack(*of_groups(prompt_tokens, prompt_mask, tokens, mask), mask, lengths, size)
         rows = rows if temperature is None else at_temperatures(rows, temperature)
+        rows = rows if seeds is None else with_seeds(rows, seeds)
         return rows if experts is None else with_experts(rows, experts)
 
     def packed_of(rollouts: Rollouts) -> Packed:
         r = rollouts
-        return pack_arrays(r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, r.valid, r.temperature, policy.given(r))
+        return pack_arrays(r.prompt_tokens, r.prompt_mask, r.tokens, r.mask, r.valid, r.temperature, policy.given(r),
+                           parts.policy.seeds(r))
 
     def logprobs(params, lora, rollouts: Rollouts):
         micro_batches, index = placed(rollouts)
-        values, entropies, _ = accumulate.view_of(parts.logprobs, policy, params, lora, micro_batches, index)
-        return values, entropies
+        return accumulate.view_of(parts.logprobs, parts.policy, params, lora, micro_batches, index)[:2]
+
+    def values(params, lora, rollouts: Rollouts):
+        micro_batches, index = placed(rollouts)
+        view = accumulate.view_of(parts.logprobs, parts.policy, params, lora, micro_batches, index)
+        return *view[:2], *view[3:]
 
     def features(params, lora, rollouts: Rollouts):
         return packed_features.seen(of_states, policy, params, lora, texts_of(rollouts), size, packed_of(rollouts))
@@ -112,7 +122,7 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
 
     updates = tuple(guards[name] for name in ("differentiate", "accumulate", "apply", "whole"))
     return Layout(logprobs, update, lambda rollouts: rollouts, objective, optimizer, updates, (guards["logprobs"],),
-                  None if capture is None else features, placed)
+                  None if capture is None else features, placed, None if objective.position is None else values)
 
 
 def remembers_last(function: Callable) -> Callable:

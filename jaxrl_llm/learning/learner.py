@@ -421,11 +421,11 @@ class Learner:
         for rollouts in batches:
             batch = self.place(self.layout.ready(stamped(rollouts, version, self.as_sampled)))
             _, batch, _ = self._recorded(state, batch, frozen or {}, values, False)
-            measured = self.layout.logprobs(state.params, state.lora, texts_of(batch))
+            measured = (self.layout.values or self.layout.logprobs)(state.params, state.lora, texts_of(batch))
             light = batch.replace(tokens=None, prompt_tokens=None, prompt_mask=None, filled=4)
-            seen.append(parallel.fetch((*measured, light)))
+            seen.append(parallel.fetch((light, *measured)))
         whole = jax.tree.map(lambda *parts: np.concatenate(parts), *seen)
-        metrics = jax.device_get(_loss(self.objective, *whole, state.objective_state))
+        metrics = jax.device_get(_loss(self.objective, state.objective_state, *whole))
         return {name: float(value) for name, value in metrics.items() if name not in MISMATCHES}
 
     @property
@@ -514,10 +514,10 @@ def after_updates(estimator: Estimator, mesh: Mesh, batch: Rollouts, ratios: jax
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _loss(objective: Objective, logprobs, entropies, rollouts: Rollouts, state) -> dict[str, jax.Array]:
+def _loss(objective: Objective, state, rollouts: Rollouts, logprobs, entropies, values=None) -> dict[str, jax.Array]:
     """The metrics of a batch with these log-probs, its loss among them."""
     rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
-    return loss_terms(objective, logprobs, entropies, rollouts, jax.numpy.zeros_like(logprobs), state)[1][0]
+    return loss_terms(objective, logprobs, entropies, rollouts, jax.numpy.zeros_like(logprobs), state, values)[1][0]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -2,15 +2,15 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from jaxrl_llm.data.packing import PackedRows
-from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import SEEDS, Rollouts
 from jaxrl_llm.models.logprobs import logit_gradients, most_likely, token_logprobs
-from jaxrl_llm.models.moe import Loads
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.models.unpadding import moved, unpadding
 from jaxrl_llm.parallel import indexed, over_rows
@@ -48,6 +48,8 @@ class Policy:
       replays: the entry of extras with the experts i[P, G, T, L, k] that completion tokens take, where they are not negative,
         instead of those that the routers choose; "": the routers choose.
       slopes: whether entropies carry a gradient, as the loss of a bonus for them needs it.
+      position: a function of the logits at one position that is measured with each log-prob, see `Objective.position`; its
+        seeds are those of the extra `token_seeds`, 0 without it. None: nothing else is measured.
     """
 
     model: Transformer
@@ -56,6 +58,7 @@ class Policy:
     mesh: Mesh | None = None
     replays: str = ""
     slopes: bool = False
+    position: Callable | None = None
 
     def logprobs(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array]:
         """Log-prob of every completion token and entropy at its position: `(f32[P, G, T], f32[P, G, T])`, nats.
@@ -64,10 +67,19 @@ class Policy:
         """
         return self._forward(params, lora, rollouts)[:2]
 
-    def logprobs_and_loads(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, jax.Array, Loads]:
-        """As `logprobs`, with the loads of a mixture's experts from the rollouts of each prompt, f32[P, L, E]."""
-        logprobs, entropies, _, loads = self._forward(params, lora, rollouts, return_loads=True)
-        return logprobs, entropies, loads
+    def logprobs_and_loads(self, params, lora, rollouts: Rollouts) -> tuple[Any, ...]:
+        """As `logprobs`, with the loads of a mixture's experts from the rollouts of each prompt, f32[P, L, E]; None without.
+
+        With a `position` its values f32[P, G, T] stand behind them.
+        """
+        experts = self.model.config.experts is not None
+        logprobs, entropies, _, loads, *values = self._forward(params, lora, rollouts, return_loads=experts)
+        return logprobs, entropies, loads, *values
+
+    def logprobs_and_values(self, params, lora, rollouts: Rollouts) -> tuple[jax.Array, ...]:
+        """As `logprobs`, with the values f32[P, G, T] of a `position` behind them."""
+        logprobs, entropies, _, _, *values = self._forward(params, lora, rollouts)
+        return logprobs, entropies, *values
 
     def logprobs_and_features(self, params, lora, rollouts: Rollouts, capture: Capture):
         """As `logprobs`, with `phi f32[P, G, 2D + 3]` of the chosen block from the same pass (`[P, G, K, 2D + 3]` for K).
@@ -77,7 +89,7 @@ class Policy:
         r = rollouts
         spans = features.spans(r.tokens, r.token_mask, capture.marker, capture.call)
         last = features.last_tokens(r.prompt_mask, capture.pool), features.last_tokens(spans.reasoning, capture.pool)
-        logprobs, entropies, pooled, _ = self._forward(params, lora, rollouts, last)
+        logprobs, entropies, pooled, *_ = self._forward(params, lora, rollouts, last)
         means = features.mean_entropies(entropies, r.token_mask, spans)
         def of_layer(i):
             return features.phi(pooled[0][:, i], pooled[1][:, i], means)
@@ -86,12 +98,12 @@ class Policy:
         return logprobs, entropies, jnp.stack([of_layer(i) for i in capture.layer], axis=2)
 
     def _forward(self, params, lora, rollouts: Rollouts, last=None, return_loads: bool = False):
-        """Log-probs, entropies, and for every layer `[P, L, ...]` the means over the `last` tokens, see `features`, and loads.
+        """Log-probs, entropies, for every layer `[P, L, ...]` the means over the `last` tokens, see `features`, loads, values.
 
         They are NaN if `rollouts.filled` promised too much: skipping an update is better than missing tokens.
         """
         def forward(params, lora, rows, whole):
-            prompt_tokens, prompt_mask, tokens, mask, last, temperature, experts = rows
+            prompt_tokens, prompt_mask, tokens, mask, last, temperature, experts, seeds = rows
             pool = None if last is None else (lambda *states: tuple(map(features.pooled, states, last)))
             slots = unpadding(mask, r.filled)
             states, *of_layers = self.model.packed_states(
@@ -104,12 +116,17 @@ class Policy:
             if temperature is not None:
                 temperature = remove(jnp.broadcast_to(temperature[:, None, None], tokens.shape))
             numbers = self._of_trained(params, remove(states), remove(tokens), None if r.role is None else remove(mask),
-                                       temperature)
-            return *map(restore, numbers), *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads))
+                                       temperature, None if seeds is None else remove(seeds))
+            logprobs, entropies, *values = map(restore, numbers)
+            return logprobs, entropies, *jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (pooled, loads)), *values
 
         r = rollouts
-        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last, r.temperature, self.given(r))
+        rows = (r.prompt_tokens, r.prompt_mask, r.tokens, r.token_mask, last, r.temperature, self.given(r), self.seeds(r))
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
+
+    def seeds(self, rollouts: Rollouts) -> jax.Array | None:
+        """The seeds u32[P, G, T] that a `position` reads; None if it reads none."""
+        return None if self.position is None else rollouts.extras.get(SEEDS)
 
     def given(self, rollouts: Rollouts) -> jax.Array | None:
         """The experts that tokens take, see `replays`; None if the routers choose, as of texts without the entry."""
@@ -163,28 +180,30 @@ class Policy:
         rows = (r.prompt_tokens, r.prompt_mask, r.tokens, at, r.temperature)
         return over_rows(forward, self.mesh, self.model.dtype, params, lora, rows)
 
-    def _of_trained(self, params, states, tokens, trained, temperature):
+    def _of_trained(self, params, states, tokens, trained, temperature, seeds=None):
         """As `_of_tokens`; the others of `trained bool[n]` are moved to the end, where whole chunks of them cost nothing."""
         if trained is None:
-            return self._of_tokens(params, states, tokens, temperature=temperature)
+            return self._of_tokens(params, states, tokens, temperature=temperature, seeds=seeds)
         order = jnp.argsort(~trained, stable=True)
         back = jnp.argsort(order)
         if temperature is not None:
             temperature = temperature[order]
-        numbers = self._of_tokens(params, moved(states, order, back), tokens[order], trained[order], temperature)
+        numbers = self._of_tokens(params, moved(states, order, back), tokens[order], trained[order], temperature,
+                                  None if seeds is None else seeds[order])
         return tuple(moved(x, back, order) for x in numbers)
 
-    def _of_tokens(self, params, states, tokens, wanted=None, temperature=None):
+    def _of_tokens(self, params, states, tokens, wanted=None, temperature=None, seeds=None):
         """Log-probs and entropies `f32[n]` of `tokens i32[n]`, from the normalised states `[n, D]` that predict them.
 
-        `temperature f32[n]` is that of each token; None: the policy's.
+        Values of a `position` with the `seeds u32[n]` stand behind them. `temperature f32[n]` is that of each token; None: the
+        policy's.
         """
         config, temperature = self.model.config, self.temperature if temperature is None else temperature
         return token_logprobs(states, self.model.unembedding(params), tokens, temperature=temperature,
                               divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk, wanted=wanted,
-                              slopes=self.slopes)
+                              slopes=self.slopes, position=self.position, seeds=seeds)
 
-    def packed_logprobs(self, params, lora, rows: PackedRows, index) -> tuple[jax.Array, jax.Array, Loads | None]:
+    def packed_logprobs(self, params, lora, rows: PackedRows, index) -> tuple[Any, ...]:
         """As `logprobs` and the loads of `logprobs_and_loads`, from rows that compute each node of a tree once.
 
         Args:
@@ -192,20 +211,21 @@ class Policy:
           index: `i32[P, G, T]`, the slots of the tokens of trajectories in these rows, counted through `[R, N]`.
         Returns:
           `(logprobs, entropies, loads)`: `f32[P, G, T]`, 0 where the index is outside these rows; the loads of all rows
-          together, `f32[1, L, E]`, None without experts.
+          together, `f32[1, L, E]`, None without experts. Values of a `position` stand behind them, as log-probs do.
         """
-        return self._of_rows(params, lora, rows, index)[:3]
+        logprobs, entropies, loads, _, *values = self._of_rows(params, lora, rows, index)
+        return logprobs, entropies, loads, *values
 
     def packed_features(self, params, lora, rows: PackedRows, index, last, layer: int):
         """`(logprobs, entropies)` as of `packed_logprobs`, and the sums of the states of these rows in the slots `last`.
 
         `last` is a tree of `i32[..., n]`, counted like the index; the sums `f32[..., D]` are of states behind block `layer`.
         """
-        logprobs, entropies, _, sums = self._of_rows(params, lora, rows, index, last, layer)
+        logprobs, entropies, _, sums, *_ = self._of_rows(params, lora, rows, index, last, layer)
         return logprobs, entropies, sums
 
     def _of_rows(self, params, lora, rows: PackedRows, index, last=None, layer: int | None = None):
-        """`(logprobs, entropies, loads, sums)` of `packed_logprobs` and `packed_features`."""
+        """`(logprobs, entropies, loads, sums, *values)` of `packed_logprobs` and `packed_features`."""
         experts, axis, (R, N) = self.model.config.experts is not None, indexed.cut_axis(self.mesh), rows.tokens.shape
         rows, number = jax.tree.map(jnp.asarray, rows), None if last is None else indexed.numbered(R, N)
 
@@ -226,15 +246,18 @@ class Policy:
             before = rows.before + states.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
             temperature = None if rows.temperature is None else rows.temperature.reshape(-1)[order]
             states = states.reshape(-1, states.shape[-1])[before.reshape(-1)[order]]
-            numbers = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], wanted[order], temperature)
+            seeds = None if rows.seeds is None else rows.seeds.reshape(-1)[order]
+            numbers = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], wanted[order], temperature, seeds)
             def back(x):
                 return jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)
             loads = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)
-            return *map(back, numbers), loads if axis is None else jax.tree.map(lambda x: x[:, None], loads), sums
+            logprobs, entropies, *values = map(back, numbers)
+            return logprobs, entropies, loads if axis is None else jax.tree.map(lambda x: x[:, None], loads), sums, *values
 
-        logprobs, entropies, loads, sums = over_rows(
+        logprobs, entropies, loads, sums, *values = over_rows(
             forward, self.mesh, self.model.dtype, params, (lora, last), (rows, number), cut=True)
         if axis is not None:  # [R, seq, L, E], loads of each device's slots
             loads = jax.tree.map(lambda x: x.sum(1), loads)
         loads, sums = jax.tree.map(lambda x: x.sum(0, keepdims=True), loads), jax.tree.map(lambda x: x.sum((0, 1)), sums)
-        return indexed.seen(logprobs, index), indexed.seen(entropies, index), loads, sums
+        seen = [indexed.seen(x, index) for x in (logprobs, entropies, *values)]
+        return *seen[:2], loads, sums, *seen[2:]

@@ -1,4 +1,5 @@
 """The update: from rollouts and advantages to new weights, as one pure jitted function of the state."""
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Role, Rollouts, known_logprobs, sampled_logprobs
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, POSITION, Role, Rollouts, known_logprobs, sampled_logprobs
 from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
 from jaxrl_llm.maths import masked
@@ -69,16 +70,23 @@ def against_sampler(objective: Objective) -> Objective:
     return objective._replace(update=update)
 
 
-def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, objective_state):
+def measuring(policy: Policy, objective: Objective) -> Policy:
+    """The policy that measures what the objective computes of the logits at each position."""
+    return policy if objective.position is None else dataclasses.replace(policy, position=objective.position)
+
+
+def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, objective_state, values=None):
     """`(loss, (metrics, objective_state))` of one (micro-)batch; without `old_logprobs` the batch is on-policy.
 
     Where the sampler did not draw a token under its own text, or its log-prob is unknown (NaN), the old one counts, so that
-    the token has weight 1.
+    the token has weight 1. `values` f32[P, G, T] are those of `Objective.position`.
     """
     old = known_logprobs(rollouts.old_logprobs, jax.lax.stop_gradient(logprobs))
     rollouts = rollouts.replace(old_logprobs=old, behavior_logprobs=sampled_logprobs(rollouts, old))
     if CURRENT_ENTROPIES in objective.needs:
         rollouts = rollouts.replace(extras={**rollouts.extras, CURRENT_ENTROPIES: entropies})
+    if values is not None:
+        rollouts = rollouts.replace(extras={**rollouts.extras, POSITION: values})
     loss, (metrics, objective_state) = objective.update(logprobs, rollouts, advantages, objective_state)
     weights, mask = rollouts.loss_weights["token"], rollouts.token_mask
     metrics = mismatch(rollouts, old) | metrics | {"loss": loss, "entropy": masked.sum(entropies * weights, mask)}
@@ -86,11 +94,11 @@ def loss_terms(objective: Objective, logprobs, entropies, rollouts, advantages, 
 
 
 def forward(policy: Policy, params, lora, rollouts):
-    """`(logprobs, entropies, loads | None)`, by which a loss is differentiated.
+    """`(logprobs, entropies, loads | None)`, by which a loss is differentiated, and values of the policy's `position` if any.
 
     The loads are the experts', f32[P, L, E], see `models.moe`; None without experts.
     """
-    if policy.model.config.experts is None:
+    if policy.model.config.experts is None and policy.position is None:
         return *policy.logprobs(params, lora, rollouts), None
     return policy.logprobs_and_loads(params, lora, rollouts)
 
@@ -105,8 +113,8 @@ def check_slopes(policy: Policy, objective: Objective) -> None:
 def losses(policy: Policy, objective: Objective, outputs, rollouts, advantages, objective_state):
     """As `loss_terms` of the outputs of `forward`; with experts, the objective's loss of their loads added."""
     check_slopes(policy, objective)
-    logprobs, entropies, loads = outputs
-    value, (metrics, new) = loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state)
+    logprobs, entropies, loads, *values = outputs
+    value, (metrics, new) = loss_terms(objective, logprobs, entropies, rollouts, advantages, objective_state, *values)
     if loads is not None:
         chosen = jax.lax.stop_gradient(loads.chosen.sum(0))
         metrics |= {_CHOSEN: chosen}
@@ -158,7 +166,7 @@ def gradients(policy: Policy, objective: Objective, micro_batches: int, state: T
     the sum is the gradient of the whole, whatever `micro_batches` is. Micro-batches whose log-probs do not affect the loss,
     such as those without any advantage, cost only a forward pass.
     """
-    rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
+    policy, rollouts = measuring(policy, objective), rollouts.replace(loss_weights=objective.weights(rollouts))
     place = functools.partial(with_trained, state.params, state.lora)
     terms = functools.partial(losses, policy, objective)
     if micro_batches == 1:

@@ -11,6 +11,10 @@ ROWS = (
            equation="l = -log sigmoid(h), h = beta [(sum log p - sum log p_ref) of the chosen text - the same of the rejected]",
            estimator="reinforce", objective="dpo", source="given", defaults={"epochs": 1, "minibatches": 1},
            known_as=("trl DPOTrainer",)),
+    Method(slug="otr", title="One-token rollouts on given texts", arxiv=("2509.26313",),
+           equation="l = -mean over 256 samples a ~ softmax(z / 1.3) at each position of R log p(a), R = 1 if a is the text's "
+                    "token, else -0.1",
+           estimator="reinforce", objective="otr", source="given", defaults={"epochs": 1, "minibatches": 1}),
     Method(slug="raft", title="RAFT: supervised learning from the shortest right completion of each prompt",
            arxiv=("2304.06767",),
            equation="l = -mean of log p over the shortest right completion of each prompt, of equal texts one",

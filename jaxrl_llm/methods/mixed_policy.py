@@ -72,10 +72,6 @@ ROWS = (
            estimator="karl_oapl", objective="karl_oapl",
            needs=("behavior_logprobs",), filters="dynamic_sampling", defaults={"group_size": 8},
            omits="weights of the generator that stay for many steps; with schedule=pipelined(lag=k) they are k steps old"),
-    Method(slug="otr", title="One-token rollouts on expert text", arxiv=("2509.26313",),
-           equation="l = -R log p(a), a sampled at each position, R = 1 if a is the expert's token, else -0.1",
-           estimator="otr", objective="otr",
-           needs=("targets",), defaults={"group_size": 256, "epochs": 1, "temperature": 1.3}),
     Method(
         slug="sil", title="Self-imitation learning beside an actor-critic", arxiv=("1806.05635",),
         equation="l = -(R - V) log p - 0.01 H; then 4 stored batches: l = -w clip(R - V, 0, 1) log p / max(count(R > V), 64)",

@@ -42,7 +42,6 @@ AWAITED = {
     "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
     "prm_logprobs": "a recorder with a process reward model",
-    "targets": "a sampler of single tokens along expert text",
     "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions", "format_rewards": "an environment that scores the format of each step",
 }

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm.data.rollouts import Rollouts, clean, measured
+from jaxrl_llm.data.rollouts import POSITION, Rollouts, clean, measured
 from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.aggregation import check_aggregation, sequence_weights, token_weights
 from jaxrl_llm.tools import registry
@@ -56,6 +56,10 @@ class Objective(NamedTuple):
     `shares`: the entry of `weights` by which terms that are added weigh tokens, see `terms.base.composed`. `loads`: a loss of
     the experts' loads of the whole mini-batch, see `terms.base.Term`. `corrects`: the loss itself corrects for rollouts that
     other weights sampled; terms that are added change nothing of it.
+    `position(logits f32[V], token i32[], seed u32[]) -> f32[]`: a function of the logits at one position, at the policy's
+    temperature, and of the token that stands there. The pass measures it within its chunks of logits, so that no array of
+    [T, V] is kept, and `update` reads `extras["position"]` f32[P, G, T] and is differentiated by it. The seed is that of
+    `extras["token_seeds"]`, if `needs` names it.
     """
 
     init: Callable[[], State]
@@ -68,6 +72,7 @@ class Objective(NamedTuple):
     shares: str = "loss"
     loads: Callable[..., tuple[Array, Metrics]] | None = None
     corrects: bool = False
+    position: Callable[[Array, Array, Array], Array] | None = None
 
 
 OBJECTIVES = registry.PartTable("objective", Objective, pure=True, former=FORMER, given=("max_len",))
@@ -77,11 +82,13 @@ objective = OBJECTIVES.enter
 def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", max_len: int | None = None,
                     needs: tuple[str, ...] = (), extra_weights: Callable[[Rollouts], Mapping[str, Array]] | None = None,
                     init: Callable[[], State] | None = None, advance: Callable[[State], State] | None = None,
-                    whole_batch: bool = False, reads_old: bool = False, replays: str = "", shares: str = "loss") -> Objective:
+                    whole_batch: bool = False, reads_old: bool = False, replays: str = "", shares: str = "loss",
+                    position: Callable[[Array, Array, Array], Array] | None = None) -> Objective:
     """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
 
     Arguments are checked, detached (except `logprobs`) and zero outside the mask; advantages are [P, G, T].
-    `needs` names the required fields of `Rollouts`, or entries of its `extras`; `replays`, `shares`: see `Objective`.
+    `needs` names the required fields of `Rollouts`, or entries of its `extras`; `replays`, `shares`, `position`: see
+    `Objective`.
     Terms with other denominators: `extra_weights(rollouts) -> {name: [P, G, T] or [P, G]}` and a loss that is a dict
     `{"loss": ..., name: ...}`; each term is summed with the weights of its name.
     With `init` the function gets the state as fourth argument, and `advance(state)` makes the next state. It depends on
@@ -97,6 +104,7 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
 
     def update(logprobs, rollouts, advantages, state):
         given = rollouts.loss_weights  # the loss is linear in them, and its slope is the loss of each token
+        of_logits = None if position is None else _values(rollouts)
         rollouts = lax.stop_gradient(clean(rollouts, *needs))
         mask = rollouts.token_mask
         for name, value in (("logprobs", logprobs), ("advantages", advantages)):
@@ -104,6 +112,8 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
                 raise ValueError(f"{name} has shape {value.shape}, expected [P, G, T] = {mask.shape} as rollouts.mask")
         logprobs = jnp.where(mask, logprobs, 0)
         advantages = lax.stop_gradient(jnp.where(mask, advantages, 0))
+        if of_logits is not None:
+            rollouts = rollouts.replace(extras={**rollouts.extras, POSITION: jnp.where(mask, of_logits, 0)})
         share = weights(rollouts) if given is None else given
 
         arguments = (logprobs, rollouts, advantages) + (() if init is None else (state,))
@@ -116,7 +126,15 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
 
     return Objective((lambda: ()) if init is None else init, update, weights, whole_batch,
                      (*needs, replays) if replays else needs, reads_old, replays, shares,
-                     corrects="behavior_logprobs" in needs)
+                     corrects="behavior_logprobs" in needs, position=position)
+
+
+def _values(rollouts: Rollouts) -> Array:
+    """The values of `Objective.position`; ValueError without them."""
+    if POSITION not in rollouts.extras:
+        raise ValueError("this objective reads a function of the logits at each position, extras['position']; learn with a "
+                         "policy that measures it, learning.step.measuring(policy, objective)")
+    return rollouts.extras[POSITION]
 
 
 def used(coefficient: float | Array) -> bool:

@@ -1,52 +1,60 @@
-"""One-Token Rollout: expert text as one-step rollouts, K sampled tokens per position (arXiv 2509.26313).
+"""One-Token Rollout: every token of a given text is a rollout of K one-token answers (arXiv 2509.26313).
 
-As a composition it is the plain policy gradient on P expert texts with G = K tokens sampled at each position, which the
-estimator `otr` rewards. The functions here do the same in one forward pass, without generation, for code that has the
-logits [..., V]. No code is public: log-probs at temperature 1 in the loss are our reading, the defaults of `wrong` and
-`temperature` are unconfirmed.
+No code is public: log-probs at temperature 1 in the loss are our reading, the defaults are unconfirmed.
 """
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxrl_llm.maths import masked
-from jaxrl_llm.objectives.base import Objective, objective
-from jaxrl_llm.objectives.reinforce import reinforce
+from jaxrl_llm.data.rollouts import POSITION, SEEDS
+from jaxrl_llm.objectives.base import Objective, objective, token_objective
+from jaxrl_llm.objectives.sft import text_shares
+from jaxrl_llm.tools.ranges import POSITIVE, Range
 
 
-@objective
-def otr() -> Objective:
-    """`l_t = -A_t log p_t`, mean over the sampled tokens: `one_token_loss` from log-probs, A from the estimator `otr`.
+@objective(ranges={"samples": Range(0), "temperature": POSITIVE})
+def otr(*, samples: int = 256, temperature: float = 1.3, wrong: float = -0.1, aggregation: str = "token_mean") -> Objective:
+    """`one_token_loss` of each trained token, a mean over the mini-batch with the weights of texts, as `sft` has them.
 
-    `tokens` i32[P, G, T] holds G samples at each position, `logprobs` their log-probs after the expert's prefix, and
-    `mask` marks the expert text, repeated G times. There is no ratio and no baseline.
+    With `samples=0` it is the expectation over the samples, `expected_loss`, which draws nothing. Both are computed within the
+    chunks of logits: no array [T, V] or [T, samples] is kept. The metric `nll` is the mean of -log p of the given tokens.
     """
-    return reinforce(aggregation="token_mean")
+    shares = text_shares(aggregation)
+    position = (functools.partial(one_token_loss, samples=samples, temperature=temperature, wrong=wrong) if samples else
+                functools.partial(expected_loss, temperature=temperature, wrong=wrong))
+
+    def token_loss(logprobs, rollouts, advantages):
+        return {"weighted": rollouts.extras[POSITION]}, {"nll": -logprobs}
+
+    return token_objective(token_loss, needs=(SEEDS,) if samples else (), extra_weights=shares, shares="weighted",
+                           position=position)
 
 
-def sample_tokens(key: Array, logits: Array, *, samples: int = 256, temperature: float = 1.3) -> Array:
-    """i32[N, T, K]: tokens drawn with replacement from `softmax(logits / temperature)`, logits [N, T, V].
+def one_token_loss(logits: Array, token: Array, seed: Array, *, samples: int = 256, temperature: float = 1.3,
+                   wrong: float = -0.1) -> Array:
+    """`-(1/K) sum_j R_j log p(a_j)` of K samples at one position, R = 1 if a_j is the given `token`, else `wrong`; f32[].
 
-    They are drawn by inverting the cumulative distribution: memory grows with V + K per position, not with V * K.
+    `logits` f32[V] of p, `seed` u32[] of the samples: `drawn`.
     """
-    probs = jax.nn.softmax(logits.astype(jnp.float32) / temperature).reshape(-1, logits.shape[-1])
-    draw = jax.vmap(lambda key, p: jax.random.choice(key, p.shape[-1], (samples,), p=p))
-    return draw(jax.random.split(key, len(probs)), probs).reshape(*logits.shape[:-1], samples).astype(jnp.int32)
+    return loss_of(logits, token, drawn(logits, seed, samples=samples, temperature=temperature), wrong=wrong)
 
 
-def one_token_loss(logits: Array, targets: Array, mask: Array, tokens: Array, *, wrong: float = -0.1) -> Array:
-    """Mean over the positions in `mask` of `-(1/K) sum_j R_j log p(a_j)`, R = 1 if a_j is the target, else `wrong`.
-
-    `logits` [N, T, V], `targets` i32[N, T], `mask` bool[N, T], `tokens` i32[N, T, K] from `sample_tokens`.
-    """
-    logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens, axis=-1)
-    rewards = jnp.where(tokens == targets[..., None], 1, wrong)
-    return masked.mean(-jnp.mean(rewards * logprobs, axis=-1), mask)
+def loss_of(logits: Array, token: Array, samples: Array, *, wrong: float = -0.1) -> Array:
+    """`one_token_loss` of these `samples` i32[K]."""
+    rewards = jnp.where(samples == token, 1, wrong)
+    return -jnp.mean(rewards * (logits[samples] - jax.nn.logsumexp(logits)))
 
 
-def expected_one_token_loss(logits: Array, targets: Array, mask: Array, *, wrong: float = -0.1,
-                            temperature: float = 1.3) -> Array:
-    """`one_token_loss` in expectation over the samples (K to infinity): `-sum_a q(a) R(a) log p(a)`, q detached."""
-    behavior = lax.stop_gradient(jax.nn.softmax(logits / temperature))
-    hit = jnp.arange(logits.shape[-1]) == targets[..., None]
-    return masked.mean(-jnp.sum(behavior * jnp.where(hit, 1, wrong) * jax.nn.log_softmax(logits), axis=-1), mask)
+def drawn(logits: Array, seed: Array, *, samples: int, temperature: float) -> Array:
+    """i32[K], tokens drawn with replacement from `softmax(logits / temperature)`, by inverting the cumulative distribution."""
+    chances = jax.nn.softmax(lax.stop_gradient(logits).astype(jnp.float32) / temperature)
+    return jax.random.choice(jax.random.key(seed), logits.shape[0], (samples,), p=chances).astype(jnp.int32)
+
+
+def expected_loss(logits: Array, token: Array, seed: Array, *, temperature: float = 1.3, wrong: float = -0.1) -> Array:
+    """`one_token_loss` in expectation, `-sum_a q(a) R(a) log p(a)`, q = softmax(logits / temperature), detached; f32[]."""
+    chances = lax.stop_gradient(jax.nn.softmax(logits / temperature))
+    rewards = jnp.where(jnp.arange(logits.shape[0]) == token, 1, wrong)
+    return -jnp.sum(chances * rewards * jax.nn.log_softmax(logits))

@@ -1,4 +1,6 @@
 """Supervised fine-tuning: the likelihood of the trained tokens, whoever wrote them."""
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -18,6 +20,19 @@ def sft(*, aggregation: str = "token_mean") -> Objective:
     `seq_mean_token_mean`, the mean of the texts' token means, `-sum_i w_i mean_t(log p) / sum_i w_i`. Advantages are not used.
     The metric `nll` is the mean of -log p over the trained tokens, without weights. Raises ValueError for another aggregation.
     """
+    shares = text_shares(aggregation)
+
+    def token_loss(logprobs, rollouts, advantages):
+        return {"weighted": -logprobs}, {"nll": -logprobs}
+
+    return token_objective(token_loss, extra_weights=shares, shares="weighted")
+
+
+def text_shares(aggregation: str) -> Callable[[Rollouts], dict[str, Array]]:
+    """A function of a mini-batch: `"weighted"` f32[P, G, T], the share of each token in a mean over texts with weights.
+
+    Raises ValueError for another aggregation.
+    """
     registry.one_of("aggregation of supervised learning", aggregation, MEANS)
 
     def shares(rollouts):
@@ -27,10 +42,7 @@ def sft(*, aggregation: str = "token_mean") -> Objective:
         total = masked.sum(weights, rollouts.token_mask)
         return {"weighted": weights / jnp.where(total > 0, total, 1)}
 
-    def token_loss(logprobs, rollouts, advantages):
-        return {"weighted": -logprobs}, {"nll": -logprobs}
-
-    return token_objective(token_loss, extra_weights=shares, shares="weighted")
+    return shares
 
 
 def text_weights(rollouts: Rollouts) -> Array:

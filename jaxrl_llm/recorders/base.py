@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from jax import Array
 from ml_collections import ConfigDict
 
-from jaxrl_llm.data.rollouts import OWN_ROUTES, ROUTES, Rollouts
+from jaxrl_llm.data.rollouts import OWN_ROUTES, ROUTES, SEEDS, Rollouts
 from jaxrl_llm.tools import registry
 
 
@@ -146,8 +146,8 @@ def make(name: str, context: Context) -> Recorder:
 
 def texts_of(batch: Rollouts) -> Rollouts:
     """The fields that log-probs are computed from, so that one program serves batches with any further fields."""
-    experts = {name: batch.extras[name] for name in (ROUTES, OWN_ROUTES) if name in batch.extras}
-    return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens, extras=experts,
+    read = {name: batch.extras[name] for name in (ROUTES, OWN_ROUTES, SEEDS) if name in batch.extras}
+    return Rollouts(mask=batch.mask, valid=batch.valid, tokens=batch.tokens, prompt_tokens=batch.prompt_tokens, extras=read,
                     prompt_mask=batch.prompt_mask, temperature=batch.temperature, filled=batch.filled, role=batch.role)
 
 

@@ -199,7 +199,8 @@ def played():
     """The batch with what is recorded of turns and of a critic; there is nothing to be read of holes."""
     values = np.where(TRAINED, np.random.default_rng(0).normal(size=TRAINED.shape), np.nan).astype(np.float32)
     paid = np.random.default_rng(1).normal(size=THERE.shape) * THERE
-    return inputs.batch().replace(step_ids=np.where(TRAINED, TURN, 99), extras={
+    return inputs.batch().replace(step_ids=np.where(TRAINED, TURN, 99), prompt_ids=np.arange(P) + 5, extras={
+        "current_version": np.full(P, 3, np.int32),
         "task": np.zeros(P, np.int32), "step": np.where(THERE, NUMBERS, -1), "step_rewards": paid.astype(np.float32),
         "value_targets": values})
 
@@ -219,6 +220,13 @@ def plain_likeliest():
     mine, theirs = plain_logits(inputs.params), plain_logits(other)
     chosen = np.take_along_axis(mine, theirs.argmax(-1)[..., None], axis=-1)[..., 0]
     return {"max_logprobs": mine.max(-1), "greedy_logprobs": chosen}
+
+
+def plain_seeds():
+    """Bits of the key of the run's seed, into which version 3, the problem, the rollout and the slot are folded."""
+    version = jax.random.fold_in(jax.random.key(default_config().seed), 3)
+    bits = jax.jit(lambda *numbers: jax.random.bits(functools.reduce(jax.random.fold_in, numbers, version)))
+    return np.array([[[bits(p + 5, g, t) for t in range(T)] for g in range(G)] for p in range(P)])
 
 
 def plain_pulls():
@@ -264,6 +272,7 @@ PLAIN = {  # what each recorder has to provide, by plain rows, from what it keep
     "old": lambda own: dict(zip(("old_logprobs", "entropies"), plain_logprobs())),
     "reference": lambda own: dict.fromkeys(("ref_logprobs", "base_logprobs"), plain_logprobs(other)[0]),
     "teacher": lambda own: {"teacher_logprobs": plain_logprobs(other)[0][..., None], "teacher_id": np.zeros(P)},
+    "token_seeds": lambda own: {"token_seeds": plain_seeds()},
     "turn_critic": plain_turns,
     "written": lambda own: {"written_logprobs": np.full(TRAINED.shape, np.nan)},  # nothing was written under another text
 }

@@ -9,7 +9,6 @@ from mixed_batches import check, close, one_group, random_batch, run, to_rollout
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 from jaxrl_llm.objectives.kepo import generalised_jsd
-from jaxrl_llm.objectives.otr import expected_one_token_loss, one_token_loss, sample_tokens
 from jaxrl_llm.objectives.remix import base_share
 
 # ---- PACS
@@ -242,45 +241,3 @@ def test_oapl_against_numpy(double):
         return total / len(rows)
 
     check("karl_oapl", b, to_rollouts(b), loss_of, beta2=0.3)
-
-
-# ---- one-token rollouts
-
-def test_otr_worked_example():
-    logits = jnp.log(jnp.array([[[0.5, 0.3, 0.2]]]))
-    where = (jnp.array([[0]]), jnp.array([[True]]))
-    loss, gradient = jax.value_and_grad(one_token_loss)(logits, *where, jnp.array([[[0, 0, 1, 2]]]))
-    close(loss, 0.276238, atol=1e-6)
-    close(gradient[0, 0], [-0.275, 0.16, 0.115], atol=1e-6)
-    close(jax.grad(expected_one_token_loss)(logits, *where)[0, 0], [-0.257444, 0.153246, 0.104199], atol=1e-6)
-
-
-def test_otr_samples_follow_the_heated_distribution():
-    logits = np.float32(np.random.default_rng(0).normal(size=(2, 3, 4)))
-    drawn = np.asarray(sample_tokens(jax.random.key(0), jnp.asarray(logits), samples=20_000, temperature=2.0))
-    assert drawn.shape == (2, 3, 20_000)
-    heated = np.exp(logits / 2) / np.exp(logits / 2).sum(-1, keepdims=True)
-    close((drawn[..., None] == np.arange(4)).mean(-2), heated, atol=0.015)  # four standard errors
-    targets, mask = jnp.zeros((2, 3), jnp.int32), jnp.array([[True, True, False], [True, False, False]])
-    sampled = one_token_loss(jnp.asarray(logits), targets, mask, jnp.asarray(drawn))
-    close(sampled, expected_one_token_loss(jnp.asarray(logits), targets, mask, temperature=2.0), atol=0.02)
-
-
-def test_otr_is_the_plain_policy_gradient_on_samples_per_position():
-    rng = np.random.default_rng(1)
-    logits = jnp.asarray(rng.normal(size=(1, 3, 5)), jnp.float32)
-    targets, drawn = rng.integers(0, 5, (1, 3)), jnp.asarray(rng.integers(0, 5, (1, 3, 4)))
-    samples = drawn.transpose(0, 2, 1)  # [P, G, T]
-    rollouts = Rollouts(mask=jnp.ones((1, 4, 3), bool), valid=jnp.ones((1, 4), bool), tokens=samples,
-                        extras={"targets": jnp.asarray(targets)[:, None]})
-    values, _ = advantages.make("otr").update(rollouts, ())
-    np.testing.assert_array_equal(values, np.where(samples == targets[:, None], np.float32(1), np.float32(-0.1)))
-
-    def composed(logits):
-        logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits), drawn, axis=-1)
-        return objectives.make("otr").update(logprobs.transpose(0, 2, 1), rollouts, values, ())[0]
-
-    def direct(x):
-        return one_token_loss(x, jnp.asarray(targets), jnp.ones((1, 3), bool), drawn)
-    for a, b in zip(jax.value_and_grad(composed)(logits), jax.value_and_grad(direct)(logits)):
-        close(a, b, rtol=1e-5, atol=1e-7)

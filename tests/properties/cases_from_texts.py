@@ -14,8 +14,17 @@ def pairs(rng, p, g, t):
     return {"valid": order < 2, "extras": {"chosen": chosen, "weight": rng.choice([0.5, 1.0], (p, g))}}
 
 
+def of_positions(rng, p, g, t):
+    values = {"position": rng.normal(size=(p, g, t)), "token_seeds": rng.integers(0, 2**31, (p, g, t))}
+    return {"extras": {**weights(rng, p, g, t)["extras"], **values}}
+
+
 OBJECTIVES = {
     "sft": [Case(inputs=weights), Case(), Case({"aggregation": "seq_mean_token_mean"}, inputs=weights)],
+    "otr": [
+        Case(inputs=of_positions),
+        Case({"samples": 0, "aggregation": "seq_mean_token_mean"}, inputs=of_positions),
+    ],
     "dpo": [
         Case(inputs=pairs),
         Case({"beta": 0.3, "smoothing": 0.1}, inputs=pairs),

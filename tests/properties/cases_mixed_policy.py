@@ -39,12 +39,7 @@ def versions(rng, p, g, t):
     return {"extras": {"current_version": rng.integers(40, 110, p)}}
 
 
-def expert_text(rng, p, g, t):
-    return {"tokens": rng.integers(0, 2, (p, g, t)), "extras": {"targets": rng.integers(0, 2, (p, 1, t))}}
-
-
 ESTIMATORS = {
-    "otr": [Case(inputs=expert_text, exempt={"equal": "rewards come from the tokens, without a baseline"})],
     "luffy": [
         Case(inputs=expert),
         Case({"baseline": "on_policy", "use_std": True}, inputs=expert),
