@@ -21,12 +21,14 @@ FACTS = {"tool_calls": "count", "tool_errors": "count", "answer_blocks": "count"
 
 
 def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None, returns=(0.0, 0.75), replayable: bool = False,
-            slow: float = 0.0, last: str = "") -> Environment:
+            slow: float = 0.0, last: str = "", early: int = 0) -> Environment:
     """Three turns. The second turn raises for the problem with id `broken`, and for every problem if `broken` is -2.
+
+    So do the first `early` of all second turns.
 
     With `waits` answers take different times in different trajectories. One of all steps takes `slow` seconds more.
     """
-    steps = itertools.count()
+    steps, seconds = itertools.count(), itertools.count()
 
     def reset(problem, key):
         return {"id": problem.id, "turn": 0, "key": key}, [{"role": "user", "content": f"Say {problem.id % 3}."}]
@@ -37,7 +39,7 @@ def letters(*, broken: int = -1, waits: bool = False, facts: dict | None = None,
             time.sleep(0.002 * (state["key"] % 13))
         if next(steps) == 5:
             time.sleep(slow)
-        if broken in (state["id"], -2) and state["turn"] == 2:
+        if state["turn"] == 2 and (next(seconds) < early or broken in (state["id"], -2)):
             raise KeyError("no such letter")
         good = any("a" <= letter <= "z" for letter in message["content"])
         upper = any("A" <= letter <= "Z" for letter in message["content"])

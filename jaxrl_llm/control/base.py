@@ -23,11 +23,12 @@ State = Any
 class Fact(NamedTuple):
     """What controllers may observe, as the part of a run declares it that tells them: modules in `FACTS`, stages in `provides`.
 
-    doc: type, shape and meaning.
+    doc: type, shape and meaning.  of: values of a composition (`setup.values`) that are there and true in runs that have it.
     """
 
     name: str
     doc: str
+    of: tuple[str, ...] = ()
 
 
 class Known(NamedTuple):

@@ -7,8 +7,9 @@ from jaxrl_llm.control.knobs import Knob
 
 READS = (Knob("replayed_groups", ("K", "words"), doc="i32[K, 2], groups that the last step replayed, see `replay.priorities`"),
          Knob("priorities", ("K",), 0, doc="f32[K], their priorities for the next draws from a replay buffer"))
-FACTS = (Fact("replayed_groups", "i32[K, 2], groups that the step has replayed, under a rule that renews priorities"),
-         Fact("renewed_priorities", "f32[K], their new priorities"))
+FACTS = (Fact("replayed_groups", "i32[K, 2], groups that the step has replayed, under a rule that renews priorities",
+              ("replay.renew",)),
+         Fact("renewed_priorities", "f32[K], their new priorities", ("replay.renew",)))
 NAMES = tuple(fact.name for fact in FACTS)
 
 

@@ -22,8 +22,9 @@ from jaxrl_llm.tools.timer import PhaseTimer
 
 FILE = "asked.json"  # in the folder of a run: the measure of one step, as far as it has come
 # Answers depend on keys that begin so, without those of costs.
-_READ = ("seed", "task", "rewards", "score", "environment", "model.", "prompts.", "sampling.", "warmup.")
-_COSTS = ("sampling.engine", "sampling.micro_batches", "sampling.paged_cache", "sampling.tensor")
+_READ = ("seed", "task", "reward", "score", "environment", "model.", "prompts.", "sampling.", "server.", "warmup.")
+_COSTS = ("sampling.engine", "sampling.micro_batches", "sampling.paged_cache", "sampling.tensor", "server.deadline",
+          "server.max_mismatch", "server.reload")
 _STREAM = 2**31 - 6  # folded into the run's key, then the step
 
 
@@ -67,13 +68,14 @@ def answered_under(config: ConfigDict) -> dict[str, Any]:
 def _begun(path: Path, step: int, times: np.ndarray, under: dict[str, Any]) -> tuple[Asked, str]:
     """What the file holds of this measure, of another one or without a readable file nothing, and what is wrong with it.
 
-    That is "" unless the answers were given under another configuration than `under`, which earlier versions did not record.
+    That is "" unless the answers were given under another configuration than `under`; earlier versions recorded fewer keys.
     """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         begun = Asked(np.array(stored["tried"], np.int32), np.array(stored["right"], np.int32), stored["done"])
         same = stored["step"] == step and stored["times"] == times.tolist()
-        changes = config_changes(dict(stored.get("config", under)), json.loads(json.dumps(under)))
+        recorded = dict(stored.get("config", {}))
+        changes = config_changes(recorded, json.loads(json.dumps({key: under[key] for key in under if key in recorded})))
     except (OSError, ValueError, KeyError, TypeError):
         return asked.none(len(times)), ""
     if not same:

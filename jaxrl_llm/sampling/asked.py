@@ -24,8 +24,9 @@ TIMES = Knob("measured_times", ("N",), 0, doc="i32[N], how often each training p
              "learning from the answers; 0: not. Controllers then observe `measured_tried` and `measured_right`")
 READS = (TIMES,)
 FACTS = (
-    Fact("measured_tried", "i32[N], answers to each training problem that `measured_times` asked for, before a step"),
-    Fact("measured_right", "i32[N], those of them that solve their problem"),
+    Fact("measured_tried", "i32[N], answers to each training problem that `measured_times` asked for, before a step",
+         ("knobs.measured_times",)),
+    Fact("measured_right", "i32[N], those of them that solve their problem", ("knobs.measured_times",)),
 )
 
 

@@ -468,10 +468,11 @@ class Stream:
         again = [one for one in begun if one.sampled and one.uid not in lost]
         self._submit({one.uid: one.trajectory for one in again}, {one.uid: one.written for one in again})
 
-    def take(self, forest: Forest) -> Forest:
+    def take(self, forest: Forest, checked: bool = True) -> Forest:
         """The forest with all trajectories that have ended since the last call; ValueError while some grow or wait.
 
-        Processes that sample apart call it together, and get the trajectories of all.
+        Processes that sample apart call it together, and get the trajectories of all. Unless `checked` an
+        environment may have lost all of them, which then counts in the next check of the batch.
 
         Raises AllInvalid if an environment has lost all of them, and the forest has no others.
         """
@@ -485,7 +486,8 @@ class Stream:
         grown = self.partner.grown(forest, begun, computed)
         if self.alone:
             grown = exchange(forest, grown)
-        self.partner.check(grown)
+        if checked:
+            self.partner.check(grown)
         return grown
 
     def shares(self) -> tuple[int, ...]:
@@ -495,8 +497,9 @@ class Stream:
         new = [now - then for now, then in zip(decoded, before, strict=True)]
         return tuple(itertools.chain(*parallel.gather_objects(new)))
 
-    def run(self, forest: Forest, acts: Sequence[Act], first_uid: int, timer: PhaseTimer | None = None) -> Forest:
-        """The forest with the trajectories of these acts, with uids from `first_uid` on, once all have ended.
+    def run(self, forest: Forest, acts: Sequence[Act], first_uid: int, timer: PhaseTimer | None = None, checked: bool = True
+            ) -> Forest:
+        """The forest with the trajectories of these acts, with uids from `first_uid` on, once all have ended; see `take`.
 
         After an error of sampling nothing grows, and the next `publish` makes a new engine.
         """
@@ -507,7 +510,7 @@ class Stream:
         except BaseException:
             self.drop()
             raise
-        return self.take(forest)
+        return self.take(forest, checked)
 
     def drop(self) -> None:
         """Forgets the engine and all trajectories, in whatever state an error left them; a thread that samples ends later."""

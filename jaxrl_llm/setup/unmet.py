@@ -50,12 +50,15 @@ def _unable(config: ConfigDict, made: Parts, devices: int) -> list[str]:
     return engines.unable(config.sampling.engine, at_server, wanted)
 
 
-def unobserved(config: ConfigDict, made: Parts) -> list[str]:
+def unobserved(config: ConfigDict, made: Parts, around: Around) -> list[str]:
     """A line for each fact that a controller observes and no part of the run tells."""
-    of_topologies = [fact for (what, _), kind in kinds_of(config, made).items() if what == "topology" for fact in kind.provides]
-    told = {*of_topologies, *(fact.name for some in facts(config).values() for fact in some)}
-    return [f"controller {name!r}: {registry.unknown('fact', fact, told)}" for name, one in made.controls.by_name.items()
-            for fact in one.facts if fact not in told]
+    values, known = values_of(config, made, around), {fact.name: fact for some in facts(config).values() for fact in some}
+    told = {name for name, fact in known.items() if all(values.get(one) for one in fact.of)}
+    told |= {fact for (what, _), kind in kinds_of(config, made).items() if what == "topology" for fact in kind.provides}
+    return [f"controller {name!r}: " + (
+        f"no part of this run tells the fact {fact!r}, {known[fact].doc}; leave the controller out, or name the part that does"
+        if fact in known else str(registry.unknown("fact", fact, told)))
+        for name, one in made.controls.by_name.items() for fact in one.facts if fact not in told]
 
 
 def untaken(config: ConfigDict, made: Parts, around: Around) -> list[str]:

@@ -58,7 +58,9 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
     those that give prompts different ones from the start; "pilot", "mean": of the rule, 0 and 1 without one. "knobs": all that
     are set. "measured": names of the further token columns. "there": what the run has for recorders and topologies. "method",
     "topology": their names. "replays": whether there is a replay; "updates": those of stored rollouts alone in a step;
-    "rehearsed.has_critic": of the estimator that credits them. "source": the method's, empty if it samples. "begins": whether
+    "replay.NAME": True for the functions of the replay.
+    "facts.NAME": True for what is expected of prompts, or measured by the rule. "rehearsed.has_critic": of the estimator that
+    credits replayed rollouts. "source": the method's, empty if it samples. "begins": whether
     completions begin with traces of experts; "guidance.NAME": the numbers of the topology by which they do. And the objects
     "estimator", "objective", "rule", "replay", "environment", "model" (its configuration), "reward", "schedule", "task", where
     there are any.
@@ -78,6 +80,9 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
         **{f"{key}.{name}": value for key in ("estimator", "objective", "guidance")
            for name, value in _numbers(made, key).items()}, "begins": made.begins,
         **{f"estimator.{name}": True for name, value in estimator._asdict().items() if callable(value)},
+        **({f"replay.{name}": True for name, value in made.replay._asdict().items() if callable(value)} if made.replay else {}),
+        **({"facts.expected": True} if config.budget.utility or "prior" in made.needs else {}),
+        **({f"facts.{name}": True for name in made.rule.reads} if made.rule else {}),
         **{name: value for name, value in objects.items() if value is not None},
         "estimator": estimator, "objective": made.objective, "estimator.has_critic": estimator.has_critic,
         "filters": ", ".join(made.filters), "unequal": unequal, "there": made.there, "method": made.method.slug, "knobs": knobs,

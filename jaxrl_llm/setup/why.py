@@ -48,8 +48,8 @@ def check(config: ConfigDict, made: Parts, around: Around = Around()) -> None:
 def against(config: ConfigDict, made: Parts, around: Around = Around()) -> list[str]:
     """All that stands against a run, a line each; empty: it can begin."""
     unread = knobs.unread(made.controls.by_name, readers(config))
-    return [*unmet(made), *unable(config, made), *unread, *unobserved(config, made), *untaken(config, made, around),
-            *unstaged(config, made, around), *conflicting(config, made, around)]
+    return [*unmet(made), *unable(config, made), *unread, *unobserved(config, made, around),
+            *untaken(config, made, around), *unstaged(config, made, around), *conflicting(config, made, around)]
 
 
 def conflicting(config: ConfigDict, made: Parts, around: Around = Around()) -> list[str]:

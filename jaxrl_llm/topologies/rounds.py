@@ -33,11 +33,14 @@ def rounds(prompts: int, *, group: int, most: int, wants: Callable[[Forest], np.
     return Topology(plan, choose, most)
 
 
-def chances(forest: Forest) -> np.ndarray:
-    """f64[P] in [0, 1): a random number of each prompt, by the uid of its first trajectory: a resumed run draws the same."""
+def chances(forest: Forest, seed: int = 0) -> np.ndarray:
+    """f64[P] in [0, 1): a random number of each prompt, by the seed of the run and the uid of its first trajectory.
+
+    A resumed run draws the same.
+    """
     first = np.full(len(forest.problems), np.iinfo(np.int64).max)
     np.minimum.at(first, forest.prompt[forest.ends], forest.uid[forest.ends])
-    return np.array([np.random.default_rng(int(uid)).random() for uid in first])
+    return np.array([np.random.default_rng([seed, int(uid)]).random() for uid in first])
 
 
 _IN_PARTS = Conflict(
@@ -46,9 +49,12 @@ _IN_PARTS = Conflict(
     lambda rule, filters: rule.reads and filters)
 
 
-@topology(needs=("method.allocation",), conflicts=(_IN_PARTS,), takes={"rule": "rule"})
-def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
-    """`rounds` in which a rule decides the further rollouts of each prompt, after its pilot or a first group."""
+@topology(needs=("method.allocation",), conflicts=(_IN_PARTS,), takes={"rule": "rule", "seed": "config.seed"})
+def by_rule(prompts: int, *, group: int, most: int, rule: Rule, seed: int = 0) -> Topology:
+    """`rounds` in which a rule decides the further rollouts of each prompt, after its pilot or a first group.
+
+    `seed`: of the random numbers of rules that draw some.
+    """
     first = rule.pilot or group
 
     def seen(forest):
@@ -57,7 +63,7 @@ def by_rule(prompts: int, *, group: int, most: int, rule: Rule) -> Topology:
         return outcomes(forest, most)
 
     def wants(forest):
-        known = {name: forest.facts[name] for name in rule.reads} | ({"chance": chances(forest)} if rule.draws else {})
+        known = {name: forest.facts[name] for name in rule.reads} | ({"chance": chances(forest, seed)} if rule.draws else {})
         return np.asarray(rule.more(*seen(forest), first, most, **known), np.int64)
 
     def plan(forest):

@@ -69,12 +69,17 @@ def test_answers_of_another_configuration_are_refused_with_the_difference(tmp_pa
 
     (tmp_path / first_pass.FILE).write_text("[1, 2]")
     assert first_pass._begun(tmp_path / first_pass.FILE, 0, times, {})[0].done == 0, "no record of a measure"
-    for same in ({}, {"seed": 0}, {"sampling__engine": "slots", "steps": 99}):
+    for same in ({}, {"seed": 0}, {"sampling__engine": "slots", "steps": 99}, {"server__deadline": 9.0}):
         assert continued(**same).right.sum() == 5 * len(times)
     said = (r"asked.json has answers to .* training problems under another configuration \(sampling.temperature: 0.5 -> 1.0; "
             r"task: .*\), and answers to the rest would not go with them; continue with the former values, or delete the file")
     with pytest.raises(ValueError, match=said):
         continued(sampling__temperature=0.5, task="arithmetic(level=sub2)")
+    with pytest.raises(ValueError, match=r'\(reward_errors: "zero" -> "raise"; server.url: "http://other" -> ""\)'):
+        continued(reward_errors="zero", server__url="http://other")
+    fewer = {"seed": 0, "task": run.config.task}  # as earlier versions recorded
+    (tmp_path / first_pass.FILE).write_text(json.dumps(done | {"config": fewer}))
+    assert first_pass._begun(tmp_path / first_pass.FILE, 0, times, first_pass.answered_under(run.config))[0].done == len(times)
 
 
 @pytest.mark.slow

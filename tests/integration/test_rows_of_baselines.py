@@ -90,6 +90,21 @@ def test_greedy_trajectories_of_an_environment_do_not_depend_on_the_key():
 
 
 @pytest.mark.slow
+def test_prompts_whose_greedy_trajectory_is_lost_are_counted_and_not_trained_on():
+    """The environment loses all greedy trajectories of the first batch: the advantages are 0, and the run goes on."""
+    run, params = setup.build(chatter.get_config(
+        method="remax", environment="chatter:letters(early=4)", environment_invalid=1.0))
+    state = setup.initial_state(run, params)
+    for lost in (4, 0):
+        finished = run.source.next(run.learner.publish(state))
+        assert finished.rollouts.valid.all() and finished.metrics.get("reward/greedy_lost", 0) == lost
+        assert np.isnan(finished.rollouts.extras["greedy_rewards"]).sum() == lost
+        learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
+        state = learned.state
+        assert (np.asarray(learned.advantages) == 0).all() == (lost == 4) and np.isfinite(learned.metrics["loss"])
+
+
+@pytest.mark.slow
 def test_every_problem_that_a_filter_draws_has_a_greedy_completion():
     _, steps = three_steps(method="remax", filters="dynamic_sampling", **{"sampling.group": 4})
     for finished, learned in steps:

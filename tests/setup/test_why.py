@@ -265,3 +265,20 @@ def test_stages_may_read_what_a_method_has_made_and_topologies_what_the_run_has(
             "topology 'reading:worldly' takes world from 'environment'", "topology 'reading:worldly' takes more from 'wants'"]
     finally:
         topologies.TOPOLOGIES.pop("worldly", None)
+
+
+@pytest.mark.parametrize("fact, changes", (
+    ("expected", {"budget.utility": "paper", "budget.prompts": 64}), ("gradient_norms", {"allocation": "gvm_raft"}),
+    ("reference_rates", {"controllers": "{}, dots_rr"}), ("replayed_groups", {"method": "sil"}),
+    ("group_size", {"controllers": "{}, dart_curation"}), ("measured_tried", {"controllers": "{}, solvable"})))
+def test_a_fact_is_told_by_parts_of_the_run(monkeypatch, fact, changes):
+    """A fact that a part tells under a condition is missing in a run without the condition, and is in one with it."""
+    monkeypatch.setitem(CONTROLLERS, "curious", Kind(
+        lambda: Controller(lambda: 0, lambda state: {}, lambda state, facts: state, facts=(fact,), knobs=())))
+    [line] = setup.against("grpo", {"controllers": "curious"})
+    assert line.startswith(f"controller 'curious': no part of this run tells the fact {fact!r}, ")
+    assert line.endswith("leave the controller out, or name the part that does")
+    changes = {"controllers": "{}", **changes}
+    row = methods.get(changes.pop("method", "grpo"))
+    changes["controllers"] = ", ".join(filter(None, [row.controllers, changes["controllers"].format("curious")]))
+    assert setup.against(row.slug, changes) == []

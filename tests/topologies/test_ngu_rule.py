@@ -45,7 +45,17 @@ def test_the_chance_of_a_prompt_is_the_same_in_every_look_and_another_for_every_
                       lambda problem, number: 0.0)
     _, later = follow(topology, lambda problem, number: 0.0)
     np.testing.assert_array_equal(chances(first), chances(later))
-    assert len({*chances(first)}) == 3 and len(later.ends) > len(first.ends)
+    assert len({*chances(first), *chances(first, seed=1)}) == 6 and len(later.ends) > len(first.ends)
+
+
+def test_the_rounds_of_another_seed_are_others():
+    """Of 32 prompts that are never solved, each of which goes on with a chance of one half."""
+    def sizes(seed):
+        topology = by_rule(32, group=2, most=8, rule=topologies.make_rule("ngu", again=0.5), seed=seed)
+        _, forest = follow(topology, lambda problem, number: 0.0)
+        return np.bincount(forest.prompt[forest.ends]).tolist()
+
+    assert sizes(0) == sizes(0) != sizes(1)
 
 
 def test_dropped_prompts_are_replaced_by_a_filter_that_draws():

@@ -48,6 +48,7 @@ class Unfinished(NamedTuple):
       drawn: problems that this plan draws, with their facts; they join the forest after all stages.
       replayed: stored groups that are learned from in updates of their own; `view` sees each of them as the `forest`.
       beside: tokens that were sampled for measurements alone.
+      measuring: whether what is sampled now is for a measurement, of which an environment may lose all.
       metrics, counts: those of `Finished`.
       notes: what stages keep from one moment to the next, by their names.
     """
@@ -62,6 +63,7 @@ class Unfinished(NamedTuple):
     drawn: Forest | None = None
     replayed: tuple[Forest, ...] = ()
     beside: int = 0
+    measuring: bool = False
     metrics: Mapping[str, float] = NOTHING
     counts: Mapping[str, np.ndarray] = NOTHING
     notes: Mapping[str, Any] = NOTHING

@@ -25,7 +25,8 @@ READS = (
          "batch, are drawn by the weights"),
     Knob("group_sizes", ("B",), 0, doc="i32[B], rollouts of each of these, from 1 to `sampling.max_group`; others get G"),
 )
-FACTS = (Fact("group_size", "i32[P], rollouts of each prompt, where a controller sets `group_sizes`"),)
+FACTS = (Fact("group_size", "i32[P], rollouts of each prompt, where a controller sets `group_sizes`",
+              ("knobs.group_sizes",)),)
 
 
 def draw() -> Stage:

@@ -13,21 +13,23 @@ def greedy() -> Stage:
     """`greedy_rewards` f32[P], the reward of a trajectory at temperature 0; NaN where an environment lost it.
 
     Stages that shape rewards act on it as on others. It is in no forest of the batch, so that nothing is trained on it and no
-    count or mean of rewards has it. Its tokens count as sampled ones; the metric `reward/greedy` is the mean over prompts. The
-    scan sampler computes a whole batch for them, as it has one shape; the slot engine a row for each.
+    count or mean of rewards has it. Its tokens count as sampled ones; the metric `reward/greedy` is the mean over prompts,
+    `reward/greedy_lost` the number of those whose trajectory was lost. The scan sampler computes a whole batch for
+    them, as it has one shape; the slot engine a row for each.
     """
     def grow(batch: Unfinished, source: Origin) -> Unfinished:
         if (new := batch.drawn) is None:
             return batch
         acts = tuple(Begin(at, sampling={"temperature": 0.0}) for at in range(len(new.problems)))
-        apart = grown(batch._replace(forest=new, drawn=None, plan=Plan(acts=acts)), source).forest
+        apart = grown(batch._replace(forest=new, drawn=None, plan=Plan(acts=acts), measuring=True), source).forest
         rewards = means(apart.rewards[apart.ends], apart.prompt[apart.ends], len(new.problems))
         return batch._replace(drawn=new.with_facts({**new.facts, NAME: rewards}), beside=batch.beside + policy_tokens(apart))
 
     def end(batch: Unfinished, source: Origin) -> Unfinished:
-        known = batch.forest.facts.get(NAME, np.zeros(0))
-        known = known[np.isfinite(known)]
-        return batch.measured({"reward/greedy": float(known.mean())} if len(known) else {})
+        found = batch.forest.facts.get(NAME, np.zeros(0))
+        known = found[np.isfinite(found)]
+        return batch.measured(({"reward/greedy": float(known.mean())} if len(known) else {}) | (
+            {"reward/greedy_lost": float(len(found) - len(known))} if len(known) < len(found) else {}))
 
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
         missing = len(rollouts.valid) - len(batch.forest.problems)

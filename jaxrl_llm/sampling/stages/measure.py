@@ -12,7 +12,8 @@ from jaxrl_llm.sampling.stages.moments import grown
 from jaxrl_llm.topologies import Plan
 from jaxrl_llm.topologies.base import MEASURED, group_sizes
 
-FACTS = tuple(Fact(name, f"{doc}; where a topology measures it, or a prior expects it") for name, doc in MEASURED.items())
+FACTS = tuple(Fact(name, f"{doc}; where a topology measures it, or a prior expects it", (f"facts.{name}",))
+              for name, doc in MEASURED.items())
 
 
 def measure(square_norms: Callable, successes: bool = False) -> Stage:
@@ -23,7 +24,7 @@ def measure(square_norms: Callable, successes: bool = False) -> Stage:
     """
     def grow(batch: Unfinished, source: Origin) -> Unfinished:
         if batch.plan.measure == "expected":
-            apart = grown(batch._replace(plan=Plan(acts=batch.plan.acts)), source)
+            apart = grown(batch._replace(plan=Plan(acts=batch.plan.acts), measuring=True), source)
             forest, tokens = with_expected(batch.forest, apart.forest, successes)
             return batch._replace(forest=forest, beside=batch.beside + tokens)
         if batch.plan.measure == "gradient_norms":

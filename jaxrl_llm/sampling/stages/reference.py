@@ -12,7 +12,8 @@ READS = (
     Knob("reference_ids", ("K",), most="last", doc="i32[K], problems that get one group each before the batch, without "
          "training on them; ids below 0: none"),
 )
-FACTS = (Fact("reference_rates", "f32[K], shares of right rollouts of the `reference_ids`; NaN if not measured"),)
+FACTS = (Fact("reference_rates", "f32[K], shares of right rollouts of the `reference_ids`; NaN if not measured",
+              ("knobs.reference_ids",)),)
 
 
 def reference() -> Stage:
@@ -30,7 +31,8 @@ def _begin(batch: Unfinished, source: Origin) -> Unfinished:
         encoded = parallel.first(stream.partner.encode(problems, stream.tokenizer, batch.timer))
         fits = [None if one is None or len(one) > stream.prompt_tokens else one for one in encoded]
         rows = [(problem, one) for problem, one in zip(problems, fits) if one is not None]
-        planted = batch._replace(forest=source.planted(rows, draw=0), plan=Plan(acts=groups(range(len(rows)), stream.group)))
+        planted = batch._replace(forest=source.planted(rows, draw=0), measuring=True,
+                                 plan=Plan(acts=groups(range(len(rows)), stream.group)))
         forest = grown(planted, source).forest
         owner, right = forest.prompt[forest.ends], forest.solved[forest.ends]
         rates[asked[[one is not None for one in fits]]] = means(right, owner, len(rows))

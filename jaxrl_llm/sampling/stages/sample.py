@@ -27,7 +27,7 @@ def _grow(batch: Unfinished, source: Origin) -> Unfinished:
         ids = np.array([problem.id for problem in forest.problems], np.int64)
         limits = np.asarray(batch.knobs["token_limits"], np.int32)
         acts = limited(acts, np.where(ids < 0, source.stream.max_tokens, limits[np.maximum(ids, 0)]))
-    return batch._replace(forest=source.stream.run(forest, acts, first, batch.timer))
+    return batch._replace(forest=source.stream.run(forest, acts, first, batch.timer, not batch.measuring))
 
 
 def _end(batch: Unfinished, source: Origin) -> Unfinished:
