@@ -55,7 +55,8 @@ class Column:
 NODES = (
     Column("uid", "node", np.int64, fill=-1), Column("parent", "node", np.int32, fill=-1), Column("prompt", "node", np.int32),
     Column("role", "node", np.int8), Column("length", "node", np.int32), Column("stopped", "node", bool),
-    Column("rewards", "node", np.float32), Column("texts", "node", object, fill=""), Column("reads", "node", object, fill=None))
+    Column("rewards", "node", np.float32), Column("texts", "node", object, fill=""), Column("reads", "node", object, fill=None),
+    Column("writer", "node", object, fill=""))
 TOKENS = (
     Column("tokens", "token", np.int32, to="field"),
     Column("logprobs", "token", np.float32, to="field", shown_as="behavior_logprobs"),

@@ -48,6 +48,7 @@ class Forest:
       turn_rewards: f32[N], an environment's reward for each node of the policy; None without an environment.
       turn_info: object[N], the environment's facts about each of them, by name, see `turn_info.joined`; None without one.
       reads: object[N], token ids that the writer read in place of the prompt; None: the prompt.
+      writer: object[N], the name of the expert, teacher or model that wrote it; "": the policy, or a writer without a name.
 
     Columns of tokens:
       tokens, logprobs, entropies, version: i32[M], f32[M], f32[M], i32[M], the tokens of the nodes one after another, with the
@@ -69,7 +70,7 @@ class Forest:
     draw, lost = map(_column, ("draw", "lost"))
     uid, parent, prompt, role, length, stopped = map(_column, ("uid", "parent", "prompt", "role", "length", "stopped"))
     rewards, components, texts, answers = map(_column, ("rewards", "components", "texts", "answers"))
-    turn_rewards, turn_info, reads = map(_column, ("turn_rewards", "turn_info", "reads"))
+    turn_rewards, turn_info, reads, writer = map(_column, ("turn_rewards", "turn_info", "reads", "writer"))
     tokens, logprobs, entropies, version = map(_column, ("tokens", "logprobs", "entropies", "version"))
 
     def of(self, *kinds: str) -> tuple[Column, ...]:
@@ -179,14 +180,15 @@ def grow(forest: Forest, parent, uid, columns: Mapping[str, Any], *, computed: i
     """The forest with further nodes, `parent i32[n]` being nodes of it, and all `columns` of nodes and tokens that it keeps.
 
     If some parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` must be given.
-    `role` may be one for all. Without `reads` all writers read the prompt. Raises ValueError for a column that is missing or
+    `role` and `writer` may be one for all. Without `reads` all writers read the prompt, and without `writer` none has a name.
+    Raises ValueError for a column that is missing or
     has the wrong shape.
     """
     parent = np.asarray(parent, np.int32)
-    given = {"prompt": forest.prompt[parent] if "prompt" not in columns else None, "reads": [None] * len(parent), **columns,
-             "uid": uid, "parent": parent}
+    given = {"prompt": forest.prompt[parent] if "prompt" not in columns else None, "reads": [None] * len(parent), "writer": "",
+             **columns, "uid": uid, "parent": parent}
     check_given(forest.of("node", "token"), given)
-    given["role"] = np.broadcast_to(given["role"], parent.shape)
+    given |= {name: np.broadcast_to(given[name], parent.shape) for name in ("role", "writer")}
     counts = {"node": len(parent), "token": int(np.sum(given["length"], dtype=np.int64))}
     longer = {column.name: np.concatenate([forest.columns[column.name], column.array(given[column.name], counts[column.of])])
               for column in forest.of("node", "token")}

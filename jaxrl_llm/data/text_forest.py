@@ -56,7 +56,9 @@ def _grown(forest: Forest, nodes: list[dict[str, Any]], spell: Callable, version
     return grow(forest, of("parent"), of("uid"), {
         "prompt": of("prompt"), "role": np.where(trained, Role.EXPERT, Role.ENVIRONMENT), "length": list(map(len, ids)),
         "stopped": np.ones(len(nodes), bool), "rewards": rewards, "components": rewards[:, None],
-        "texts": spell([own.tolist() for own in ids]), "weight": [node["text"].weight for node in nodes],
+        "texts": spell([own.tolist() for own in ids]),
+        "writer": [node["text"].writer if own else "" for node, own in zip(nodes, trained)],
+        "weight": [node["text"].weight for node in nodes],
         "chosen": of("chosen"), "tokens": tokens, "logprobs": np.concatenate([*logprobs, np.zeros(0, np.float32)]),
         "entropies": np.full(len(tokens), np.nan), "version": np.full(len(tokens), version)})
 

@@ -205,7 +205,8 @@ def decode(stored: dict[str, Any], empty: Forest, problems: Sequence[Problem],
     """
     arrays = unpacked(stored["columns"], stored["checksum"], "the replay buffer of")
     numbers, objects = _kinds(empty)
-    stored = {"reads": [None] * len(arrays.get("uid", ())), **stored}  # which earlier checkpoints lack
+    nodes = len(arrays.get("uid", ()))
+    stored = {"reads": [None] * nodes, "writer": [""] * nodes, **stored}  # which earlier checkpoints lack
     if missing := [*({*numbers} - {*arrays}), *({*objects} - {*stored})]:
         raise ValueError(f"this run keeps the column {min(missing)!r}, which stored rollouts of the checkpoint lack; continue "
                          "with the configuration of the checkpoint, or start anew")

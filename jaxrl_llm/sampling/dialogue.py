@@ -21,7 +21,7 @@ from jaxrl_llm.environments.runner import AllInvalid, Recording, Runner
 from jaxrl_llm.rewards.text import through_stop_string
 from jaxrl_llm.sampling.shown_tools import behind, variables_of
 from jaxrl_llm.sampling.stream import Partner
-from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, authors, beginning
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, authors, beginning, names, stretches
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tasks.traces import Trace, trace_of
 from jaxrl_llm.tokenizers import conversation
@@ -29,6 +29,7 @@ from jaxrl_llm.tools.timer import PhaseTimer
 from jaxrl_llm.topologies.acts import FromTrace
 
 HELD_OUT = (2**31 - 1) << 32  # added to uids of held-out trajectories, so that environments see other keys than in training
+ORACLE = "oracle"  # the name of the writer of what an oracle says
 _DEMONSTRATED = 1  # the seed of demonstrations before the first step
 _OPENINGS = (2**31 - 2) << 32  # uids of openings that are read as prompts; nothing is drawn with them
 _HELD_OUT_OPENINGS = 2**31  # the first of them for held-out problems: a file of lost trajectories names each by its uid
@@ -362,10 +363,10 @@ class Dialogue:
             trace = trace_of(problem, what.number)
         else:
             key = base.key_of(self.runner.seed, self.offset + uid)
-            trace = Trace(environment.oracle(base.begin(environment, problem, key)[0]))
+            trace = Trace(environment.oracle(base.begin(environment, problem, key)[0]), ORACLE)
         most = min(self.turn_tokens, self.max_tokens)
         asked = dataclasses.replace(problem, prompt="") if environment.tokens else problem  # without a template
-        return beginning(spelled(trace, asked, self.tokenizer), what.share, most, role)
+        return beginning(spelled(trace, asked, self.tokenizer), what.share, most, role, trace.writer)
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """One trajectory of each problem in which the environment's oracle replaces the policy.
@@ -440,10 +441,12 @@ class Dialogue:
         """What a trajectory appends for a turn of the policy, which it counts."""
         planted = [] if one.turns or role != Role.POLICY else one.planted
         wrote = authors(planted, len(node.tokens), one.writer if role == Role.POLICY else role)
+        named = np.full(len(wrote), ORACLE, object) if role == Role.EXPERT else names(planted, len(wrote))
         one.drawn, one.turns = one.drawn + len(node.tokens), one.turns + 1
         one.version = int(node.policy_version[-1])
         return {"role": role, "ids": node.tokens.tolist(), "text": text, "logprobs": node.logprobs,
-                "entropies": node.entropies, "version": node.policy_version, "author": wrote, **node.columns}
+                "entropies": node.entropies, "version": node.policy_version, "author": wrote, "named": named,
+                **node.columns}
 
     def _heard(self, one: Trajectory, ids: list[int], text: str) -> list[int] | None:
         """Adds the next `ids` that the policy reads, and returns them; None if they leave no token for its next turn."""
@@ -475,8 +478,8 @@ class Dialogue:
         one.pop()
         one.turns -= 1
         one.ask_anew()
-        names = ("logprobs", "entropies", "version", "author", *(column.name for column in self.columns))
-        ids, text, columns = [], "", {name: [] for name in names}
+        kept = ("logprobs", "entropies", "version", "author", "named", *(column.name for column in self.columns))
+        ids, text, columns = [], "", {name: [] for name in kept}
         for back, start, end in parts:
             source = before if back else last
             starts = np.array(self._starts(source["ids"]))
@@ -564,12 +567,12 @@ def by_author(piece: Mapping[str, Any], columns: Sequence[Column]) -> list[dict[
 
     The last has the text, reward and facts of the whole message. `columns`: those of tokens.
     """
+    author, named, kept = piece["author"], piece["named"], [column.name for column in columns if column.name in piece]
     if piece["role"] != Role.POLICY:
-        return [dict(piece)]
-    author, names = piece["author"], [column.name for column in columns if column.name in piece]
-    places = [0, *np.flatnonzero(np.diff(author)) + 1, len(author)]
-    runs = [{**piece, **{name: piece[name][start:end] for name in names}, **({"role": author[start]} if end else {})}
-            for start, end in zip(places, places[1:])]
+        return [{**piece, "writer": named[0] if len(named) else ""}]
+    runs = [{**piece, **{name: piece[name][start:end] for name in kept},
+             **({"role": author[start], "writer": named[start]} if len(author) else {"writer": ""})}
+            for start, end in stretches(author, named)]
     return [*({**run, "texts": "", "turn_rewards": 0.0, "turn_info": {}} for run in runs[:-1]), runs[-1]]
 
 

@@ -15,7 +15,7 @@ from jaxrl_llm.engines.prompts import encode_problems, spelled
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.rewards import ByTask, Combined
 from jaxrl_llm.sampling.scoring import cut_and_spelled, scores_of, shared_scores
-from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, authors, beginning
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, authors, beginning, names, stretches
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tasks.traces import trace_of
 from jaxrl_llm.tools.timer import PhaseTimer
@@ -221,7 +221,8 @@ class OneTurn:
         uids, owners = np.array([*begun], np.int64), np.array([*begun.values()], np.int64)
         lengths = np.array([one.kept for one in scored], np.int64)
         going = [self._going.pop(uid) for uid in begun]
-        node = by_author([authors(one.planted, n, one.writer) for one, n in zip(going, lengths.tolist())])
+        wrote = [(authors(one.planted, n, one.writer), names(one.planted, n)) for one, n in zip(going, lengths.tolist())]
+        node = by_author(wrote)
         row, last = node.row, node.last
         roots = np.flatnonzero(forest.role == Role.PROMPT)
         above = np.where(node.first, roots[owners[row]], len(forest.uid) + np.arange(len(row)) - 1)
@@ -232,7 +233,7 @@ class OneTurn:
             "stopped": np.array([one.stopped and end for one, end in ends], bool),
             "rewards": np.array([one.total if end else 0 for one, end in ends], np.float32),
             "components": np.where(last[:, None], components[row], 0),
-            "reads": [going[i].read_by(role) for i, role in zip(row, node.role)],
+            "reads": [going[i].read_by(role) for i, role in zip(row, node.role)], "writer": node.writer,
             "texts": [one.text if end else "" for one, end in ends],
             "answers": [self.reward.extract(one.text, forest.problems[owners[i]]) if end else None
                         for i, (one, end) in zip(row, ends)]}
@@ -249,7 +250,8 @@ class OneTurn:
 
     def beginning(self, problem: Problem, uid: int, role: int, what: FromTrace) -> list[Planted]:
         """The first tokens of a trace of the problem."""
-        return beginning(spelled(trace_of(problem, what.number), problem, self.tokenizer), what.share, self.max_tokens, role)
+        trace = trace_of(problem, what.number)
+        return beginning(spelled(trace, problem, self.tokenizer), what.share, self.max_tokens, role, trace.writer)
 
     def demonstrated(self, problems: Sequence[Problem], strays: float = 0.0) -> Forest:
         """Raises NotImplementedError: `warmup.imitate` shows the solutions of a task."""
@@ -275,6 +277,7 @@ class Written(NamedTuple):
     """The nodes of completions with several authors, one row after another.
 
     row: i64[N], the completion.  role: i8[N].  length: i64[N].  first, last: bool[N], the first and the last node of the row.
+    writer: object[N], its name, "" without one.
     """
 
     row: np.ndarray
@@ -282,15 +285,18 @@ class Written(NamedTuple):
     length: np.ndarray
     first: np.ndarray
     last: np.ndarray
+    writer: np.ndarray
 
 
-def by_author(authors: Sequence[np.ndarray]) -> Written:
-    """The nodes of completions of whose tokens `authors` i8[n] says who wrote each: one for each author in a row.
+def by_author(wrote: Sequence[tuple[np.ndarray, np.ndarray]]) -> Written:
+    """The nodes of completions, of which `wrote` has the roles i8[n] of all tokens and the names object[n] of their writers.
 
-    A completion without tokens is one node of the policy.
+    A node has one author. A completion without tokens is one node of the policy.
     """
-    runs = [(row, int(own[0]) if len(own) else Role.POLICY, len(own)) for row, whole in enumerate(authors)
-            for own in np.split(whole, np.flatnonzero(np.diff(whole)) + 1)]
+    runs = [(row, int(role[start]) if len(role) else Role.POLICY, end - start) for row, (role, name) in enumerate(wrote)
+            for start, end in stretches(role, name)]
+    named = [name[start] if len(name) else "" for role, name in wrote for start, _ in stretches(role, name)]
     row, role, length = np.array(runs, np.int64).reshape(-1, 3).T
     new = np.append(True, row[1:] != row[:-1])[:len(row)]
-    return Written(row, role.astype(np.int8), length, new, np.append(row[1:] != row[:-1], True)[:len(row)])
+    last = np.append(row[1:] != row[:-1], True)[:len(row)]
+    return Written(row, role.astype(np.int8), length, new, last, np.array(named, object))

@@ -18,7 +18,7 @@ from jaxrl_llm.tasks.traces import Trace
 
 
 class Foreign(NamedTuple):
-    """A group of another run: `prompt`, token ids; `tokens` of each completion; `whole`, whether each is uncut; `scores`."""
+    """A group of another `node`: `prompt`, token ids; `tokens` of each completion; `whole`, whether each is uncut; `scores`."""
 
     problem: Problem
     prompt: list[int]
@@ -26,6 +26,7 @@ class Foreign(NamedTuple):
     tokens: list[list[int]]
     whole: list[bool]
     scores: Scores
+    node: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +41,8 @@ class Sharing:
         """`(forest, metrics)`: up to J foreign groups whose rewards differ, drawn uniformly, with uids from `first_uid` on.
 
         Longer texts are cut at T tokens and keep the reward of the whole. Groups are scored in random order until J are
-        accepted. Their tokens have the role of an expert, log-probs that are unknown, and the version -1: this run did not
-        sample them. Metrics count rejected groups by reason.
+        accepted. Their tokens have the role of an expert, the name of their node, unknown log-probs and the version -1:
+        this run did not sample them. Metrics count rejected groups by reason.
         """
         pooled, left = self.pool.read(stream.group)
         kept: list[Foreign] = []
@@ -79,7 +80,7 @@ def _read(stream: Stream, group: Group, problem: Problem) -> Foreign:
     scores = shared_scores(stream.partner.reward, group.completions, [problem] * len(tokens),
                            np.array([len(ids) for ids in tokens]))
     return Foreign(problem, encode_problem(problem, stream.tokenizer), group.completions, tokens,
-                   [len(ids) <= most for ids in written], scores)
+                   [len(ids) <= most for ids in written], scores, group.node)
 
 
 def _grown(stream: Stream, forest: Forest, row: int, one: Foreign, first_uid: int) -> Forest:
@@ -88,8 +89,8 @@ def _grown(stream: Stream, forest: Forest, row: int, one: Foreign, first_uid: in
     root = int(np.flatnonzero(forest.role == Role.PROMPT)[row])
     return forests.grow(
         forest, [root] * size, [first_uid + i for i in range(size)], dict(
-            role=Role.EXPERT, length=[len(ids) for ids in one.tokens], stopped=one.whole, rewards=one.scores.total,
-            components=one.scores.components, texts=list(one.texts),
+            role=Role.EXPERT, writer=one.node, length=[len(ids) for ids in one.tokens], stopped=one.whole,
+            rewards=one.scores.total, components=one.scores.components, texts=list(one.texts),
             answers=[stream.partner.reward.extract(text, one.problem) for text in one.texts],
             tokens=[token for ids in one.tokens for token in ids], logprobs=unknown, entropies=unknown,
             version=np.full(len(unknown), -1)), failures=one.scores.failures)

@@ -29,7 +29,7 @@ from jaxrl_llm.sampling.trajectory import Planted, Trajectory, TurnLimits, ended
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies.acts import Act, Begin, FromTrace, Stop, numbered
+from jaxrl_llm.topologies.acts import Act, Begin, BeginPart, FromTrace, Stop, numbered
 
 READS = (
     Knob("temperature", least=0, doc="f32[], of the sampler and of the learner's log-probs. Held-out evaluations keep the "
@@ -331,7 +331,7 @@ class Stream:
                                  f"is compiled without; write Topology(..., numbers=({lacking[0]!r},)), or set "
                                  "sampling.engine='slots'")
         planted = list[Planted]()
-        for role, what, logprobs in act.parts:
+        for role, what, logprobs, by in (BeginPart(*part) for part in act.parts):
             if isinstance(what, FromTrace):
                 planted += self.partner.beginning(problem, uid, role, what)
                 continue
@@ -341,7 +341,8 @@ class Stream:
             if logprobs is not None and len(logprobs) != len(filled):
                 raise ValueError(f"trajectory {uid} begins with {len(filled)} tokens of {Role(role).name}, and there are "
                                  f"log-probs for {len(logprobs)}; give one for each token, or none")
-            planted.append(Planted(role, filled, [np.nan] * len(filled) if logprobs is None else [float(x) for x in logprobs]))
+            known = [np.nan] * len(filled) if logprobs is None else [float(x) for x in logprobs]
+            planted.append(Planted(role, filled, known, by))
         if len(reads := as_ints(act.read_ids)):
             check_tokens(uid, reads, self.tokenizer.vocab_size)
             if len(reads) > self.longest_read:

@@ -28,11 +28,15 @@ class TurnLimits(NamedTuple):
 
 
 class Planted(NamedTuple):
-    """Tokens that a trajectory begins with, see `topologies.acts.BeginPart`; log-probs that are unknown are NaN."""
+    """Tokens that a trajectory begins with, see `topologies.acts.BeginPart`; log-probs that are unknown are NaN.
+
+    by: the name of the writer; "": it has none.
+    """
 
     role: int
     ids: list[int]
     logprobs: list[float]
+    by: str = ""
 
 
 class Waiting(NamedTuple):
@@ -52,8 +56,9 @@ class Trajectory:
     the index of the piece before each in its context (-1: it begins the context), `last` that of the context's last piece,
     `drawn` the policy's tokens in the context; `done`: the environment ended it. `contexts`: how many were begun.
     `limits`: those that held when it began; `most`: the problem's own limit of tokens after the prompt; None: it has none.
-    `planted`: what its first turn begins with, and all of it if it `ends` there; the column `author` i8[n] of a piece has the
-    roles of its tokens. `reads`: what the policy reads in place of the prompt; []: the prompt.
+    `planted`: what its first turn begins with, and all of it if it `ends` there; the columns `author` i8[n] and `named`
+    object[n] of a piece have the roles of its tokens and the names of their writers. `reads`: what the policy reads in place of
+    the prompt; []: the prompt.
     `sampling`: numbers that replace those of the run. `version`: that of the weights in use.
     `opening` are the messages that several contexts begin with. `requests`: how often the engine had to read all ids again, and
     `request` the number of the context's own request. If contexts are those of agents, `reader` is the agent of this one, and
@@ -149,7 +154,7 @@ class Trajectory:
         self.pieces.append({
             "role": role, "tokens": np.asarray(ids, np.int32), "texts": text, "logprobs": np.zeros(len(ids)),
             "entropies": np.zeros(len(ids)), "version": np.full(len(ids), self.version), "turn_rewards": 0.0, "turn_info": {},
-            "author": np.full(len(ids), role, np.int8), **columns})
+            "author": np.full(len(ids), role, np.int8), "named": np.full(len(ids), "", object), **columns})
 
     def add(self, reward: float) -> None:
         """Adds a reward to the policy's last turn, for a trajectory that has ended."""
@@ -163,16 +168,18 @@ class Trajectory:
         del self.ids[len(self.ids) - len(piece["tokens"]):]
 
 
-def beginning(trace: Spelled, share: float, most: int, role: int = Role.EXPERT) -> list[Planted]:
+def beginning(trace: Spelled, share: float, most: int, role: int = Role.EXPERT, by: str = "") -> list[Planted]:
     """The first `floor(share * tokens)` of a trace, whose last token is the end token, as parts of one author each.
 
-    A share of 1 is all of it with the end token, or nothing if it is longer than `most`. What tools say is an environment's.
+    A share of 1 is all of it with the end token, or nothing if it is longer than `most`. What tools say is an environment's,
+    the rest is `by` its writer.
     """
     whole = len(trace.ids) if len(trace.ids) <= most else 0
     part = int(np.floor(np.float32(share) * (len(trace.ids) - 1) + np.float32(1e-4)))
     said = np.array(trace.said[:whole if share >= 1 else min(part, most - 1)], bool)
     places = [0, *np.flatnonzero(np.diff(said)) + 1, len(said)]
-    return [Planted(role if said[start] else Role.ENVIRONMENT, trace.ids[start:end], trace.logprobs[start:end])
+    return [Planted(role, trace.ids[start:end], trace.logprobs[start:end], by) if said[start] else
+            Planted(Role.ENVIRONMENT, trace.ids[start:end], trace.logprobs[start:end])
             for start, end in zip(places, places[1:]) if end > start]
 
 
@@ -182,6 +189,19 @@ def authors(planted: Sequence[Planted], length: int, rest: Role = Role.POLICY) -
     begun = np.repeat([part.role for part in planted], [len(part.ids) for part in planted])[:length]
     roles[:len(begun)] = begun
     return roles
+
+
+def names(planted: Sequence[Planted], length: int) -> np.ndarray:
+    """object[length], the name of who wrote each token of such a turn; "": the policy, or a writer without a name."""
+    given, named = [part.by for part in planted for _ in part.ids][:length], np.full(length, "", object)
+    named[:len(given)] = given
+    return named
+
+
+def stretches(role: np.ndarray, name: np.ndarray) -> list[tuple[int, int]]:
+    """`(start, end)` of the tokens in a row that one author wrote; one stretch if there are no tokens."""
+    places = [0, *(np.flatnonzero((role[1:] != role[:-1]) | (name[1:] != name[:-1])) + 1).tolist(), len(role)]
+    return list(zip(places, places[1:]))
 
 
 def spoken(one: Trajectory, node: Node, columns: Sequence[Column]) -> Node:

@@ -38,13 +38,15 @@ class BeginPart(NamedTuple):
     """Tokens that are planted in a trajectory before sampling goes on, as the beginning of its first turn.
 
     role: one of `PLANTED`; those of `rollouts.TRAINED` are trained on.  what: token ids, a text, or a part of a trace, which
-    has its own log-probs.  logprobs: f32[n] of the distribution that the ids were drawn from; None: they are unknown, NaN in
-    the forest, and count as the learner's old ones.
+    has its own log-probs and writer.  logprobs: f32[n] of the distribution that the ids were drawn from; None: they are
+    unknown, NaN in the forest, and count as the learner's old ones.  by: the name of its writer, such as that of a teacher,
+    which the forest and metrics have; "": it has none.
     """
 
     role: int
     what: Sequence[int] | str | FromTrace
     logprobs: Sequence[float] | None = None
+    by: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

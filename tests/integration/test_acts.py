@@ -104,7 +104,7 @@ def test_rows_sample_and_learn_exact_numbers(method, engine, changes, wanted):
             assert learned.metrics["trained/rollouts"] == trained == int(np.asarray(learned.rollouts.valid).sum())
 
 
-PARTS = (BeginPart(Role.POLICY, [50, 51], [-1.5, -2.5]), BeginPart(Role.HINT, "7"))
+PARTS = (BeginPart(Role.POLICY, [50, 51], [-1.5, -2.5]), BeginPart(Role.HINT, "7", by="a teacher"))
 
 
 @pytest.mark.parametrize("engine", ("scan", "slots"))
@@ -119,6 +119,7 @@ def test_a_rollout_goes_on_behind_parts_of_any_role(engine):
     found = nodes_of(whole, 0)
     assert [role for role, *_ in found] == [Role.POLICY, Role.HINT, Role.POLICY]
     assert [ids for _, ids, _ in found[:2]] == [[50, 51], [55]] and found[2][2].startswith("237")
+    assert whole.writer[whole.uid == 0].tolist() == ["", "a teacher", ""] and not any(whole.writer[whole.uid > 0])
     rollouts = source.view(whole, 3)
     assert rollouts.mask[0, 0, :4].tolist() == [True, True, False, True] and rollouts.valid[0].tolist() == [True] * 3 + [False]
     np.testing.assert_allclose(rollouts.behavior_logprobs[0, 0, :2], [-1.5, -2.5])
@@ -153,12 +154,13 @@ def test_an_act_says_all_that_is_wrong_with_it():
 
 
 def test_an_environment_hears_parts_as_the_beginning_of_a_message():
-    parts = BeginPart(Role.HINT, "a"), BeginPart(Role.EXPERT, "bc")
+    parts = BeginPart(Role.HINT, "a"), BeginPart(Role.EXPERT, "bc", by="one")
     stream, forest = begun(chatter.get_config(method="luffy"), [Begin(0, 1, parts)])
     whole = grown(stream, forest)
     (first, ids, _), (second, said, _), (role, _, text), *_ = nodes_of(whole, 100)
     assert (first, ids, second, said) == (Role.HINT, [97], Role.EXPERT, [98, 99])
     assert role == Role.POLICY and text.startswith("abc") and whole.turn_rewards.any()
+    assert whole.writer[whole.uid == 100][:4].tolist() == ["", "one", "", ""]
 
 
 def test_a_turn_ends_at_a_stop_string_of_what_it_begins_with():

@@ -162,6 +162,10 @@ def test_an_oracle_writes_the_first_turn_of_an_environment():
     assert metrics["guide/share"] == 0.5 and metrics["guide/tokens"] == 2 and metrics["environment/turns"] == 3
     assert metrics["reward/mean"] == pytest.approx(rollouts.rewards[:, 2:].mean())
     assert metrics["guide/reward"] == pytest.approx(rollouts.rewards[:, :2].mean())
+    assert {*zip(forest.role.tolist(), forest.writer.tolist())} == {
+        (Role.PROMPT, ""), (Role.EXPERT, "oracle"), (Role.ENVIRONMENT, ""), (Role.POLICY, "")}
+    assert (metrics["writer/oracle/share"], metrics["writer/oracle/tokens"]) == (0.5, 2)
+    assert metrics["writer/oracle/reward"] == metrics["guide/reward"]
     assert step.learned.metrics["max/mismatch"] < 1e-4
 
 

@@ -137,7 +137,10 @@ def test_problems_that_a_topology_made_are_sampled_and_in_no_table(monkeypatch):
     assert np.bincount(forest.prompt[forest.ends], minlength=4).tolist() == [4 * one for one in fits]
     assert forest.lost.tolist() == [4 * (not one) for one in fits] and finished.counts["tried"].sum() == 8
     assert finished.rollouts.valid.sum(1).tolist() == [4 * one for one in fits]
+    named = np.where(forest.role == Role.PROMPT, "", "one").astype(object)
+    finished = finished._replace(forest=forest.with_columns(writer=named))
     again = pending.decode(json.loads(json.dumps(pending.encode(finished))), run.source)
+    assert again.forest.writer.tolist() == named.tolist()
     assert again.forest.problems == forest.problems and again.forest.reads.tolist() == forest.reads.tolist()
     learned = run.learner.learn(state, finished.rollouts, facts=finished.facts)
     assert np.isfinite([*learned.metrics.values()]).all()

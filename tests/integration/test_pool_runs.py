@@ -48,6 +48,7 @@ def test_a_batch_holds_groups_of_others(tmp_path):
     tokenizer = run.source.stream.tokenizer
     assert rollouts.tokens[3, 0, :3].tolist() == [*tokenizer.encode("ab"), tokenizer.eos_id]
     assert rollouts.tokens[3, 3].tolist() == tokenizer.encode("cdefgh") and rollouts.extras["truncated"][3, 3]  # T is 6
+    assert metrics["writer/other/share"] == 0.25 and metrics["writer/other/reward"] == 0.5
     assert metrics["pool/groups"] == 1 and metrics["pool/left_size"] == 1 and metrics["pool/read"] == 2
     assert finished.counts["tried"].sum() == 12 and run.source.next_uid == first_uid + 16
     assert len({*finished.forest.uid[finished.forest.ends].tolist()}) == 16

@@ -138,7 +138,7 @@ def test_characters_of_several_tokens_stay_whole(sampled, failed, correction):
         ids = [*partner.tokenizer.encode(text), partner.tokenizer.eos_id]
         numbers = first + np.arange(len(ids))
         return {"ids": ids, "text": text, "logprobs": numbers, "entropies": numbers, "version": 1000 + numbers,
-                "author": np.where(numbers < 2, Role.EXPERT, Role.POLICY)}
+                "author": np.where(numbers < 2, Role.EXPERT, Role.POLICY), "named": np.where(numbers < 2, "a", "")}
 
     one.append(Role.POLICY, [1], "first")
     one.append(Role.POLICY, **turn(failed, 0))
@@ -149,6 +149,7 @@ def test_characters_of_several_tokens_stay_whole(sampled, failed, correction):
     begun = 100 + len(correction.partition("|")[0].encode()) * (kept > 0)
     numbers = [*range(kept), *range(begun, 101 + len(correction.encode()))]
     assert result["logprobs"].tolist() == result["entropies"].tolist() == numbers
+    assert result["named"].tolist() == ["a" if number < 2 else "" for number in numbers]
     assert result["role"] == Role.POLICY and result["author"].tolist() == [4 if number < 2 else 1 for number in numbers]
     assert result["version"].tolist() == [1000 + number for number in numbers], "each token keeps the weights that drew it"
 
@@ -191,7 +192,8 @@ def test_what_an_expert_wrote_stays_an_experts(sampled, parts, role, expert):
     def turn(text, begun):
         numbers = np.zeros(len(text), np.float32)
         return {"ids": [*text.encode()], "text": text, "logprobs": numbers, "entropies": numbers, "version": numbers,
-                "author": np.where(np.arange(len(text)) < begun, Role.EXPERT, Role.POLICY)}
+                "author": np.where(np.arange(len(text)) < begun, Role.EXPERT, Role.POLICY),
+                "named": np.full(len(text), "", object)}
 
     one.append(Role.POLICY, [1], "first")
     one.append(Role.POLICY, **turn("abc", 2))

@@ -10,7 +10,7 @@ from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.engines.prompts import Spelled, spelled
 from jaxrl_llm.engines.requests import Node
 from jaxrl_llm.sampling.one_turn import by_author
-from jaxrl_llm.sampling.trajectory import Planted, Trajectory, authors, beginning, ended_before, spoken
+from jaxrl_llm.sampling.trajectory import Planted, Trajectory, authors, beginning, ended_before, names, spoken
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tasks.traces import Trace, traces_of, useful
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
@@ -45,8 +45,8 @@ def shares(plan):
     """The share that each trajectory of a plan begins with, by prompt."""
     found = {}
     for act in plan.acts:
-        assert all(role == Role.EXPERT and logprobs is None for role, _, logprobs in act.parts) and len(act.parts) < 2
-        found.setdefault(act.at, []).extend([sum(what.share for _, what, _ in act.parts)] * act.count)
+        assert all(part.role == Role.EXPERT and part.logprobs is None for part in act.parts) and len(act.parts) < 2
+        found.setdefault(act.at, []).extend([sum(part.what.share for part in act.parts)] * act.count)
     return found
 
 
@@ -98,9 +98,17 @@ def test_a_trace_behind_messages_is_the_assistants_message_with_the_templates_ow
 
 def test_what_tools_say_in_a_trace_is_the_environments():
     trace = Spelled([1, 2, 3, 4, 5], [True, True, False, True, True], [-1.0, -2.0, 0.0, -3.0, -4.0])
-    assert beginning(trace, 1.0, 5) == [Planted(4, [1, 2], [-1, -2]), Planted(2, [3], [0]), Planted(4, [4, 5], [-3, -4])]
+    assert beginning(trace, 1.0, 5, by="a") == [
+        Planted(4, [1, 2], [-1, -2], "a"), Planted(2, [3], [0]), Planted(4, [4, 5], [-3, -4], "a")]
     assert beginning(trace, 1.0, 4) == [] and beginning(trace, 0.75, 9) == beginning(trace, 1.0, 5)[:2]
     assert beginning(trace, 0.5, 9, Role.HINT) == [Planted(3, [1, 2], [-1, -2])]
+
+
+def test_words_of_two_teachers_are_two_nodes():
+    parts = [planted(Role.EXPERT, 1, 2, by="a"), planted(Role.EXPERT, 3, by="b"), planted(Role.EXPERT, 4, by="b")]
+    result = by_author([(authors(parts, 6), names(parts, 6))])
+    assert result.writer.tolist() == ["a", "b", ""] and result.role.tolist() == [4, 4, 1]
+    assert result.length.tolist() == [2, 2, 2]
 
 
 def test_an_expert_begins_the_first_rollouts_of_rounds_and_budgets():
@@ -143,16 +151,17 @@ def test_impossible_settings_are_refused():
 def test_nodes_of_completions_by_their_authors():
     """An expert's alone, a prefix, the policy's alone, an empty one, a hint behind tokens that the policy wrote before."""
     parts = [planted(Role.POLICY, 7), planted(Role.POLICY, 8), planted(Role.HINT, 9, 9)]
-    result = by_author([authors([planted(Role.EXPERT, *[1] * n)], length) for n, length in ((9, 3), (2, 5), (0, 4), (0, 0))]
-                       + [authors(parts, 6)])
+    begun = [([planted(Role.EXPERT, *[1] * n, by="a")], length) for n, length in ((9, 3), (2, 5), (0, 4), (0, 0))]
+    result = by_author([(authors(some, length), names(some, length)) for some, length in [*begun, (parts, 6)]])
     assert result.row.tolist() == [0, 1, 1, 2, 3, 4, 4, 4] and result.role.tolist() == [4, 4, 1, 1, 1, 1, 3, 1]
+    assert result.writer.tolist() == ["a", "a", "", "", "", "", "", ""]
     assert result.length.tolist() == [3, 2, 3, 4, 0, 2, 2, 2]
     assert result.first.tolist() == [True, True, False, True, True, True, False, False]
     assert result.last.tolist() == [True, False, True, True, True, False, False, True]
 
 
-def planted(role, *ids, logprobs=()):
-    return Planted(role, [*ids], [*logprobs] or [np.nan] * len(ids))
+def planted(role, *ids, logprobs=(), by=""):
+    return Planted(role, [*ids], [*logprobs] or [np.nan] * len(ids), by)
 
 
 def test_a_turn_begins_with_what_is_planted():

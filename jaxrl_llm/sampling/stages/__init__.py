@@ -19,10 +19,11 @@ from jaxrl_llm.sampling.stages.sample import sample
 from jaxrl_llm.sampling.stages.score import score
 from jaxrl_llm.sampling.stages.shape import shape
 from jaxrl_llm.sampling.stages.share import share
+from jaxrl_llm.sampling.stages.writers import writers
 
 __all__ = ["NEEDED", "STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw",
            "expect", "greedy", "guide", "measure", "mix", "readable", "reads", "reference", "rehearse", "replaced", "sample",
-           "score", "shape", "share", "stage"]
+           "score", "shape", "share", "stage", "writers"]
 
 # Stages of runs whose method needs what they provide, or what a recorder makes of it.
 NEEDED = {"greedy_rewards": greedy, "unreadable": readable, "written_logprobs": reads}
@@ -32,7 +33,7 @@ def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage
           ) -> tuple[Stage, ...]:
     """The stages of a source, with `measures`, and with stages that predict, that shape rewards, and that mix batches."""
     grown = (reference(), draw(), *expects, sample(), score(), shape(), *shapes, measures)
-    return (before(), *grown, choose(), baseline(), *mixes, after())
+    return (before(), *grown, choose(), baseline(), *mixes, writers(), after())
 
 
 def replaced(stages: Sequence[Stage], new: Stage) -> tuple[Stage, ...]:
