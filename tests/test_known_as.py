@@ -56,7 +56,6 @@ MISSING = {
     "tunix loss_agg_mode=sequence-mean-token-sum-norm": "the learning rate has to fit the number of tokens",
     "verl kl_loss_type=full": TEACHERS,
     "skyrl loss_reduction=token_mean_legacy": "depends on the size of micro-batches",
-    "prime-rl type=echo": "imitates texts of the environment",
     "prime-rl type=hierarchical_grpo": "proposers and solvers of one task",
     "prime-rl type=custom": "names a function of the user",
     "prime-rl type=ipo": "a band of DPPO's divergence without signs, of no paper",

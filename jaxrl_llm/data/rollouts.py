@@ -48,6 +48,8 @@ TRAINED = (*SAMPLED, Role.EXPERT)  # what views train on
 CURRENT_ENTROPIES = "current_entropies"  # an extra, f32[P, G, T], that an update adds: of the policy that it differentiates
 POSITION = "position"  # alike: what an objective computes of the logits at each position, see `Objective.position`
 SEEDS = "token_seeds"  # an extra, u32[P, G, T]: of what is drawn at each position, see `recorders.token_seeds`
+APART = "apart"  # an extra, bool[P, G, T], see `with_apart`
+GIVEN = "given"  # an extra, bool[P, G]: given texts, which stand beside rollouts in a batch
 ROUTES, OWN_ROUTES = "routes", "own_routes"  # extras that a mixture's pass may read, see `Objective.replays`
 
 
@@ -203,6 +205,26 @@ def clean(rollouts: Rollouts, *needs: str) -> Rollouts:
     axes = {name: Rollouts.__dataclass_fields__[name].metadata["axes"] for name in _MEASURED}
     cleaned = {name: zero(getattr(rollouts, name), tokens if axes[name] == "PGT" else valid) for name in _MEASURED}
     return rollouts.replace(**cleaned, extras=jax.tree.map(of_shape, dict(rollouts.extras)))
+
+
+def with_apart(rollouts: Rollouts) -> Rollouts:
+    """The rollouts with the tokens of `extras["apart"]`, from which terms of the loss alone learn, and the texts of `given`.
+
+    A source leaves both out of `mask` and `valid`, so that estimators, filters and controllers do not see them. A learner adds
+    them before it measures and updates.
+    """
+    if APART not in rollouts.extras:
+        return rollouts
+    valid = rollouts.valid | rollouts.extras[GIVEN] if GIVEN in rollouts.extras else rollouts.valid
+    return rollouts.replace(mask=rollouts.mask | rollouts.extras[APART], valid=valid)
+
+
+def without_apart(rollouts: Rollouts) -> Rollouts:
+    """The rollouts as they were before `with_apart`."""
+    if APART not in rollouts.extras:
+        return rollouts
+    valid = rollouts.valid & ~rollouts.extras[GIVEN] if GIVEN in rollouts.extras else rollouts.valid
+    return rollouts.replace(mask=rollouts.mask & ~rollouts.extras[APART], valid=valid)
 
 
 def known_logprobs(logprobs: Array | None, otherwise: Array) -> Array:

@@ -10,6 +10,7 @@ from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.data.texts import Text
 from jaxrl_llm.tasks.base import Problem
 
+TEXTS = "texts"  # the entry of `Problem.extra` with the texts of a group: one, or the chosen and the rejected one of a pair
 WEIGHT = Column("weight", "node", np.float32, fill=1.0, to="extras")
 CHOSEN = Column("chosen", "node", bool, to="extras")
 
@@ -19,24 +20,39 @@ def planted(problems: Sequence[Problem], groups: Sequence[Sequence[Text]],
             ) -> Forest:
     """The forest of these problems, each with the texts of its group, which begin with the same prompt.
 
-    Of two texts the first is the chosen one, of reward 1, and the other has reward 0. Trained tokens have the role of an
-    expert, others behind the prompt that of an environment. Unknown log-probs are NaN.
+    Of two texts the first is the chosen one, of reward 1, and the other has reward 0. The other arguments are those of `grown`.
+    """
+    pairs = bool(groups) and len(groups[0]) == 2
+    forest = plant(problems, prompts_of(groups), ("chosen" if pairs else "given",), answers=False, draw=draw,
+                   columns=(WEIGHT, CHOSEN))
+    return grown(forest, groups, spell, first_uid=first_uid, apart=len(groups[0]) if groups else 1, version=version)
+
+
+def prompts_of(groups: Sequence[Sequence[Text]]) -> list[list[int]]:
+    """The token ids of the prompt of each group."""
+    return [group[0].ids[:group[0].prompt].tolist() for group in groups]
+
+
+def grown(forest: Forest, groups: Sequence[Sequence[Text]], spell: Callable[[Sequence[Sequence[int]]], list[str]], *,
+          first_uid: int, apart: int, version: int) -> Forest:
+    """The forest of prompts alone with the texts of each prompt's group behind it.
+
+    Trained tokens have the role of an expert, others behind the prompt that of an environment. Unknown log-probs are NaN, and
+    so are entropies; columns that say nothing of texts have their fill.
 
     Args:
       groups: of equal sizes, 1 or 2.  spell: texts of rows of token ids.
-      first_uid: of the first text; the others follow it.  version: of the tokens, the weights that learn from them first.
+      first_uid: of the first text of the first prompt; that of the next prompt is larger by `apart`.
+      version: of the tokens, the weights that learn from them first.
     """
-    pairs = bool(groups) and len(groups[0]) == 2
-    forest = plant(problems, [group[0].ids[:group[0].prompt].tolist() for group in groups], ("chosen" if pairs else "given",),
-                   answers=False, draw=draw, columns=(WEIGHT, CHOSEN))
-    nodes: list[dict[str, Any]] = []
+    pairs, nodes = bool(groups) and len(groups[0]) == 2, list[dict[str, Any]]()
     for p, group in enumerate(groups):
         for g, text in enumerate(group):
-            uid, parent = first_uid + p * len(group) + g, p
+            uid, parent = first_uid + p * apart + g, p
             for start, end in runs(text):
                 nodes.append({"uid": uid, "parent": parent, "prompt": p, "start": start, "end": end, "text": text,
                               "reward": float(pairs and g == 0), "chosen": pairs and g == 0})
-                parent = len(problems) + len(nodes) - 1
+                parent = len(groups) + len(nodes) - 1
     return _grown(forest, nodes, spell, version)
 
 
@@ -53,10 +69,12 @@ def _grown(forest: Forest, nodes: list[dict[str, Any]], spell: Callable, version
                 for node, own in zip(nodes, ids)]
     trained = [bool(node["text"].trained[node["start"]]) for node in nodes]
     tokens = np.concatenate([*ids, np.zeros(0, np.int32)])
-    return grow(forest, of("parent"), of("uid"), {
+    counts = {"node": len(nodes), "token": len(tokens)}
+    other = {column.name: column.filled(counts[column.of]) for column in forest.of("node", "token")}
+    return grow(forest, of("parent"), of("uid"), other | {
         "prompt": of("prompt"), "role": np.where(trained, Role.EXPERT, Role.ENVIRONMENT), "length": list(map(len, ids)),
-        "stopped": np.ones(len(nodes), bool), "rewards": rewards, "components": rewards[:, None],
-        "texts": spell([own.tolist() for own in ids]),
+        "stopped": np.ones(len(nodes), bool), "rewards": rewards,
+        "components": np.repeat(rewards[:, None], len(forest.names), axis=1), "texts": spell([own.tolist() for own in ids]),
         "writer": [node["text"].writer if own else "" for node, own in zip(nodes, trained)],
         "weight": [node["text"].weight for node in nodes],
         "chosen": of("chosen"), "tokens": tokens, "logprobs": np.concatenate([*logprobs, np.zeros(0, np.float32)]),
@@ -68,3 +86,8 @@ def runs(text: Text) -> Iterator[tuple[int, int]]:
     edges = np.flatnonzero(np.diff(text.trained[text.prompt:])) + text.prompt + 1
     bounds = [text.prompt, *edges.tolist(), len(text.ids)]
     return ((start, end) for start, end in zip(bounds, bounds[1:]) if end > start)
+
+
+def turns_of(text: Text) -> int:
+    """The number of stretches of trained tokens of a text."""
+    return sum(bool(text.trained[start]) for start, _ in runs(text))

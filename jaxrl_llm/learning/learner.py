@@ -14,7 +14,7 @@ from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control import Filter, Known, knobs
 from jaxrl_llm.control.base import without
 from jaxrl_llm.control.knobs import Knob
-from jaxrl_llm.data.rollouts import Role, Rollouts, known_logprobs, sampled_logprobs, take
+from jaxrl_llm.data.rollouts import Role, Rollouts, known_logprobs, sampled_logprobs, take, with_apart, without_apart
 from jaxrl_llm.learning import average, offload, optimizers
 from jaxrl_llm.learning import state as state_lib
 from jaxrl_llm.learning.controls import Controls, facts_of
@@ -225,7 +225,7 @@ class Learner:
             if self.as_sampled and updates:  # later updates compare with weights that this step has moved
                 metrics |= {name: float(updates[0][name]) for name in MISMATCHES if name in updates[0]}
             metrics |= again
-            metrics["trained/rollouts"] = float(parallel.fetch(batch.live).sum())
+            metrics["trained/rollouts"] = float(parallel.fetch(without_apart(batch).live).sum())
             state = offload.moments_away(self.offload, state)
         if int(state.skipped_in_row) >= self.max_skipped:
             raise TrainingDiverged(
@@ -238,7 +238,7 @@ class Learner:
                 own = after_updates(self.estimator, self.mesh, batch, ratios, state.estimator_state)
                 state = state.replace(estimator_state=own)
         if self.controls.by_name:
-            seen |= facts_of(rollouts, batch, state.params, metrics) | renewed
+            seen |= facts_of(rollouts, without_apart(batch), state.params, metrics) | renewed
             state = state.replace(control=self.controls.observe(state.control, seen, self.mesh))
         metrics |= {f"control/{name}": float(value) for name, value in known.items()}
         metrics |= {"control/epochs": float(epochs)} if "epochs" in known else {}
@@ -283,8 +283,9 @@ class Learner:
 
         Advantages are None if the update computes them in its own forward pass. They are computed from whole groups; groups
         larger than the rows of an update are cut afterwards. Recorders measure after this cut, on fewer slots, unless the
-        estimator reads their measurements.
+        estimator reads their measurements. Tokens that stand apart are measured, and neither credited nor filtered.
         """
+        rollouts = with_apart(rollouts)
         if rollouts.valid.shape[1] == self.group:
             state, batch, facts = self._recorded(state, self.place(self.layout.ready(rollouts)), frozen, values, alone)
             if self.joint is not None:
@@ -311,12 +312,13 @@ class Learner:
 
         `filter/NAME/dropped` and `filter/NAME/dropped_tokens` are shares of the rollouts and of their trained tokens.
         """
+        batch = without_apart(batch)
         kept, metrics = batch, {}
         for name, one in self.filters.items():
             kept, metrics[f"filter/{name}/dropped"], metrics[f"filter/{name}/dropped_tokens"] = _kept(one.keep, batch, kept)
         if self.estimator.keeps is not None:
             kept = kept.replace(valid=jax.jit(self.estimator.keeps)(kept))
-        return kept, metrics
+        return with_apart(kept), metrics
 
     @property
     def drops(self) -> bool:
@@ -338,7 +340,7 @@ class Learner:
             batch = recorded(batch, one.record(own, state.params, state.lora, seen))
             if one.fits_first:
                 assert one.fit is not None
-                own, facts = one.fit(own, (state.params, state.lora), batch)
+                own, facts = one.fit(own, (state.params, state.lora), without_apart(batch))
                 state, fits = state.replace(beside={**state.beside, one.name: own}), fits | facts
                 batch = recorded(batch, one.record(own, state.params, state.lora, batch))
         if self.as_sampled and sampled is not None and batch.old_logprobs is not sampled:
@@ -348,10 +350,11 @@ class Learner:
         if self.estimator.value_targets is None:
             return state, self.place(batch) if fits else batch, jax.device_get(fits)
         targets_of = jax.jit(self.estimator.value_targets, static_argnums=1)
-        returns = targets_of(batch, True)
-        targets = returns if alone else targets_of(batch, False)
+        plain = without_apart(batch)
+        returns = targets_of(plain, True)
+        targets = returns if alone else targets_of(plain, False)
         batch = recorded(batch, {"value_targets": targets})
-        facts = jax.device_get(jax.jit(value_metrics)(batch.extras["values"], returns, batch.token_mask))
+        facts = jax.device_get(jax.jit(value_metrics)(batch.extras["values"], returns, plain.token_mask))
         return state, self.place(batch), facts | jax.device_get(fits)
 
     @property
@@ -407,7 +410,7 @@ class Learner:
         metrics: dict[str, Any] = {}
         for one in self.recorders:
             if one.fit is not None and not one.fits_first:
-                own, facts = one.fit(state.beside[one.name], (state.params, state.lora), part)
+                own, facts = one.fit(state.beside[one.name], (state.params, state.lora), without_apart(part))
                 state, metrics = state.replace(beside={**state.beside, one.name: own}), metrics | facts
         if alone:
             return state, metrics | {"skipped_updates": state.skipped}
@@ -415,17 +418,22 @@ class Learner:
                           else self.joint(state, part, rate))
         return average.moved(state, self.ema), metrics | learned
 
-    def loss(self, state: TrainState, batches: Sequence[Rollouts], frozen: Mapping[str, Any] | None = None) -> dict[str, float]:
-        """The loss of all rollouts of these batches on the host together, and the objective's metrics; nothing is learned."""
+    def loss(self, state: TrainState, batches: Sequence[Rollouts], frozen: Mapping[str, Any] | None = None,
+             objective: Objective | None = None) -> dict[str, float]:
+        """The loss of all rollouts of these batches on the host together, and the objective's metrics; nothing is learned.
+
+        `objective`: another one than that of the updates, with the empty state.
+        """
         values, version, seen = self.controls.proposed(state.control), int(state.step), list[Any]()
         for rollouts in batches:
-            batch = self.place(self.layout.ready(stamped(rollouts, version, self.as_sampled)))
+            batch = self.place(self.layout.ready(with_apart(stamped(rollouts, version, self.as_sampled))))
             _, batch, _ = self._recorded(state, batch, frozen or {}, values, False)
             measured = (self.layout.values or self.layout.logprobs)(state.params, state.lora, texts_of(batch))
             light = batch.replace(tokens=None, prompt_tokens=None, prompt_mask=None, filled=4)
             seen.append(parallel.fetch((light, *measured)))
         whole = jax.tree.map(lambda *parts: np.concatenate(parts), *seen)
-        metrics = jax.device_get(_loss(self.objective, state.objective_state, *whole))
+        which = (self.objective, state.objective_state) if objective is None else (objective, objective.init())
+        metrics = jax.device_get(_loss(*which, *whole))
         return {name: float(value) for name, value in metrics.items() if name not in MISMATCHES}
 
     @property
@@ -499,6 +507,7 @@ def stamped(rollouts: Rollouts, version: int, as_sampled: bool = False) -> Rollo
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
     """`(advantages, state, metrics)` of an estimator; its state stays sharded by the partition table, and finite."""
+    batch = without_apart(batch)
     advantages, new = estimator.update(batch, state)
     new = keep_finite(new, state)
     metrics = {} if estimator.metrics is None else estimator.metrics(batch, advantages, state)
@@ -509,7 +518,7 @@ def estimate(estimator: Estimator, mesh: Mesh, batch: Rollouts, state):
 def after_updates(estimator: Estimator, mesh: Mesh, batch: Rollouts, ratios: jax.Array, state):
     """The estimator's state after the updates of a batch, see `Estimator.learned`; it stays sharded, and finite."""
     assert estimator.learned is not None
-    new = keep_finite(estimator.learned(batch, ratios, state), state)
+    new = keep_finite(estimator.learned(without_apart(batch), ratios, state), state)
     return jax.lax.with_sharding_constraint(new, parallel.tree_shardings(new, mesh))
 
 

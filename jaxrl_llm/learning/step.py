@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, POSITION, Role, Rollouts, known_logprobs, sampled_logprobs
+from jaxrl_llm.data.rollouts import (
+    CURRENT_ENTROPIES, POSITION, Role, Rollouts, known_logprobs, sampled_logprobs, without_apart)
 from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
 from jaxrl_llm.maths import masked
@@ -217,8 +218,9 @@ def joint_gradients(policy: Policy, capture: Capture, objective: Objective, esti
         logprobs, entropies, features = policy.logprobs_and_features(params, lora, rollouts, capture)
         fixed = dict(zip(("old_logprobs", "entropies", "features"), jax.lax.stop_gradient((logprobs, entropies, features))))
         seen = rollouts.replace(**fixed)
-        advantages, estimator_state = estimator.update(seen, state.estimator_state)
-        own = {} if estimator.metrics is None else estimator.metrics(seen, advantages, state.estimator_state)
+        plain = without_apart(seen)
+        advantages, estimator_state = estimator.update(plain, state.estimator_state)
+        own = {} if estimator.metrics is None else estimator.metrics(plain, advantages, state.estimator_state)
         value, (metrics, objective_state) = loss_terms(objective, logprobs, entropies, seen, advantages, state.objective_state)
         return value, (metrics | own | {"advantages": advantages}, objective_state, estimator_state)
 

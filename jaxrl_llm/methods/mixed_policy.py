@@ -3,6 +3,7 @@ from jaxrl_llm.methods.base import Method
 
 _TIR = "tool_use(tools={'python': {'brief': 512}}, parser='fenced', turns=10, void_ends=True, printed=True, asks=True)"
 ON_POLICY = "luffy(baseline=on_policy, use_std=True)"
+_CHORD = {"group_size": 8, "prompts": 32, "text_share": 0.2}
 
 ROWS = (
     Method(slug="simpletir_filter", title="SimpleTIR: no update from rollouts with a void turn", arxiv=("2509.02479",),
@@ -31,16 +32,16 @@ ROWS = (
     Method(slug="chord", title="CHORD as shipped: decaying share of weighted imitation", arxiv=("2508.11408",),
            equation="l = (1 - mu) PPO + mu mean of -p (1 - p) log p over expert tokens",
            estimator=ON_POLICY, objective="chord",
-           needs=("expert",), guidance="experts", defaults={"group_size": 8}),
+           needs=("expert",), defaults=_CHORD),
     Method(slug="chord_mu", title="CHORD-mu: decaying share of plain imitation", arxiv=("2508.11408",),
            equation="l = (1 - mu) PPO + mu mean of -log p over expert tokens, mu 0.9 to 0.05",
            estimator=ON_POLICY,
            objective="chord(weighting=none, warmup=0, decay=200, peak=0.9, valley=0.05)",
-           needs=("expert",), guidance="experts", defaults={"group_size": 8}),
+           needs=("expert",), defaults=_CHORD),
     Method(slug="chord_phi", title="CHORD-phi: constant share of weighted imitation", arxiv=("2508.11408",),
            equation="l = 0.9 PPO + 0.1 mean of -p (1 - p) log p over expert tokens",
            estimator=ON_POLICY, objective="chord(warmup=0, decay=1, peak=0.1, valley=0.1)",
-           needs=("expert",), guidance="experts", defaults={"group_size": 8}),
+           needs=("expert",), defaults=_CHORD),
     Method(slug="remix", title="ReMix: reincarnated mix-policy optimisation", arxiv=("2507.06892",),
            equation="l = max(-A r, -A clip(r, c +- e)) + b (share KL_base + (1 - share) KL_old), c = p_old / p_behaviour; "
                     "from step 50 on no replay, one epoch, base <- policy",

@@ -22,7 +22,7 @@ SAMPLED = frozenset((  # in the rollouts of every run
     "policy_version", "current_version", "age",  # by the sampler, and the learner's stamps
     CURRENT_ENTROPIES,  # by the update
     "rewards", "reward_components", "correct", "answers",  # by the reward
-    "task", "prior", "greedy_rewards", "unreadable"))  # the last three for methods that read them
+    "task", "prior", "greedy_rewards", "unreadable", "observed"))  # the last four for methods that read them
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of turns as rows, see `advantages.turns`
 AGENTS = ("agent", "functional_group", "game", "settled")  # fields of environments whose policy speaks for several agents
 _TURNS, _TOOLS = "an environment, config.environment", "an environment with tools"
@@ -37,7 +37,8 @@ ELSEWHERE = {
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
 }
 GIVEN = frozenset(("chosen", "weight"))  # of given texts
-SET = {"group_sizes": "a controller that sets it"}  # knobs by which a topology is made
+BESIDE = frozenset(("given", "weight", *topologies.base.GUIDED))  # of those beside prompts
+SET = {"group_sizes": "a controller that sets it", "given": "texts beside the prompts, config.texts.share"}  # no row needs them
 AWAITED = {
     "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
@@ -82,7 +83,8 @@ def parts_of(method: Method, estimator: Estimator) -> set[str]:
 
 def provided(method: Method, estimator: Estimator, given: Iterable[str] = ()) -> set[str]:
     """Everything that a run of the method provides: to all methods, by what is `given` beside it, and by the method's parts."""
-    there = {*SAMPLED, *given, *parts_of(method, estimator), *(GIVEN if method.source == "given" else ())}
+    there = {*SAMPLED, *given, *parts_of(method, estimator), *(GIVEN if method.source == "given" else ()),
+             *(BESIDE if method.defaults.get("text_share") else ())}
     if stored := method.part("replay"):
         there |= {*replay.make(stored.name, **stored.numbers).provides}
     there |= topologies.provided(_topologies_of(method), there)

@@ -55,7 +55,8 @@ class Objective(NamedTuple):
     `replays`: the entry of `extras` whose experts a mixture takes for tokens instead of its router's choice; "": none.
     `shares`: the entry of `weights` by which terms that are added weigh tokens, see `terms.base.composed`. `loads`: a loss of
     the experts' loads of the whole mini-batch, see `terms.base.Term`. `corrects`: the loss itself corrects for rollouts that
-    other weights sampled; terms that are added change nothing of it.
+    other weights sampled; terms that are added change nothing of it. `reads_apart`: it learns itself from given texts in a
+    batch, which other objectives do not see, see `rollouts.with_apart`.
     `position(logits f32[V], token i32[], seed u32[]) -> f32[]`: a function of the logits at one position, at the policy's
     temperature, and of the token that stands there. The pass measures it within its chunks of logits, so that no array of
     [T, V] is kept, and `update` reads `extras["position"]` f32[P, G, T] and is differentiated by it. The seed is that of
@@ -73,6 +74,7 @@ class Objective(NamedTuple):
     loads: Callable[..., tuple[Array, Metrics]] | None = None
     corrects: bool = False
     position: Callable[[Array, Array, Array], Array] | None = None
+    reads_apart: bool = False
 
 
 OBJECTIVES = registry.PartTable("objective", Objective, pure=True, former=FORMER, given=("max_len",))

@@ -20,7 +20,8 @@ def chord(*, weighting: str = "phi", warmup: int = 200, decay: int = 400, peak: 
 
     L_policy is the clipped surrogate on the policy's tokens; L_expert is `-w log p` on tokens of `extras["expert"]`, w
     detached: `phi` p (1 - p), `none` 1, `importance` p. mu rises linearly to `peak` in `warmup` updates, falls to
-    `valley` along a cosine in `decay` updates and stays there. With `cutoff` < 1 expert tokens with p above it have no
+    `valley` along a cosine in `decay` updates and stays there. Expert tokens are those of given texts beside the prompts, or
+    of completions that an expert began. With `cutoff` < 1 expert tokens with p above it have no
     gradient. The defaults are those of the configuration shipped in Trinity-RFT; CHORD-mu has `warmup=0`, `decay=200`,
     `peak=0.9`, `valley=0.05` and `weighting="none"`, CHORD-phi a constant mu of 0.1.
     """
@@ -43,5 +44,6 @@ def chord(*, weighting: str = "phi", warmup: int = 200, decay: int = 400, peak: 
                    "expert_fraction": expert, "max/ratio": jnp.where(expert, 0, ratio)}
         return {"policy": (1 - mu) * own, "expert": -mu * weight * likely}, metrics
 
-    return token_objective(token_loss, needs=("expert",), extra_weights=shares,
+    made = token_objective(token_loss, needs=("expert",), extra_weights=shares,
                            init=lambda: jnp.int32(0), advance=lambda step: step + 1, reads_old=True)
+    return made._replace(reads_apart=True)

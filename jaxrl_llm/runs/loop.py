@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from jaxrl_llm import parallel
+from jaxrl_llm import objectives, parallel
 from jaxrl_llm.learning import offload, optimizers
 from jaxrl_llm.learning.schedules import Step
 from jaxrl_llm.methods.composition import formula
@@ -334,14 +334,18 @@ class _Session:
         return snapshot.params, snapshot.lora
 
     def texts(self) -> dict[str, float]:
-        """The loss of held-out texts, if there are any, and what else the objective says of them."""
+        """The loss of held-out texts, if there are any, and what else the objective says of them.
+
+        It is that of `sft` for texts beside prompts.
+        """
         batches = self.run.source.held_out_texts(int(self.reached.state.step))
         if not batches:
             return {}
         self.progress.phase("evaluating texts")
         with self.timer("evaluate"):
-            return {f"eval/{name}": value for name, value in self.run.learner.loss(self.reached.state, batches,
-                                                                                  self.frozen).items()}
+            objective = None if self.run.method.source else objectives.make("sft")
+            found = self.run.learner.loss(self.reached.state, batches, self.frozen, objective)
+            return {f"eval/{name}": value for name, value in found.items()}
 
     def evaluate(self, step: int) -> Evaluation:
         """The held-out evaluation, with its page."""

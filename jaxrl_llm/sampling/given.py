@@ -17,7 +17,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.ladders import smallest
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.data.shapes import Ladders
-from jaxrl_llm.data.text_forest import planted
+from jaxrl_llm.data.text_forest import TEXTS, planted
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.tasks.base import Problem
@@ -26,7 +26,6 @@ from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.tools.timer import PhaseTimer
 
 ROW = 1024  # slots of a packed row, which longer texts exceed and small batches do not fill
-TEXTS = "texts"  # the entry of `Problem.extra` with the texts of a group: one, or the chosen and the rejected one of a pair
 _READ = ("prompt/length", "completion/length", "completion/tokens", "completion/present")  # 0 tokens are drawn
 _SAMPLED = {  # parts of runs that sample
     "text.replay": "a replay", "text.allocation": "an allocation rule", "text.guidance": "a guide",
@@ -36,6 +35,14 @@ _SAMPLED = {  # parts of runs that sample
 CONFLICTS = (
     *(Conflict(("source", name), f"method {{method!r}} learns from given texts and samples none, and {name}={{1!r}} is {what}",
                "leave it out, or take a method that samples") for name, what in _SAMPLED.items()),
+    Conflict(("texts", "updates"), "{1} batches of stored rollouts follow each batch, and method {method!r} learns "
+             "from given texts beside its prompts", "set texts.share=0, or take a method without such a replay"),
+    Conflict(("texts", "objective"), "given texts stand beside the prompts, and the loss of method {method!r} learns from none",
+             "add a term, objective='+ nll(0.1, on=given)', take the method chord, or set texts.share=0",
+             lambda texts, objective: texts and not (objective.reads_apart or "given" in objective.needs)),
+    Conflict(("texts", "config.environment", "config.texts.path"), "given texts stand beside trajectories of an "
+             "environment, whose problems have no solutions as texts", "set texts.path to a file of texts",
+             lambda texts, environment, path: texts and environment and not path),
     Conflict(("source", "schedule"), "method {method!r} learns from given texts, which do not wait for weights",
              "set schedule='sync'", lambda source, schedule: source and schedule.lag))
 
@@ -45,6 +52,7 @@ def keys(c: ConfigDict) -> None:
     c.texts = ConfigDict()
     c.texts.path = ""                  # file, data set or module:function of rows; empty: the solutions of the task's problems
     c.texts.options = ""               # of data.reading.read: "split='train', turns='last', chat=False"
+    c.texts.share = 0.0                # share of texts in a batch of rollouts, of methods that sample; 0: the method's
     c.texts.heldout = 64               # texts, or pairs, that are held out for eval/loss; 0: none
     c.texts.max_tokens = 0             # longest text, longer ones are left out and counted; 0: no limit
     c.texts.pack = True                # texts share packed rows, which cost their tokens alone; False: learner.packed_rows says
@@ -55,6 +63,8 @@ def check_keys(config: ConfigDict) -> Iterator[str]:
     for name in ("heldout", "max_tokens"):
         if (value := config.texts[name]) < 0:
             yield f"config.texts.{name} is {value}; give 0 or more"
+    if not 0 <= (value := config.texts.share) < 1:
+        yield f"config.texts.share is {value}; give a share from 0 to less than 1 of the rollouts and texts of a batch"
     try:
         options_of(config)
     except ValueError as error:

@@ -15,6 +15,7 @@ from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.snapshot import Snapshot, check
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.replay import buffer as buffers
+from jaxrl_llm.sampling import beside
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
 from jaxrl_llm.sampling.stages import Stage, Unfinished, moments
 from jaxrl_llm.sampling.stages.base import policy_tokens
@@ -101,13 +102,13 @@ class Source(Views):
                 self.memory[one.name] = stored if isinstance(stored, Forest) else one.decode(stored, self)
 
     def held_out_texts(self, version: int) -> list[Rollouts]:
-        """Batches of held-out texts, whose loss evaluations measure; a source that samples has none."""
-        return []
+        """Batches of held-out texts, whose loss evaluations measure; there are none without texts beside the prompts."""
+        return [beside.rollouts(part, self, version) for part in self.beside.held_out]
 
     @property
     def told(self) -> list[tuple[str, str]]:
         """Rows for the head of a run."""
-        return list(self.stream.kind.rows)
+        return [*self.stream.kind.rows, *self.beside.told]
 
     @property
     def held_out(self) -> Stream:

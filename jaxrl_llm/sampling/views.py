@@ -8,6 +8,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.ladders import smallest
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.data.shapes import Ladders, padded
+from jaxrl_llm.sampling.beside import NONE, Beside
 from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.topologies import Topology
@@ -20,6 +21,7 @@ class Views:
     Attributes:
       task: the task.  stream: grows trajectories.  topology: decides what is sampled.
       prompts: per batch.  max_tokens: maximum tokens of a completion, at most T.
+      beside: given texts beside the prompts of a batch.
       sizes: the sizes that a batch may have, from the limits of S, T, G and groups of a prompt, and the maximum number of
         programs, see `data.shapes`.
     """
@@ -30,6 +32,7 @@ class Views:
     prompts: int
     max_tokens: int
     sizes: Callable[..., Ladders] = padded
+    beside: Beside = NONE
 
     def planted(self, rows: Sequence[tuple[Problem, list[int]]], draw: int) -> Forest:
         """The forest of these problems and their token ids, without samples."""
@@ -42,7 +45,8 @@ class Views:
         """
         sizes, view = self.ladders, forests.paths if self.stream.contexts == 1 else forests.contexts
         return view(
-            forest, self.stream.turns, self.stream.facts, group=group or self.most, prompts=self.prompts, version=version,
+            forest, self.stream.turns, self.stream.facts, group=group or self.most,
+            prompts=self.prompts + self.beside.count, version=version,
             tokens=functools.partial(smallest, sizes.tokens),
             prompt_tokens=functools.partial(smallest, sizes.prompt_tokens), of_problems=self.task.facts)
 
@@ -54,8 +58,8 @@ class Views:
     @property
     def ladders(self) -> Ladders:
         """The sizes that a batch may have."""
-        group = self.stream.group
-        return self.sizes(self.stream.prompt_tokens, self.max_tokens, group, -(-self.most // group))
+        group, (prompt, rest) = self.stream.group, self.beside.longest
+        return self.sizes(max(self.stream.prompt_tokens, prompt), max(self.max_tokens, rest), group, -(-self.most // group))
 
     @property
     def numbers(self) -> dict[str, int]:

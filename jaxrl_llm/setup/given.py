@@ -1,7 +1,8 @@
 """The source of a run that learns from given texts, and its configuration as its batches are."""
+import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jax.sharding import Mesh
@@ -9,11 +10,15 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import parallel
 from jaxrl_llm.data import reading
+from jaxrl_llm.data import shapes as shapes_lib
+from jaxrl_llm.data.text_forest import TEXTS, turns_of
 from jaxrl_llm.data.texts import Text, fitting
 from jaxrl_llm.engines.prompts import encode_problem, solution_ids
 from jaxrl_llm.learning.policy import Policy
+from jaxrl_llm.sampling import stages
+from jaxrl_llm.sampling.beside import Beside
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
-from jaxrl_llm.sampling.given import TEXTS, TextSource, options_of, row_of, shares
+from jaxrl_llm.sampling.given import TextSource, options_of, row_of, shares
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.parts import Parts
@@ -37,25 +42,49 @@ def make_given(config: ConfigDict, made: Parts, policy: Policy, mesh: Mesh, toke
     plain = make_plain_source(config, policy, mesh, tokenizer, judge, sets)
     which, count = shares(P)
     texts = [text for group in (*train, *heldout) for text in group]
-    S, T = max(text.prompt for text in texts), max(len(text.ids) - text.prompt for text in texts)
     source = TextSource(
         **{name: getattr(plain, name) for name in ("task", "stream", "topology", "prompts", "max_tokens", "overlong", "sets",
                                                    "model")},
         data=batches(_problems(train), P, config.seed, which, count), readers=count, stages=(),
         heldout=_problems(heldout, len(train)), group=1 + pairs,
-        longest=(-(-S // 8) * 8, -(-T // 8) * 8), left_out=left_out,
+        longest=_longest([*train, *heldout]), left_out=left_out,
         row=row_of(max(len(text.ids) for text in texts), P * (1 + pairs), mesh.shape["seq"]) if config.texts.pack else 0)
     source.sizes = sizes_of(as_batches(config, source), policy.model.config)
     return source
 
 
+def with_texts(config: ConfigDict, source: Source, tokenizer, judge: Judge) -> Source:
+    """The source with the texts of `config.texts` beside the prompts of each batch, a `texts.share` of its rollouts and texts.
+
+    Their number is the nearest one above 0 that minibatches, micro-batches and devices share out. Raises ValueError if no text
+    fits, and for pairs of texts.
+    """
+    t, learner, facts = config.texts, config.learner, dict.fromkeys(source.task.facts, 0.0)
+    train, heldout, left_out = groups_of(config, tokenizer, judge, False)
+    if source.stream.partner.goes_on and (most := max(turns_of(group[0]) for group in (*train, *heldout))) > source.stream.turns:
+        raise ValueError(f"a text of config.texts has {most} turns, and trajectories of the environment at most "
+                         f"{source.stream.turns}; give shorter texts, or raise sampling.max_turns")
+    parts = learner.minibatches * learner.micro_batches * parallel.shards_of(source.stream.mesh.shape)
+    wanted = config.prompts.per_step * config.sampling.group * t.share / (1 - t.share)
+    count = parts * max(round(wanted / parts), 1)
+    held = _problems(heldout, len(train), made=True, facts=facts)
+    texts = Beside(batches(_problems(train, made=True, facts=facts), count, config.seed), count, _longest([*train, *heldout]),
+                   [held[first:first + count] for first in range(0, len(held), count)], left_out)
+    return dataclasses.replace(source, beside=texts, stages=(*source.stages[:-1], stages.beside(), source.stages[-1]),
+                               sizes=shapes_lib.limits if t.pack else source.sizes)
+
+
 def as_batches(config: ConfigDict, source: Source) -> ConfigDict:
     """The configuration with the sizes of the batches that a run learns from: those of texts, if it learns from given ones."""
-    if not isinstance(source, TextSource):
+    if not isinstance(source, TextSource) and not source.beside.count:
         return config
     config = config.copy_and_resolve_references()
-    config.sampling.group = config.sampling.max_group = source.group
-    config.prompts.max_tokens, config.sampling.max_tokens = source.longest
+    if isinstance(source, TextSource):
+        config.sampling.group = config.sampling.max_group = source.group
+        config.prompts.max_tokens, config.sampling.max_tokens = source.longest
+    else:
+        config.prompts.per_step += source.beside.count
+        config.prompts.max_tokens, config.sampling.max_tokens = (sizes[-1] for sizes in source.ladders[:2])
     if config.texts.pack and not config.learner.packed_rows:
         config.learner.packed_rows, config.learner.micro_batches = parallel.shards_of(source.stream.mesh.shape), 1
     return config
@@ -131,8 +160,18 @@ def check_pair(group: Group) -> None:
         raise ValueError(f"{where}the chosen and the rejected text of a pair have different prompts; give both the same")
 
 
-def _problems(groups: Sequence[Group], first: int = 0) -> list[Problem]:
-    """A problem for each group, whose prompt is a digest of all that is learned: positions belong to these texts alone."""
+def _longest(groups: Sequence[Group]) -> tuple[int, int]:
+    """The most tokens of a prompt and behind it, multiples of 8."""
+    texts = [text for group in groups for text in group]
+    sizes = max(text.prompt for text in texts), max(len(text.ids) - text.prompt for text in texts)
+    return -(-sizes[0] // 8) * 8, -(-sizes[1] // 8) * 8
+
+
+def _problems(groups: Sequence[Group], first: int = 0, made: bool = False, facts: Mapping[str, float] = {}) -> list[Problem]:
+    """A problem for each group, whose prompt is a digest of all that is learned: positions belong to these texts alone.
+
+    `made`: their ids are below 0, as they are no problems of the task.  `facts`: further entries of their extras.
+    """
     def digest(group: Group) -> str:
         found = hashlib.blake2b(digest_size=16)
         for text in group:
@@ -140,8 +179,8 @@ def _problems(groups: Sequence[Group], first: int = 0) -> list[Problem]:
             found.update(repr((text.prompt, float(text.weight))).encode())
         return found.hexdigest()
 
-    return [Problem(digest(group), "", number, extra={TEXTS: tuple(group)}, place=group[0].place)
-            for number, group in enumerate(groups, first)]
+    return [Problem(digest(group), "", -1 - number if made else number, extra={TEXTS: tuple(group), **facts},
+                    place=group[0].place) for number, group in enumerate(groups, first)]
 
 
 def _read(config: ConfigDict, tokenizer, pairs: bool) -> tuple[list[Group], Counter]:

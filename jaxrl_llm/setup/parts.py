@@ -39,6 +39,7 @@ class Parts(NamedTuple):
       needs: the fields that they read; fresh_needs, rehearsed_needs: of fresh and of replayed batches alone.
       there: what a run with this configuration has for them beside `provision.SAMPLED`.
       filters, controls: by name.  replay, rule: None if the method has none.
+      texts: whether given texts stand beside the rollouts of a batch.
     """
 
     method: methods.Method
@@ -51,6 +52,7 @@ class Parts(NamedTuple):
     replay: replay.Replay | None
     rule: Rule | None
     rehearsed: tuple[Estimator, Objective] | None = None
+    texts: bool = False
     fresh_needs: frozenset[str] = frozenset()
     rehearsed_needs: frozenset[str] = frozenset()
     unknown: bool = False
@@ -105,11 +107,12 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
     also = methods.provision.replay_needs_of(again) if again else needs if stored is not None and stored.updates else set()
     also |= {"behavior_logprobs"} if stored is not None and stored.as_sampled else set()
     also = measured_where_unknown(also) if unknown else also
-    there = {*(() if task is None else task.facts), *around, *keys_of(config), *measures.MEASURES,
-             *methods.provision.parts_of(method, estimator)}
+    texts = not method.source and config.texts.share > 0
+    there = {*(() if task is None else task.facts), *around, *(methods.provision.BESIDE if texts else ()),
+             *keys_of(config), *measures.MEASURES, *methods.provision.parts_of(method, estimator)}
     return Parts(method, estimator, objective, frozenset(needs | also), frozenset(there),
                  {name: control.make_filter(name, **numbers) for name, numbers in method.parts("filters")}, controls_of(method),
-                 stored, only(method, "allocation"), again, frozenset(needs), frozenset(also), unknown)
+                 stored, only(method, "allocation"), again, texts, frozenset(needs), frozenset(also), unknown)
 
 
 def begins(method: methods.Method) -> bool:

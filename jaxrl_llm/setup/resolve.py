@@ -22,9 +22,9 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
 
     With `setting="paper"` the `defaults` replace all keys that they set, see `as_in_paper`.
     A default number of minibatches that does not divide the batch becomes the largest smaller one that does. Also resolved
-    are 0 or empty values of `sampling.max_group`, `critic.learning_rate`, `pool.groups` and `budget`, and values of -1 of
-    `critic.pretrain_steps` (without a default 0) and, if the optimiser has them, `optimizer.b1` and `b2`. Raises ValueError for
-    settings that the optimiser does not have.
+    are 0 or empty values of `sampling.max_group`, `critic.learning_rate`, `pool.groups`, `texts.share` and `budget`, and values
+    of -1 of `critic.pretrain_steps` (without a default 0) and, if the optimiser has them, `optimizer.b1` and `b2`. Raises
+    ValueError for settings that the optimiser does not have.
     """
     one_of("config.setting", config.setting, ("", "paper"))
     config = of_one_turn(config)
@@ -36,6 +36,7 @@ def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:
         fits = (n for n in range(defaults.get("minibatches", 1), 1, -1) if P % (n * max(learner.micro_batches, 1)) == 0)
         learner.minibatches = next(fits, 1)
     config.pool.groups = config.pool.groups or P // 2
+    config.texts.share = config.texts.share or defaults.get("text_share", 0.0)
     budget = config.budget
     budget.utility, budget.prompts = budget.utility or defaults.get("budget", ""), budget.prompts or max(P // 2, 1)
     o = config.optimizer

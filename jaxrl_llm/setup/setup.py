@@ -20,7 +20,7 @@ from jaxrl_llm.setup import agreement, parts, why
 from jaxrl_llm.setup.check import check, faults
 from jaxrl_llm.setup.config import default_config
 from jaxrl_llm.setup.first_state import initial_adapters, known_of
-from jaxrl_llm.setup.given import as_batches, make_given
+from jaxrl_llm.setup.given import as_batches, make_given, with_texts
 from jaxrl_llm.setup.judge import Judge, make_judge
 from jaxrl_llm.setup.keys import check_values, set_key
 from jaxrl_llm.setup.learners import make_learner
@@ -70,6 +70,7 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     policy = dataclasses.replace(policy_of(config, model, mesh), replays=made.objective.replays)
     make = make_given if made.method.source == "given" else make_source
     source = make(config, made, policy, mesh, tokenizer, judge, sets, around)
+    source = with_texts(config, source, tokenizer, judge) if made.texts else source
     agreement.check_data(task, source.data, config.eval.problems)
     made = made.with_controllers(moments.controllers(source))
     learner, rate = make_learner(as_batches(config, source), made, policy, source.ladders, tokenizer, task,

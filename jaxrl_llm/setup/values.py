@@ -58,12 +58,11 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
     those that give prompts different ones from the start; "pilot", "mean": of the rule, 0 and 1 without one. "knobs": all that
     are set. "measured": names of the further token columns. "there": what the run has for recorders and topologies. "method",
     "topology": their names. "replays": whether there is a replay; "updates": those of stored rollouts alone in a step;
-    "replay.NAME": True for the functions of the replay.
-    "facts.NAME": True for what is expected of prompts, or measured by the rule. "rehearsed.has_critic": of the estimator that
-    credits replayed rollouts. "source": the method's, empty if it samples. "begins": whether
-    completions begin with traces of experts; "guidance.NAME": the numbers of the topology by which they do. And the objects
-    "estimator", "objective", "rule", "replay", "environment", "model" (its configuration), "reward", "schedule", "task", where
-    there are any.
+    "replay.NAME": True for the functions of the replay. "facts.NAME": True for what is expected of prompts, or measured by the
+    rule. "rehearsed.has_critic": of the estimator that credits replayed rollouts. "source": the method's, empty if it samples.
+    "texts": whether given texts stand beside its prompts. "begins": whether completions begin with traces of experts;
+    "guidance.NAME": the numbers of the topology by which they do. And the objects "estimator", "objective", "rule", "replay",
+    "environment", "model" (its configuration), "reward", "schedule", "task", where there are any.
     """
     estimator, knobs = made.estimator, made.controls.knobs
     unequal = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
@@ -89,7 +88,7 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
         "topology": topology.name if topology else "", "replays": made.replay is not None, "measured": ", ".join(made.measured),
         "pilot": made.rule.pilot if made.rule else 0, "mean": made.rule.mean if made.rule else 1.0,
         "filters.refills": ", ".join(name for name, one in made.filters.items() if one.per == "prompt" and one.refills),
-        "source": made.method.source,
+        "source": made.method.source, "texts": made.texts,
         "sizes": unequal + [f"the estimator {made.method.part('estimator').name!r}"] * (estimator.wants_more is not None)}
 
 

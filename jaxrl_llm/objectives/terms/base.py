@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxrl_llm.data.experts import expert_tokens
-from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, Rollouts, clean, measured
+from jaxrl_llm.data.rollouts import APART, CURRENT_ENTROPIES, Rollouts, clean, measured, without_apart
 from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Metrics, Objective, measure, summed, used
 from jaxrl_llm.tools import registry
@@ -31,6 +31,8 @@ class Term(NamedTuple):
     0 on tokens that the objective leaves out; both are of the whole mini-batch. `needs`, `reads_old`: as of an `Objective`.
     `metric`: the name under which the mean of `value` over all tokens is reported; "": none.
     `loads(loads, chosen, per_token)`: f32[], see `terms.balance`; such a term has no `value`.
+    `apart`: it learns from tokens that the objective does not see, see `rollouts.with_apart`; its own `weights` add up to 1,
+    and its metric is the mean by them.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Term(NamedTuple):
     reads_old: bool = False
     metric: str = ""
     loads: Callable[..., Array] | None = None
+    apart: bool = False
 
 
 TERMS = registry.PartTable("term", Term, pure=True)
@@ -52,12 +55,13 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
     """`base + terms`, without the terms of coefficient 0.
 
     Tokens of a term have the weights of the objective's own loss, `base.weights(rollouts)[base.shares]`: for a loss of whole
-    rollouts the weight of a rollout in equal parts on its tokens. Raises ValueError: two terms of one name, or an objective
-    without such weights.
+    rollouts the weight of a rollout in equal parts on its tokens. Tokens that stand apart are seen by terms, and by an
+    objective that `reads_apart`. Raises ValueError: two terms of one name, or an objective without such weights.
     """
     terms = tuple(one for one in terms if used(one.coef))
     if not terms:
         return base
+    base = base if base.reads_apart else _of_policy(base)
     names = [one.name for one in terms]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the loss has {', '.join(twice)} more than once; write one of each with the sum of the coefficients")
@@ -79,7 +83,8 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
             values = one.value(logprobs, seen)
             loss = loss + one.coef * summed(values, rollouts.loss_weights[f"term/{one.name}"], seen)
             if one.metric:
-                metrics = metrics | {one.metric: lax.stop_gradient(measure(one.metric, values, seen.loss_weights, seen))}
+                by = {"token": seen.loss_weights[f"term/{one.name}"]} if one.apart else seen.loss_weights
+                metrics = metrics | {one.metric: lax.stop_gradient(measure(one.metric, values, by, seen))}
         return loss, (metrics, state)
 
     of_loads = [one for one in terms if one.loads is not None]
@@ -87,6 +92,21 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
         update=update if valued else base.update, weights=weights if valued else base.weights, needs=(*base.needs, *(
             name for name in needs if name not in base.needs)), reads_old=base.reads_old or any(one.reads_old for one in terms),
         whole_batch=base.whole_batch or bool(of_loads), loads=functools.partial(_loads, of_loads) if of_loads else base.loads)
+
+
+def _of_policy(base: Objective) -> Objective:
+    """The objective without the tokens that stand apart, whose weights are 0."""
+    def weights(rollouts: Rollouts) -> Mapping[str, Array]:
+        own = base.weights(plain := without_apart(rollouts))
+        if APART not in rollouts.extras:
+            return own
+        masks = {2: plain.live, 3: plain.token_mask}
+        return {name: jnp.where(masks[x.ndim], x, 0) if x.ndim in masks else x for name, x in own.items()}
+
+    def update(logprobs, rollouts, advantages, state):
+        return base.update(logprobs, without_apart(rollouts), advantages, state)
+
+    return base._replace(weights=weights, update=update)
 
 
 def _current(rollouts: Rollouts, seen: Rollouts) -> Rollouts:

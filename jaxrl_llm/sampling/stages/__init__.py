@@ -3,6 +3,7 @@ from collections.abc import Sequence
 
 from jaxrl_llm.sampling.stages.base import STAGES, Stage, StageMemory, Unfinished, stage
 from jaxrl_llm.sampling.stages.baseline import baseline
+from jaxrl_llm.sampling.stages.beside import beside
 from jaxrl_llm.sampling.stages.choose import choose
 from jaxrl_llm.sampling.stages.draw import draw
 from jaxrl_llm.sampling.stages.exchange import after, before
@@ -11,6 +12,7 @@ from jaxrl_llm.sampling.stages.greedy import greedy
 from jaxrl_llm.sampling.stages.guide import guide
 from jaxrl_llm.sampling.stages.measure import measure
 from jaxrl_llm.sampling.stages.mix import mix
+from jaxrl_llm.sampling.stages.observed import observed
 from jaxrl_llm.sampling.stages.readable import readable
 from jaxrl_llm.sampling.stages.reads import reads
 from jaxrl_llm.sampling.stages.reference import reference
@@ -21,12 +23,12 @@ from jaxrl_llm.sampling.stages.shape import shape
 from jaxrl_llm.sampling.stages.share import share
 from jaxrl_llm.sampling.stages.writers import writers
 
-__all__ = ["NEEDED", "STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "chain", "choose", "draw",
-           "expect", "greedy", "guide", "measure", "mix", "readable", "reads", "reference", "rehearse", "replaced", "sample",
-           "score", "shape", "share", "stage", "writers"]
+__all__ = ["NEEDED", "STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "beside", "chain",
+           "choose", "draw", "expect", "greedy", "guide", "measure", "mix", "observed", "readable", "reads", "reference",
+           "rehearse", "replaced", "sample", "score", "shape", "share", "stage", "writers"]
 
 # Stages of runs whose method needs what they provide, or what a recorder makes of it.
-NEEDED = {"greedy_rewards": greedy, "unreadable": readable, "written_logprobs": reads}
+NEEDED = {"greedy_rewards": greedy, "unreadable": readable, "written_logprobs": reads, "observed": observed}
 
 
 def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage] = (), mixes: Sequence[Stage] = ()

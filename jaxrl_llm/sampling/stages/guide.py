@@ -16,13 +16,18 @@ def guide() -> Stage:
         return batch.measured(guide_metrics(batch.forest))
 
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
-        role = roles_of(rollouts)
-        expert = role == Role.EXPERT
-        known = np.where(expert, np.nan_to_num(rollouts.behavior_logprobs, nan=0.0), 0).astype(np.float32)
-        return with_extras(rollouts.replace(role=role), expert=expert, hint_mask=expert, hinted=expert.any(-1),
-                           expert_logprobs=known)
+        return marked(rollouts)
 
     return Stage("guide", end=end, view=view, provides=GUIDED)
+
+
+def marked(rollouts: Rollouts) -> Rollouts:
+    """The rollouts with the extras of `guide`."""
+    role = roles_of(rollouts)
+    expert = role == Role.EXPERT
+    known = np.where(expert, np.nan_to_num(rollouts.behavior_logprobs, nan=0.0), 0).astype(np.float32)
+    return with_extras(rollouts.replace(role=role), expert=expert, hint_mask=expert, hinted=expert.any(-1),
+                       expert_logprobs=known)
 
 
 def guide_metrics(forest: Forest) -> dict[str, float]:

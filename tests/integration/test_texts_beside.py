@@ -1,0 +1,92 @@
+"""Given texts beside the prompts of a batch: how many, what is seen of them, their order, what is held out, and refusals."""
+import json
+
+import numpy as np
+import pytest
+import run_files
+import tiny_config
+
+from jaxrl_llm.data.rollouts import Role, with_apart
+from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
+
+
+def tiny(method="chord", **changes):
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict({"method": method, "model.num_layers": 1, "texts.heldout": 5, **changes})
+    return config
+
+
+def source(**changes):
+    return setup.opened(tiny(**changes))[0].source
+
+
+def test_chord_has_a_fifth_of_texts():
+    one = source()
+    assert one.beside.count == 4 and one.prompts == 4 and one.stream.group == 4  # 16 rollouts
+    assert one.position()["texts"]["next_problem"] == 0
+    assert source(**{"texts.share": 0.5, "learner.micro_batches": 2}).beside.count == 16
+    assert source(method="grpo").beside.count == 0
+
+
+def test_texts_stand_apart_in_their_rollouts():
+    first, second = source().held_out_texts(2)
+    assert first.valid.shape == (8, 4) and not first.token_mask.any()
+    assert first.extras["given"].sum(1).tolist() == [1] * 4 + [0] * 4 and second.extras["given"].sum() == 1
+    whole = with_apart(first)
+    assert (whole.role[whole.token_mask] == Role.EXPERT).all() and (whole.valid == first.extras["given"]).all()
+    assert whole.extras["apart"].sum() == whole.token_mask.sum() > 0 and (first.prompt_ids[:4] < 0).all()
+
+
+def test_a_file_of_texts_stands_beside_prompts(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "x" * 40, "response": "y" * 30, "weight": n}) + "\n" for n in range(4)))
+    one = source(**{"texts.path": str(path), "texts.options": "chat=False", "texts.heldout": 1})
+    assert one.beside.longest == (48, 32) and one.ladders.tokens == (32,) and one.ladders.prompt_tokens[-1] >= 40
+    assert one.held_out_texts(0)[0].extras["weight"].tolist() == [[0.0] * 4] + [[1.0] * 4] * 7
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"method": "grpo", "texts.share": 0.2}, "learns from none"), ({"texts.share": 1.0}, "give a share from 0 to less than 1"),
+    ({"method": "grpo", "objective": "+ nll(0.1, on=given)"}, "texts beside the prompts, config.texts.share"),
+    ({"method": "grpo", "objective": "+ echo(0.05)"}, "this run has none; set environment"),
+    ({"method": "sil", "objective": "+ nll(0.1, on=given)", "texts.share": 0.1}, "without such a replay")])
+def test_what_cannot_be(changes, said):
+    with pytest.raises((ValueError, NotImplementedError), match=said):
+        source(**changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method, changes", [
+    ("chord", {}), ("grpo", {"objective": "+ nll(1.0, on=given)", "texts.share": 0.3, "texts.pack": False,
+                             "learner.minibatches": 2, "lora.rank": 2})])
+def test_a_resumed_run_is_the_straight_one(tmp_path, method, changes):
+    def config(steps):
+        return tiny(method, steps=steps, **{"checkpoint.every": 2, "eval.every": 0, "eval.problems": 2, **changes})
+
+    loop.train(config(3), tmp_path / "straight")
+    loop.train(config(2), tmp_path / "broken")
+    with pytest.warns(RuntimeWarning, match="steps: 2 -> 3"):
+        loop.train(config(3), tmp_path / "broken", resume=True)
+    run_files.assert_same(*(run_files.saved(tmp_path / name, config(3)) for name in ("broken", "straight")))
+    lines = run_files.lines(tmp_path / "straight")
+    assert lines[-1]["eval/loss"] < lines[0]["eval/loss"] and lines[1]["texts/count"] == lines[2]["texts/count"] > 0
+    assert all(line["trained/rollouts"] == 16 for line in lines[1:])
+
+
+@pytest.mark.slow
+def test_rollouts_and_their_metrics_are_those_without_texts(tmp_path):
+    """Weights are equal before the first update: what is sampled, and all that is said of it, is what it is without texts."""
+    texts = {"objective": "+ nll(0.1, on=given)", "texts.share": 0.3, "controllers": "pass_rate"}
+    alone = {"controllers": "pass_rate", "learner.packed_rows": 1}
+    lines = []
+    for name, changes in (("texts", texts), ("alone", alone)):
+        loop.train(tiny("grpo", steps=1, **{"eval.problems": 0, **changes}), tmp_path / name)
+        lines.append(run_files.lines(tmp_path / name)[-1])
+    with_them, without = lines
+    same = [key for key in without if not key.startswith(("seconds", "time", "host", "loss", "grad_norm", "tokens_per"))]
+    for key in same:
+        assert key in with_them, key
+    for key in ("reward/mean", "completion/length", "entropy", "groups/all_equal", "trained/rollouts", "max/ratio"):
+        np.testing.assert_allclose(with_them[key], without[key], rtol=1e-5, err_msg=key)
+    assert with_them["loss"] == pytest.approx(without["loss"] + 0.1 * with_them["nll_given"], rel=1e-5)
