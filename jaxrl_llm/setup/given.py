@@ -61,7 +61,8 @@ def with_texts(config: ConfigDict, source: Source, tokenizer, judge: Judge) -> S
     """
     t, learner, facts = config.texts, config.learner, dict.fromkeys(source.task.facts, 0.0)
     train, heldout, left_out = groups_of(config, tokenizer, judge, False)
-    if source.stream.partner.goes_on and (most := max(turns_of(group[0]) for group in (*train, *heldout))) > source.stream.turns:
+    most = max(turns_of(group[0]) for group in (*train, *heldout))
+    if source.stream.partner.goes_on and most > source.stream.turns:
         raise ValueError(f"a text of config.texts has {most} turns, and trajectories of the environment at most "
                          f"{source.stream.turns}; give shorter texts, or raise sampling.max_turns")
     parts = learner.minibatches * learner.micro_batches * parallel.shards_of(source.stream.mesh.shape)
