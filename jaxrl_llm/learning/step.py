@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.advantages.base import Estimator
-from jaxrl_llm.data.rollouts import (
-    CURRENT_ENTROPIES, POSITION, Role, Rollouts, known_logprobs, sampled_logprobs, without_apart)
+from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES, POSITION, Role, Rollouts, known_logprobs, sampled_logprobs, without_apart
 from jaxrl_llm.learning.policy import Capture, Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
 from jaxrl_llm.maths import masked
