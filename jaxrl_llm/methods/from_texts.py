@@ -15,6 +15,11 @@ ROWS = (
            equation="l = -mean over 256 samples a ~ softmax(z / 1.3) at each position of R log p(a), R = 1 if a is the text's "
                     "token, else -0.1",
            estimator="reinforce", objective="otr", source="given", defaults={"epochs": 1, "minibatches": 1}),
+    Method(slug="rlpt", title="RLPT: the next and the middle segment of plain text as a task", arxiv=("2509.19249",),
+           equation="r = 1 if the prediction is how the text goes on; A = z-score in the group; l = PPO, mean over next "
+                    "segments + mean over middle ones",
+           objective="rlpt", needs=("middle",), defaults={"group_size": 8, "epochs": 1},
+           omits="a model that judges whether the prediction means the same; a rule compares words"),
     Method(slug="raft", title="RAFT: supervised learning from the shortest right completion of each prompt",
            arxiv=("2304.06767",),
            equation="l = -mean of log p over the shortest right completion of each prompt, of equal texts one",

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
+    "middle": "a task of text, config.task=segments",
 }
 GIVEN = frozenset(("chosen", "weight"))  # of given texts
 BESIDE = frozenset(("given", "weight", *topologies.base.GUIDED))  # of those beside prompts

@@ -1,6 +1,7 @@
 """The rewards that runs name; each scores a completion against the answer of its problem."""
+import functools
 
-from jaxrl_llm.rewards import length, needs, text
+from jaxrl_llm.rewards import length, needs, segments, text
 from jaxrl_llm.rewards.base import Reward, reward
 from jaxrl_llm.rewards.box import HIT, box_reward, find_box
 from jaxrl_llm.rewards.code import Code, tests_of
@@ -10,12 +11,29 @@ from jaxrl_llm.rewards.math import Boxed, boxed_answer
 from jaxrl_llm.rewards.swe_rl import Patches
 from jaxrl_llm.rewards.token_f1 import find_words
 from jaxrl_llm.rewards.token_f1 import token_f1 as f1_of_words
+from jaxrl_llm.tools.registry import one_of
 
 
 @reward
 def exact(*, weight: float = 1.0) -> Reward:
     """1 when the completion is the answer, white space at both ends aside."""
     return Reward("exact", text.exact, weight, extract=text.whole_text)
+
+
+@reward
+def segment_prefix(*, weight: float = 1.0, tags: bool = True, unit: str = "word", least: int = 3) -> Reward:
+    """1 when the prediction is how the answer begins: `least` or more of its units ("word" or "character"), and no other.
+
+    With `tags` the prediction stands between the marks of `rewards.segments`, else it is the whole completion. Raises
+    ValueError for another unit.
+    """
+    one_of("unit of segment_prefix", unit, ("word", "character"))
+
+    def score(completion: str, answer: str, problem) -> float:
+        predicted = segments.prediction(completion, tags)
+        return float(predicted is not None and segments.is_prefix(predicted, answer, unit, least))
+
+    return Reward("segment_prefix", score, weight, extract=functools.partial(segments.prediction, tags=tags))
 
 
 @reward

@@ -53,3 +53,23 @@ def test_right_completions_are_imitated(tmp_path):
     steps = [line for line in run_files.lines(tmp_path) if "loss" in line]
     assert len(steps) == 3 and all(np.isfinite(line["loss"]) for line in steps)
     assert all(line["trained/rollouts"] <= 4 for line in steps)
+
+
+@pytest.mark.slow
+def test_text_files_are_a_task_in_packed_rows(tmp_path):
+    """Both kinds of segments are in a batch, and a run that ends before its last step resumes bit for bit."""
+    (tmp_path / "book.txt").write_text("".join(f"word {number}. " for number in range(30)))
+
+    def config(**changes):
+        task = f"segments(path={str(tmp_path / 'book.txt')!r}, context=2, brief=True)"
+        return tiny(method="rlpt", task=task, rewards="format(pattern='(?s).*[a-m].*')", **{
+            "learner.packed_rows": 1, "texts.heldout": 0, **changes})
+
+    loop.train(config(), tmp_path / "straight")
+    steps = [line for line in run_files.lines(tmp_path / "straight") if "loss" in line]
+    assert len(steps) == 3 and all(np.isfinite(line["loss"]) for line in steps)
+    assert any(line["grad_norm"] > 0 for line in steps)
+    loop.train(config(steps=2), tmp_path / "broken")
+    with pytest.warns(RuntimeWarning, match="steps: 2 -> 3"):
+        loop.train(config(), tmp_path / "broken", resume=True)
+    run_files.assert_same(*(run_files.saved(tmp_path / name, config()) for name in ("broken", "straight")))

@@ -19,12 +19,17 @@ def of_positions(rng, p, g, t):
     return {"extras": {**weights(rng, p, g, t)["extras"], **values}}
 
 
+def middles(rng, p, g, t):
+    return {"extras": {"middle": rng.integers(0, 2, p).astype(float)}}
+
+
 OBJECTIVES = {
     "sft": [Case(inputs=weights), Case(), Case({"aggregation": "seq_mean_token_mean"}, inputs=weights)],
     "otr": [
         Case(inputs=of_positions),
         Case({"samples": 0, "aggregation": "seq_mean_token_mean"}, inputs=of_positions),
     ],
+    "rlpt": [Case(inputs=middles), Case({"middle_coef": 0.5, "clip_high": 0.3}, inputs=middles)],
     "dpo": [
         Case(inputs=pairs),
         Case({"beta": 0.3, "smoothing": 0.1}, inputs=pairs),

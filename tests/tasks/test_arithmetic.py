@@ -106,7 +106,7 @@ def test_bad_options(options, message):
 
 
 def test_unknown_task_names_the_nearest_and_all():
-    allowed = ("arithmetic, attempts, dataset, edits, grounding, jsonl, long_multiplication, reasoning_gym, styles, "
+    allowed = ("arithmetic, attempts, dataset, edits, grounding, jsonl, long_multiplication, reasoning_gym, segments, styles, "
                "word_problems")
     with pytest.raises(ValueError, match=f"Did you mean 'arithmetic'.*Allowed: {allowed}"):
         tasks.make("arithmetics")
