@@ -3,6 +3,9 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm import rewards, tasks
 
+# Options of a set beside those of its task, with their defaults.
+OF_SETS = {"problems": 64, "every": 0, "samples": None, "temperature": None, "top_p": None, "max_tokens": None}
+
 
 class EvalSpec(NamedTuple):
     """An evaluation set of `config.eval.sets`: the held-out problems of a task, and the settings of their sampling.

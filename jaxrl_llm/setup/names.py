@@ -1,14 +1,18 @@
 """The method of a configuration with the parts that its texts name; what they name wrongly is reported at once."""
 from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, rewards, tasks
 from jaxrl_llm.learning.schedules import SCHEDULES
 from jaxrl_llm.methods import composition, texts
+from jaxrl_llm.sampling.evaluation_set import OF_SETS
 from jaxrl_llm.sampling.stages import STAGES
 from jaxrl_llm.setup.keys import check_values
+from jaxrl_llm.setup.problems import OF_TASKS
 from jaxrl_llm.tools import registry, written
+from jaxrl_llm.tools.key_values import value_of
 from jaxrl_llm.values.features import feature_size
 
 
@@ -33,15 +37,44 @@ def method_of(config: ConfigDict, known: Sequence[str] = ()) -> methods.Method:
     return composition.composed(row, given, of_the_run, "config.", found)
 
 
+def wrong_options(config: ConfigDict) -> list[str]:
+    """A line for each option that tasks, environments, rewards and schedules of a configuration do not take, or lack.
+
+    None of them is made, so values that a part refuses by itself are said when it is made.
+    """
+    found = []
+    for key, table, of_texts in (("task", tasks.TASKS, OF_TASKS), ("eval.sets", tasks.TASKS, (*OF_TASKS, *OF_SETS)),
+                                 ("environment", environments.factories(), ()), ("rewards", rewards.REWARDS, ()),
+                                 ("schedule", SCHEDULES, ())):
+        text = value_of(config, key)
+        for name, options in _calls(text):
+            if ":" in name or name in table:
+                try:
+                    lines = table.untaken(name, {key: value for key, value in options.items() if key not in of_texts})
+                except ValueError as error:  # of a module of your own
+                    lines = [str(error)]
+                found += [f"config.{key}={text!r}: {line}" for line in lines]
+    return found
+
+
+def _calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The names and options of a text; none where it cannot be read, which `unknown_names` says."""
+    try:
+        return written.calls(text)
+    except ValueError:
+        return []
+
+
 def unknown_names(config: ConfigDict) -> list[str]:
     """A line for each unknown name of a task, an environment, a reward, a schedule or a stage, and for unreadable texts.
 
     Stages are made, which checks their numbers.
     """
     found = []
-    for key, table in (("task", tasks.TASKS), ("environment", environments.factories()), ("rewards", rewards.REWARDS),
+    for key, table in (("task", tasks.TASKS), ("eval.sets", tasks.TASKS), ("environment", environments.factories()), ("rewards", rewards.REWARDS),
                        ("schedule", SCHEDULES), ("stages", STAGES)):
-        for piece in written.parts(config[key]):
+        text = value_of(config, key)
+        for piece in written.parts(text):
             try:
                 name, numbers = written.call(piece)
                 if ":" not in name:
@@ -49,5 +82,5 @@ def unknown_names(config: ConfigDict) -> list[str]:
                 if table is STAGES:
                     table.make(name, **numbers)
             except ValueError as error:
-                found.append(f"config.{key}={config[key]!r}: {error}")
+                found.append(f"config.{key}={text!r}: {error}")
     return found

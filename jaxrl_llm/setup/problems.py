@@ -7,12 +7,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm import rewards, tasks
-from jaxrl_llm.sampling.evaluation_set import EvalSpec
+from jaxrl_llm.sampling.evaluation_set import OF_SETS, EvalSpec
 from jaxrl_llm.tasks.base import check_each, fronts_of, question_of
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import one_of
 
-_SET = {"problems": 64, "every": 0, "samples": None, "temperature": None, "top_p": None, "max_tokens": None}
+OF_TASKS = ("label", "weight", "reward")  # options of every task that a text names
 
 
 def make_task(text: str) -> tasks.Task:
@@ -82,8 +82,8 @@ def make_sets(config: ConfigDict, task: tasks.Task) -> tuple[EvalSpec, ...]:
     made = []
     taken = {part.label for part in task.parts}
     for name, options in written.calls(config.eval.sets):
-        part = _part(name, **{key: value for key, value in options.items() if key not in _SET})
-        own = {key: options.get(key, default) for key, default in _SET.items()}
+        part = _part(name, **{key: value for key, value in options.items() if key not in OF_SETS})
+        own = {key: options.get(key, default) for key, default in OF_SETS.items()}
         spec = EvalSpec(part.label, part.task, _combined(config, part.task.reward, ""), **own)
         if not spec.label or spec.label in taken or "/" in spec.label:
             raise ValueError(f"the evaluation set {spec.label!r} needs a name of its own without a slash; give it a label, "

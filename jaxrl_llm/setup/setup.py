@@ -25,7 +25,7 @@ from jaxrl_llm.setup.judge import Judge, make_judge
 from jaxrl_llm.setup.keys import check_values, set_key
 from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.setup.meshes import make_mesh, sampling_mesh
-from jaxrl_llm.setup.names import method_of
+from jaxrl_llm.setup.names import method_of, wrong_options
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.phases import phases_of
 from jaxrl_llm.setup.problems import make_sets
@@ -101,7 +101,7 @@ def checked(config: ConfigDict) -> ConfigDict:
         resolved, found = resolve(config, defaults), list[str]()
     except ValueError as error:
         resolved, found = config, [str(error)]
-    method_of(config, found or faults(resolved))
+    method_of(config, [*(found or faults(resolved)), *wrong_options(resolved)])
     return resolved
 
 

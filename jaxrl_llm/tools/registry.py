@@ -183,15 +183,25 @@ class PartTable(dict[str, Any]):
 
         @functools.wraps(factory)
         def checked(**hyper):
-            found = self.faults(slug, parameters, hyper) + [
-                f"{self.what} {slug!r} needs the keyword {key!r}, which has no default" for key, parameter in parameters.items()
-                if parameter.default is inspect.Parameter.empty and key not in hyper]
-            if found:
+            if found := self.untaken(slug, hyper):
                 raise ValueError(found[0] if len(found) == 1 else "; ".join(line.removesuffix(".") for line in found))
             return made(**{key: int(value) if isinstance(value, float) and _is_whole(parameters[key]) else value
                            for key, value in hyper.items()})
 
         return checked
+
+    def untaken(self, name: str, hyper: Mapping[str, Any]) -> list[str]:
+        """A sentence for each number that the factory of that name, or your own "module:function", does not take, or lacks.
+
+        The factory is not called. Raises ValueError if there is none.
+        """
+        if ":" in name:
+            wrong = unbound(self.what, name, function_of(self.what, name), hyper)
+            return [wrong] if wrong else []
+        parameters = self.parameters(name)
+        return self.faults(name, parameters, hyper) + [
+            f"{self.what} {name!r} needs the keyword {key!r}, which has no default" for key, parameter in parameters.items()
+            if parameter.default is inspect.Parameter.empty and key not in hyper]
 
     def faults(self, slug: str, allowed: Iterable[str], hyper: Mapping[str, Any]) -> list[str]:
         """A sentence for each number of a part that is not `allowed` or out of its range."""
@@ -249,14 +259,21 @@ def own(kind: str, target: str, hyper: dict[str, Any], made: type) -> Any:
 
 def call(kind: str, target: str, function: Callable[..., Any], hyper: Mapping[str, Any], made: type) -> Any:
     """`function(**hyper)`, named `target`; ValueError if it takes no such keywords or returns something else than `made`."""
-    try:
-        inspect.signature(function).bind(**hyper)
-    except TypeError as error:
-        raise ValueError(f"{kind} {target!r} takes {inspect.signature(function)}: {error}") from error
+    if wrong := unbound(kind, target, function, hyper):
+        raise ValueError(wrong)
     built = function(**hyper)
     if not isinstance(built, made):
         raise ValueError(f"{target} returned a {type(built).__name__}; it must return a {made.__module__}.{made.__qualname__}")
     return built
+
+
+def unbound(kind: str, target: str, function: Callable[..., Any], hyper: Mapping[str, Any]) -> str:
+    """What is wrong with these keywords of the function, named `target`; "": it takes them."""
+    try:
+        inspect.signature(function).bind(**hyper)
+    except TypeError as error:
+        return f"{kind} {target!r} takes {inspect.signature(function)}: {error}"
+    return ""
 
 
 def split_target(kind: str, target: str) -> tuple[str, str]:

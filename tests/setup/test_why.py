@@ -282,3 +282,23 @@ def test_a_fact_is_told_by_parts_of_the_run(monkeypatch, fact, changes):
     row = methods.get(changes.pop("method", "grpo"))
     changes["controllers"] = ", ".join(filter(None, [row.controllers, changes["controllers"].format("curious")]))
     assert setup.against(row.slug, changes) == []
+
+
+def test_options_that_parts_do_not_take_are_in_the_same_report(tmp_path, monkeypatch):
+    """Of tasks, rewards, environments, schedules and evaluation sets, behind wrong keys and before wrong parts of the method."""
+    (tmp_path / "optional.py").write_text("def task(*, size=4):\n    raise RuntimeError('it is not made')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = setup.against("grpo", {
+        "sampling.group": 0, "task": "arithmetic(levl=sub2, weight=2), optional:task(sise=3)", "rewards": "format(weight=2)",
+        "environment": "tool_use(turn=3)", "schedule": "pipelined(lags=2)", "eval.sets": "arithmetic(levels=digit, every=2)",
+        "estimator": "rlo"})
+    assert [line.partition(". Allowed")[0].partition(". Did")[0].partition("; give")[0] for line in lines] == [
+        "config.sampling.group is 0; it must be at least 1",
+        "config.task='arithmetic(levl=sub2, weight=2), optional:task(sise=3)': Unknown keyword of task 'arithmetic' 'levl'",
+        "config.task='arithmetic(levl=sub2, weight=2), optional:task(sise=3)': task 'optional:task' takes (*, size=4): got an "
+        "unexpected keyword argument 'sise'",
+        "config.eval.sets='arithmetic(levels=digit, every=2)': Unknown keyword of task 'arithmetic' 'levels'",
+        "config.environment='tool_use(turn=3)': Unknown keyword of environment 'tool_use' 'turn'",
+        "config.rewards='format(weight=2)': reward 'format' needs the keyword 'pattern', which has no default",
+        "config.schedule='pipelined(lags=2)': Unknown keyword of schedule 'pipelined' 'lags'",
+        "config.estimator='rlo': Unknown estimator 'rlo'"]
