@@ -2,8 +2,8 @@
 
 Names are fields of `Rollouts`, entries of its `extras`, settings that controllers set, or parts of a run such as
 `config.teacher.path`, `method.allocation` and `estimator.wants_more`. All runs provide the fields in `SAMPLED`, tasks and
-environments their facts; replay rules, topologies and recorders say themselves what they provide. `ELSEWHERE` and `AWAITED`
-only say who could provide a missing field: environments and tasks, or nobody yet.
+environments their facts; replay rules, topologies, recorders and stages say themselves what they provide. `ELSEWHERE` and
+`AWAITED` only say who could provide a missing field: environments and tasks, or nobody yet.
 """
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rewards.call_kinds import COUNTS
+from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.registry import PartTable
 
 SAMPLED = frozenset((  # in the rollouts of every run
@@ -22,7 +23,7 @@ SAMPLED = frozenset((  # in the rollouts of every run
     "policy_version", "current_version", "age",  # by the sampler, and the learner's stamps
     CURRENT_ENTROPIES,  # by the update
     "rewards", "reward_components", "correct", "answers",  # by the reward
-    "task", "prior", "greedy_rewards", "unreadable", "observed"))  # the last four for methods that read them
+    "task", "prior"))  # the last for methods that read it
 TURNS = ("traj", "step", "step_rewards", "obs", "act", "next_obs")  # fields of turns as rows, see `advantages.turns`
 AGENTS = ("agent", "functional_group", "game", "settled")  # fields of environments whose policy speaks for several agents
 _TURNS, _TOOLS = "an environment, config.environment", "an environment with tools"
@@ -59,6 +60,12 @@ class Lack(NamedTuple):
         return f"{self.what} (from {self.who})"
 
 
+def sampled() -> set[str]:
+    """The fields of `SAMPLED`, and those of stages: a run makes the stage of a field that its method needs."""
+    stages = registry.table("stage", "jaxrl_llm.sampling.stages")
+    return {*SAMPLED, *(field for kind in stages.values() for field in kind.provides)}
+
+
 def needs_of(method: Method, estimator: Estimator, objective: Objective) -> set[str]:
     """Fields of `Rollouts`, or entries of its `extras`, that a method and its parts read, also to train a critic."""
     filters = [control.make_filter(name, **numbers) for name, numbers in method.parts("filters") if _known(name, FILTERS)]
@@ -84,7 +91,7 @@ def parts_of(method: Method, estimator: Estimator) -> set[str]:
 
 def provided(method: Method, estimator: Estimator, given: Iterable[str] = ()) -> set[str]:
     """Everything that a run of the method provides: to all methods, by what is `given` beside it, and by the method's parts."""
-    there = {*SAMPLED, *given, *parts_of(method, estimator), *(GIVEN if method.source == "given" else ()),
+    there = {*sampled(), *given, *parts_of(method, estimator), *(GIVEN if method.source == "given" else ()),
              *(BESIDE if method.defaults.get("text_share") else ())}
     if stored := method.part("replay"):
         there |= {*replay.make(stored.name, **stored.numbers).provides}
@@ -94,13 +101,13 @@ def provided(method: Method, estimator: Estimator, given: Iterable[str] = ()) ->
 
 def everywhere() -> set[str]:
     """The fields that every run provides to any method."""
-    return {*SAMPLED, *recorders.recordable(SAMPLED)}
+    return {*sampled(), *recorders.recordable(sampled())}
 
 
 def elsewhere() -> set[str]:
     """The fields that some runs provide by name: in an environment, on a task or with further models of their configuration."""
     keys = {need for kind in recorders.RECORDERS.values() for need in kind.needs if need.startswith("config.")}
-    return {*ELSEWHERE, *recorders.recordable(SAMPLED | keys)} - everywhere()
+    return {*ELSEWHERE, *recorders.recordable(sampled() | keys)} - everywhere()
 
 
 def lacks(method: Method, estimator: Estimator, objective: Objective, given: Iterable[str] = (), again: Sequence[Any] = ()

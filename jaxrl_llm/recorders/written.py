@@ -50,7 +50,7 @@ def _under_reads(rollouts: Rollouts) -> Rollouts:
                     prompt_mask=read | (jnp.arange(read.shape[1]) == 0), temperature=temperature)
 
 
-@recorder("written", provides=(NAME,), passes=1)
+@recorder("written", needs=("read_tokens", "read_mask"), provides=(NAME,), passes=1)
 def of_run(context: Context) -> Recorder:
     """In rectangular rows, in as many parts as other log-probs of a batch."""
     logprobs = context.jitted(type(context.policy).logprobs, context.policy, context.pieces)

@@ -42,7 +42,7 @@ def work_of(config: ConfigDict, prompt_tokens: int, needs: Set[str], critic: boo
 
 def recorders_of(config: ConfigDict, needs: Set[str]) -> list[RecorderKind]:
     """The recorders, without those of critics, that a resolved configuration makes for these fields."""
-    there = methods.provision.SAMPLED | parts.keys_of(config)
+    there = methods.provision.sampled() | parts.keys_of(config)
     return [RECORDERS[name] for name in asked(parts.recorded_needs(config, needs), there)]
 
 

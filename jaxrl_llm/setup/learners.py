@@ -108,7 +108,7 @@ def make_recorders(made: Parts, context: recorders.Context, offloaded: tuple[str
         wanted |= measured_needs(context.config, made.rehearsed_needs,
                                  as_sampled or made.replay.as_sampled and not made.unknown)
     first = [name for name, _ in made.method.parts("recorders")]
-    asked = recorders.asked(wanted, made.there | methods.provision.SAMPLED, first)
+    asked = recorders.asked(wanted, made.there | methods.provision.sampled(), first)
     several = [recorders.make(name, context._replace(asked=frozenset(fields))) for name, fields in sorted(asked.items())]
     return tuple(one._replace(given=offload.away(offloaded, one.name, one.given)) for one in several)
 

@@ -71,8 +71,8 @@ def unknown_names(config: ConfigDict) -> list[str]:
     Stages are made, which checks their numbers.
     """
     found = []
-    for key, table in (("task", tasks.TASKS), ("eval.sets", tasks.TASKS), ("environment", environments.factories()), ("rewards", rewards.REWARDS),
-                       ("schedule", SCHEDULES), ("stages", STAGES)):
+    for key, table in (("task", tasks.TASKS), ("eval.sets", tasks.TASKS), ("environment", environments.factories()),
+                       ("rewards", rewards.REWARDS), ("schedule", SCHEDULES), ("stages", STAGES)):
         text = value_of(config, key)
         for piece in written.parts(text):
             try:

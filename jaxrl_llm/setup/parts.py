@@ -21,10 +21,12 @@ from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.turns import of_turns as objective_of_turns
 from jaxrl_llm.replay.pool import Pool, of_task
+from jaxrl_llm.sampling import stages
 from jaxrl_llm.sampling.sharing import Sharing
 from jaxrl_llm.setup.names import method_of
 from jaxrl_llm.setup.numbers import method_parts
 from jaxrl_llm.tasks import Task
+from jaxrl_llm.tools import written
 from jaxrl_llm.tools.files import expanded
 from jaxrl_llm.topologies import Rule
 from jaxrl_llm.values import features
@@ -37,7 +39,7 @@ class Parts(NamedTuple):
       unknown: whether trained tokens may have unknown log-probs: traces of experts, groups of a pool.
       rehearsed: estimator and objective of rollouts that are replayed in updates of their own; None: those of fresh ones.
       needs: the fields that they read; fresh_needs, rehearsed_needs: of fresh and of replayed batches alone.
-      there: what a run with this configuration has for them beside `provision.SAMPLED`.
+      there: what a run with this configuration has for them beside `provision.sampled()`.
       filters, controls: by name.  replay, rule: None if the method has none.
       texts: whether given texts stand beside the rollouts of a batch.
     """
@@ -109,7 +111,8 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
     also = measured_where_unknown(also) if unknown else also
     texts = not method.source and config.texts.share > 0
     there = {*(() if task is None else task.facts), *around, *(methods.provision.BESIDE if texts else ()),
-             *keys_of(config), *measures.MEASURES, *methods.provision.parts_of(method, estimator)}
+             *keys_of(config), *measures.MEASURES, *methods.provision.parts_of(method, estimator),
+             *(field for one in named_stages(config) for field in one.provides)}
     return Parts(method, estimator, objective, frozenset(needs | also), frozenset(there),
                  {name: control.make_filter(name, **numbers) for name, numbers in method.parts("filters")}, controls_of(method),
                  stored, only(method, "allocation"), again, texts, frozenset(needs), frozenset(also), unknown)
@@ -140,6 +143,23 @@ def recorded_needs(config: ConfigDict, needs: Set[str]) -> set[str]:
     """The needs that recorders provide; `old_logprobs` are also read where several updates are made on a batch."""
     several = config.learner.epochs * config.learner.minibatches > 1
     return {*needs, *(("old_logprobs",) if several else ())} - methods.provision.SAMPLED
+
+
+def made_recorders(config: ConfigDict, made: Parts) -> list[str]:
+    """The names of the recorders that a run makes."""
+    return [*recorders.asked(recorded_needs(config, made.needs), made.there | methods.provision.sampled())]
+
+
+def needed_stages(config: ConfigDict, made: Parts) -> list[str]:
+    """The names of the stages whose fields the method or a recorder reads, without those of `config.stages`."""
+    read = made.needs | {need for name in made_recorders(config, made) for need in recorders.RECORDERS[name].needs}
+    named = [stages.STAGES.find(name) for name, _ in written.calls(config.stages)]
+    return [name for name, kind in stages.STAGES.items() if read & {*kind.provides} and kind not in named]
+
+
+def named_stages(config: ConfigDict) -> list[stages.Stage]:
+    """The stages of `config.stages`."""
+    return [stages.STAGES.make(name, **numbers) for name, numbers in written.calls(config.stages)]
 
 
 def only(method: methods.Method, key: str) -> Any:

@@ -23,7 +23,6 @@ from jaxrl_llm.setup import parts
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.values import Around, values_of
 from jaxrl_llm.tasks import Task
-from jaxrl_llm.tools import written
 from jaxrl_llm.topologies import Topology, narrowed, oracle, refill
 
 
@@ -49,9 +48,9 @@ def make_stages(config: ConfigDict, made: Parts, policy: Policy, task: Task, pri
     return stages.chain(
         stages.measure(gradient_norms.make(policy), prior is not None and prior.successes),
         expects=[*([] if prior is None else [stages.expect(prior)]),
-                 *(make() for name, make in stages.NEEDED.items() if name in made.needs)],
+                 *map(stages.STAGES.make, parts.needed_stages(config, made))],
         shapes=[*([stages.guide()] if made.begins else []),
-                *(stages.STAGES.make(name, **numbers) for name, numbers in written.calls(config.stages))],
+                *parts.named_stages(config)],
         mixes=([stages.share(sharing, fewer)] if sharing is not None else
                [] if made.replay is None else
                [stages.rehearse(made.replay, config.prompts.per_step)] if made.replay.updates else

@@ -9,7 +9,7 @@ from jaxrl_llm.data.forest import plant
 from jaxrl_llm.engines import kinds as engines
 from jaxrl_llm.sampling import stages
 from jaxrl_llm.setup.meshes import make_mesh
-from jaxrl_llm.setup.parts import Parts
+from jaxrl_llm.setup.parts import Parts, needed_stages
 from jaxrl_llm.setup.readers import facts
 from jaxrl_llm.setup.selection import expects
 from jaxrl_llm.setup.streams import wanted_of
@@ -82,7 +82,7 @@ def unstaged(config: ConfigDict, made: Parts, around: Around) -> list[str]:
     columns = plant([], [], ["reward"], answers=True, turns=bool(config.environment)).columns
     there = {*columns, *made.measured, *turns, "group_size"}
     there |= {"expected"} if expects(config, made) else set()
-    there |= made.needs & {*stages.NEEDED}
+    there |= {field for name in needed_stages(config, made) for field in stages.STAGES[name].provides}
     there |= {*topologies.base.GUIDED} if made.begins else set()
     found = []
     for name, numbers in written.calls(config.stages):

@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 from flax.traverse_util import flatten_dict
 from ml_collections import ConfigDict
 
-from jaxrl_llm import environments, methods, recorders, rewards, tasks, topologies
+from jaxrl_llm import environments, recorders, rewards, tasks, topologies
 from jaxrl_llm.engines import kinds as engines
 from jaxrl_llm.engines import measures
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.sampling.stages import STAGES
-from jaxrl_llm.setup.parts import Parts, recorded_needs
+from jaxrl_llm.setup.parts import Parts, made_recorders, needed_stages
 from jaxrl_llm.tools import written
 from jaxrl_llm.tools.registry import Kind, PartTable
 
@@ -43,7 +43,8 @@ def kinds_of(config: ConfigDict, made: Parts) -> dict[tuple[str, str], Kind]:
     for key, table in _NAMED.items():
         add(table, [name for name, _ in written.calls(flatten_dict(config.to_dict(), sep=".")[key])])
     add(topologies.TOPOLOGIES, topologies.implied(made.there))
-    add(recorders.RECORDERS, recorders.asked(recorded_needs(config, made.needs), made.there | methods.provision.SAMPLED))
+    add(recorders.RECORDERS, made_recorders(config, made))
+    add(STAGES, needed_stages(config, made))
     add(measures.MEASURES, made.measured)
     return found
 

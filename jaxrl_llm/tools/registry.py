@@ -249,6 +249,12 @@ def discover(package: str, path: Iterable[str]) -> None:
             importlib.import_module(f"{package}.{module.name}")
 
 
+def table(what: str, package: str) -> PartTable:
+    """The table of parts of this sort, which are in a `package` above the caller: rooms below read what its parts declare."""
+    importlib.import_module(package)
+    return next(one for one in TABLES if one.what == what)
+
+
 def own(kind: str, target: str, hyper: dict[str, Any], made: type) -> Any:
     """Calls your own "module:function" with `hyper`.
 

@@ -60,7 +60,7 @@ def test_what_a_run_says_it_provides_is_in_its_rollouts(kind):
     said = provision.provided(made.method, made.estimator, made.there)
     fields = {name for name in said if "." not in name} - {knob.name for reads in readers().values() for knob in reads}
     # Made for methods that need them:
-    on_demand = recorders.recordable(said) | {"prior", "greedy_rewards", "unreadable", *measures.MEASURES}
+    on_demand = recorders.recordable(said) | {"prior", *measures.MEASURES} | (provision.sampled() - provision.SAMPLED)
     if environment is not None:
         on_demand |= {"answers"}  # refused, see `environments.base.CONFLICTS`
     wanted = fields - (on_demand - made.needs)
@@ -77,7 +77,7 @@ def test_every_registered_provider_is_tried():
         config = resolve(config, methods.get(config.method).defaults)
         judge = make_judge(config)
         made = parts.make_parts(config, 32, judge.task, judge.environment)
-        asked |= {*recorders.asked(parts.recorded_needs(config, made.needs), made.there | provision.SAMPLED)}
+        asked |= {*recorders.asked(parts.recorded_needs(config, made.needs), made.there | provision.sampled())}
         chosen |= {topologies.chosen(None, made.there), *(name for name, _ in made.method.parts("guidance"))}
     assert asked == recorders.RECORDERS.keys() - {"teacher", "base"}
     assert chosen >= {name for name, kind in topologies.TOPOLOGIES.items() if kind.provides} | {"single", "rounds"}

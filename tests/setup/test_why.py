@@ -285,7 +285,7 @@ def test_a_fact_is_told_by_parts_of_the_run(monkeypatch, fact, changes):
 
 
 def test_options_that_parts_do_not_take_are_in_the_same_report(tmp_path, monkeypatch):
-    """Of tasks, rewards, environments, schedules and evaluation sets, behind wrong keys and before wrong parts of the method."""
+    """Of tasks, rewards, environments, schedules and sets of evaluation, between wrong keys and wrong parts of the method."""
     (tmp_path / "optional.py").write_text("def task(*, size=4):\n    raise RuntimeError('it is not made')\n")
     monkeypatch.syspath_prepend(tmp_path)
     lines = setup.against("grpo", {

@@ -22,13 +22,13 @@ from jaxrl_llm.sampling.stages.score import score
 from jaxrl_llm.sampling.stages.shape import shape
 from jaxrl_llm.sampling.stages.share import share
 from jaxrl_llm.sampling.stages.writers import writers
+from jaxrl_llm.tools import registry
 
-__all__ = ["NEEDED", "STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "beside", "chain",
-           "choose", "draw", "expect", "greedy", "guide", "measure", "mix", "observed", "readable", "reads", "reference",
-           "rehearse", "replaced", "sample", "score", "shape", "share", "stage", "writers"]
+__all__ = ["STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "beside", "chain", "choose", "draw",
+           "expect", "greedy", "guide", "measure", "mix", "observed", "readable", "reads", "reference", "rehearse", "replaced",
+           "sample", "score", "shape", "share", "stage", "writers"]
 
-# Stages of runs whose method needs what they provide, or what a recorder makes of it.
-NEEDED = {"greedy_rewards": greedy, "unreadable": readable, "written_logprobs": reads, "observed": observed}
+registry.discover(__name__, __path__)
 
 
 def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage] = (), mixes: Sequence[Stage] = ()

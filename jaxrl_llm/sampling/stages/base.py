@@ -12,6 +12,9 @@ a function that returns a `Stage` into a new file, and name it, `--config.stages
             return batch._replace(forest=batch.forest.with_columns(rewards=rewards))
 
         return Stage("shorter", grow=grow, reads=(Knob("token_cost", least=0, doc="f32[], the cost of a token"),))
+
+A run makes a stage by itself, without arguments, if its method or a recorder needs a field of rollouts that the stage provides,
+and a decorator says so: `@stage(provides=("moods",))`.
 """
 import types
 from collections.abc import Callable, Mapping

@@ -2,13 +2,14 @@
 import numpy as np
 
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, means, policy_tokens, with_extras
+from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, means, policy_tokens, stage, with_extras
 from jaxrl_llm.sampling.stages.moments import grown
 from jaxrl_llm.topologies import Begin, Plan
 
 NAME = "greedy_rewards"
 
 
+@stage(provides=(NAME,))
 def greedy() -> Stage:
     """`greedy_rewards` f32[P], the reward of a trajectory at temperature 0; NaN where an environment lost it.
 

@@ -2,9 +2,10 @@
 import numpy as np
 
 from jaxrl_llm.data.rollouts import APART, Role, Rollouts
-from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, with_extras
+from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, stage, with_extras
 
 
+@stage(provides=("observed",))
 def observed() -> Stage:
     """`observed` bool[P, G, T], tokens of the environment in rollouts that exist; they stand `apart`."""
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:

@@ -3,12 +3,13 @@ import numpy as np
 
 from jaxrl_llm.data.forest import chains
 from jaxrl_llm.data.rollouts import SAMPLED, Rollouts
-from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, placed, with_extras
+from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, placed, stage, with_extras
 from jaxrl_llm.sampling.stages.mix import rows_of
 
 REPLACEMENT = "\ufffd"  # what tokenizers write for bytes that are no text
 
 
+@stage(provides=("unreadable",))
 def readable() -> Stage:
     """`unreadable` bool[P, G]: rollouts in which the policy wrote bytes that are no text, or the character that marks these."""
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:

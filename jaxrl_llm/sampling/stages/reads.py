@@ -3,10 +3,11 @@ import numpy as np
 
 from jaxrl_llm.data.forest import chains
 from jaxrl_llm.data.rollouts import Rollouts
-from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, placed, with_extras
+from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished, placed, stage, with_extras
 from jaxrl_llm.sampling.stages.mix import rows_of
 
 
+@stage(provides=("read_tokens", "read_mask"))
 def reads() -> Stage:
     """`read_tokens` i32[P, G, R], `read_mask` bool[P, G, R], the column `reads` of the policy's tokens; R is the longest text.
 
