@@ -33,7 +33,7 @@ from jaxrl_llm.objectives.terms import Term
 from jaxrl_llm.recorders import Recorder, recorder
 from jaxrl_llm.replay import Replay
 from jaxrl_llm.rewards import Reward
-from jaxrl_llm.sampling.stages.base import Stage
+from jaxrl_llm.sampling.stages.base import Stage, stage, with_extras
 from jaxrl_llm.tasks import Problem, Task
 from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.topologies import Plan, Rule, Topology, experts, topology
@@ -50,6 +50,18 @@ def centred(*, scale=1.0):
         return scale * (own - masked.group_mean(own, rollouts.valid))
 
     return stateless(advantages, needs=("rewards", "evenness", "likelier"))
+
+
+def moody():
+    return stateless(lambda rollouts: rollouts.extras["moods"][:, None] * rollouts.rewards, needs=("rewards", "moods"))
+
+
+@stage(provides=("moods",))
+def mooded():
+    def view(rollouts, batch, source):
+        return with_extras(rollouts, moods=np.arange(len(rollouts.valid), dtype=np.float32))
+
+    return Stage("mooded", view=view, provides=("moods",))
 
 
 def plain(*, aggregation="token_mean", max_len=None):
@@ -229,6 +241,16 @@ def test_rules_experts_and_replays_from_one_file(outside, changes, shape, fact):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stages", ("", "out:mooded"))
+def test_a_stage_that_a_run_makes_for_an_estimator_from_one_file(outside, stages):
+    """Also where the configuration names it, and once."""
+    run, (done,) = steps_of(named(estimator="out:moody", stages=stages))
+    assert [one.name for one in run.source.stages].count("mooded") == 1
+    wanted = np.arange(P)[:, None] * done.finished.rollouts.rewards
+    np.testing.assert_allclose(np.asarray(done.learned.advantages)[..., 0], wanted, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_an_environment_from_one_file(outside):
     run, (done,) = steps_of(chatter.get_config(environment="outside_parts:answered(turns=2)"))
     r = done.finished.rollouts
@@ -271,7 +293,7 @@ def test_a_fact_and_a_value_that_no_part_has_are_said_before_the_run(outside, mo
     assert setup.against("grpo", {"controllers": "outside_parts:warmer", "stages": "outside_parts:dearer"}) == []
     unread, untold = setup.against("grpo", {"controllers": "outside_parts:warmer"})
     assert "sets 'token_cost', which no part of this run reads" in unread
-    assert untold.startswith("controller 'outside_parts:warmer': Unknown fact 'taken'. Allowed: entropy, expected, ")
+    assert untold.startswith("controller 'outside_parts:warmer': Unknown fact 'taken'. Allowed: entropy, lengths, ")
     assert setup.against("grpo", {"topology": "outside_parts:twice"}) == []
     monkeypatch.setitem(topologies.TOPOLOGIES, "twice", dataclasses.replace(
         topologies.TOPOLOGIES["twice"], takes={"limit": "config.sampling.max_token", "letters": "task"}))
