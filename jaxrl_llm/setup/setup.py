@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm import methods
+from jaxrl_llm.engines.prompts import encode_problem
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState
@@ -86,7 +87,8 @@ def composed(config: ConfigDict) -> Composed:
     judge, opened_model = make_judge(config), open_model(config.model)
     model = opened_model[1].config
     made, schedule = parts.make_parts(config, model.hidden_size, judge.task, judge.environment), make_schedule(config)
-    around = Around(judge.environment, model, judge.reward, schedule, judge.task)
+    encode = None if judge.environment else functools.partial(encode_problem, tokenizer=opened_model[0])
+    around = Around(judge.environment, model, judge.reward, schedule, judge.task, encode)
     return Composed(config, judge, opened_model, made, schedule, around)
 
 

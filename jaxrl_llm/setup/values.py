@@ -1,5 +1,5 @@
 """What a run is composed of: the values that declarations of its parts read, by name, and the entries of its parts."""
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from flax.traverse_util import flatten_dict
@@ -27,6 +27,7 @@ class Around(NamedTuple):
     reward: Any = None
     schedule: schedules.Schedule | None = None
     task: tasks.Task | None = None
+    encode: Callable[[tasks.Problem], list[int]] | None = None
 
 
 def kinds_of(config: ConfigDict, made: Parts) -> dict[tuple[str, str], Kind]:
@@ -63,7 +64,8 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
     rule. "rehearsed.has_critic": of the estimator that credits replayed rollouts. "source": the method's, empty if it samples.
     "texts": whether given texts stand beside its prompts. "begins": whether completions begin with traces of experts;
     "guidance.NAME": the numbers of the topology by which they do. And the objects "estimator", "objective", "rule", "replay",
-    "environment", "model" (its configuration), "reward", "schedule", "task", where there are any.
+    "environment", "model" (its configuration), "reward", "schedule", "task", where there are any; "encode", the function from
+    a problem of a task to the token ids of its prompt, without an environment.
     """
     estimator, knobs = made.estimator, made.controls.knobs
     unequal = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)

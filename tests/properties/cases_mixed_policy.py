@@ -3,6 +3,8 @@
 import numpy as np
 from property_inputs import Case
 
+from jaxrl_llm.data.rollouts import Role
+
 
 def expert(rng, p, g, t):
     return {"extras": {"expert": rng.random((p, g)) < 0.3}}
@@ -15,6 +17,11 @@ def expert_prefix(rng, p, g, t):
 
 def labels(rng, p, g, t):
     return {"rewards": rng.integers(0, 2, (p, g)).astype(float)}
+
+
+def moved(rng, p, g, t):
+    """Some rollouts were written under another text."""
+    return {"role": np.where(rng.random((p, g, 1)) < 0.4, Role.ELSEWHERE, Role.POLICY)}
 
 
 def retries(rng, p, g, t):
@@ -66,6 +73,7 @@ OBJECTIVES = {
         Case({"warmup": 0}, inputs=expert),
         Case({"warmup": 0, "weighting": "importance", "cutoff": 0.5}, inputs=expert_prefix),
     ],
+    "ppo_and_moved": [Case(inputs=moved), Case({"moved_coef": 0.5, "clip_high": 0.2})],
     "pacs": [
         Case(inputs=labels),
         Case({"centre": "grpo", "weighting": "only_positive"}, inputs=labels),

@@ -138,7 +138,7 @@ def batch(seed: int, case: Case, shape: tuple[int, int, int] = (P, G, T), edge: 
         fields["mask"] = np.zeros((p, g, t), bool)
     others = rng.choice([Role.ENVIRONMENT, Role.HINT, Role.EXPERT], (p, g, t))
     there = np.flip(np.cumsum(np.flip(fields["mask"], -1), axis=-1), -1) > 0
-    fields["role"] = np.where(fields["mask"], Role.POLICY, np.where(there, others, Role.PADDING))
+    fields["role"] = np.where(fields["mask"], fields.get("role", Role.POLICY), np.where(there, others, Role.PADDING))
     return Rollouts(**jax.tree.map(as_array, fields))
 
 

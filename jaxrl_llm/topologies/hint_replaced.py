@@ -1,0 +1,97 @@
+"""Completions that the policy writes under a hint replace some rollouts of unsolved prompts (KEPO, arXiv 2602.00400)."""
+import jax
+import numpy as np
+
+from jaxrl_llm.control.kepo import replaced, unsolved
+from jaxrl_llm.data.forest import Forest, outcomes, trim
+from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.traces import traces_of
+from jaxrl_llm.tools.ranges import Range
+from jaxrl_llm.topologies.acts import Begin
+from jaxrl_llm.topologies.base import Plan, Topology, topology
+from jaxrl_llm.topologies.wording import TASK_ALONE, WHOLE, Encode, elsewhere, fitting, template_of, under_prompts, worded
+
+TEMPLATE = "A hint, which the answer does not mention: {hint}\n{prompt}"
+
+
+@topology(takes={"encode": "encode"}, conflicts=(TASK_ALONE, WHOLE),
+          ranges={"draws": Range(1), "attempts": Range(1), "reads": Range(1)})
+def hint_replaced(inner: Topology, *, group: int, encode: Encode, draws: int = 2, attempts: int = 5, adaptive: bool = True,
+                  template: str = TEMPLATE, reads: int = 512) -> Topology:
+    """`inner`, then `draws` completions under a hint at each prompt without reward, again up to `attempts` times.
+
+    Once all `draws` of an attempt are right, they take the places of `draws` rollouts, which are drawn with replacement: a
+    place that is drawn twice has the later one. Rewards and advantages are those of the new group, and the completions lie
+    under the prompt without the hint, with the role ELSEWHERE. A prompt without such an attempt keeps its rollouts.
+    `adaptive=False` gives hints at all prompts. The hint is `extra["hint"]` of the problem, or else its first trace.
+    `template` has `{hint}` and `{prompt}`, in words or in a .txt file. A prompt that has more than `reads` tokens with its hint
+    gets none. Metrics: `hint/prompts`, share of the prompts that got hints; `hint/solved`, share of these that were solved
+    with them; `hint/overlong`, prompts whose hint does not fit; `hint/answer`, share of the hints that contain the answer.
+    """
+    template, told = template_of(template, "hint", "prompt"), dict[str, float]()
+
+    def ids_of(problem):
+        return fitting(encode, worded(problem, template, hint=hint_of(problem)), reads)
+
+    def wanted(own):
+        rewards, valid = outcomes(own, inner.most or group)
+        return np.asarray(unsolved(rewards, valid)) if adaptive else valid.any(1)
+
+    def plan(forest):
+        own = under_prompts(forest)
+        next_one = inner.plan(own)
+        if not (next_one.complete and len(own.ends)):
+            return next_one
+        tried, solved = attempted(forest, draws)
+        rows = np.flatnonzero(wanted(own) & ~solved & (tried < attempts)).tolist()
+        asked = {row: ids_of(forest.problems[row]) for row in rows}
+        return Plan(acts=tuple(Begin(row, draws, reads=ids) for row, ids in asked.items() if ids))
+
+    def finish(forest):
+        asked = np.flatnonzero(wanted(under_prompts(forest)))
+        tried, solved = attempted(forest, draws)
+        hints = [(hint_of(forest.problems[row]), forest.problems[row].answer) for row in asked]
+        told.clear()
+        told.update({"hint/prompts": float((tried > 0).mean()), "hint/overlong": float((tried[asked] == 0).sum())})
+        if (tried > 0).any():
+            told["hint/solved"] = float(solved[tried > 0].mean())
+            told["hint/answer"] = float(np.mean([bool(answer) and answer in hint for hint, answer in hints]))
+        return inner.finish(with_replaced(forest, solved, draws))
+
+    return inner._replace(plan=plan, finish=finish, reads=max(inner.reads, reads),
+                          metrics=lambda forest: {**inner.metrics(forest), **told})
+
+
+def hint_of(problem: Problem) -> str:
+    """What a prompt with a hint shows: `extra["hint"]`, or the words of the first trace."""
+    if "hint" in problem.extra:
+        return str(problem.extra["hint"])
+    words = traces_of(problem)[0].words
+    return words if isinstance(words, str) else "\n".join(str(message["content"]) for message in words)
+
+
+def attempted(forest: Forest, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """`(tried i64[P], solved bool[P])`: attempts of `draws` completions under hints, and whether all of the last are right."""
+    hinted = forest.ends[elsewhere(forest)]
+    tried = np.bincount(forest.prompt[hinted], minlength=len(forest.problems)) // draws
+    solved = np.zeros(len(tried), bool)
+    for row in np.flatnonzero(tried):
+        solved[row] = forest.solved[hinted[forest.prompt[hinted] == row][-draws:]].all()
+    return tried, solved
+
+
+def with_replaced(forest: Forest, solved: np.ndarray, draws: int) -> Forest:
+    """The forest in which the last attempt of prompts that it `solved` bool[P] replaces rollouts, without other attempts.
+
+    The uid of a prompt's first rollout is the key of the draw, whatever else is in the batch.
+    """
+    ends, keep = forest.ends, ~elsewhere(forest)
+    hinted = np.flatnonzero(~keep)
+    for row in np.flatnonzero(solved):
+        own = np.flatnonzero(keep & (forest.prompt[ends] == row))
+        last = hinted[forest.prompt[ends[hinted]] == row][-draws:]
+        key = jax.random.key(int(forest.uid[ends[own[0]]]) & 0xFFFFFFFF)
+        places = np.flatnonzero(np.asarray(replaced(key, np.ones(1, bool), len(own), draws=draws))[0])
+        keep[own[places]] = False
+        keep[last[draws - len(places):]] = True
+    return trim(forest, keep)
