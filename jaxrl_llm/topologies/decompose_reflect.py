@@ -13,6 +13,7 @@ from jaxrl_llm.topologies.wording import (
     Encode,
     elsewhere,
     fitting,
+    longer,
     nearest,
     remember,
     template_of,
@@ -87,8 +88,9 @@ def decompose_reflect(inner: Topology, *, group: int, encode: Encode, retries: i
             ends = at_stage(forest, stage, times)
             for end in ends[forest.solved[ends]].tolist():
                 row = int(forest.prompt[end])
+                known = {"prompt": words_of(forest.problems[row]), "solution": forest.texts[end]}
                 wrong = {"wrong": wrong_answers(forest, row, times, 1)[0]} if stage else {}
-                remember(memory[name], {"prompt": words_of(forest.problems[row]), **wrong, "solution": forest.texts[end]}, corpus)
+                remember(memory[name], known | wrong, corpus)
         return forest
 
     def metrics(forest):
@@ -101,7 +103,7 @@ def decompose_reflect(inner: Topology, *, group: int, encode: Encode, retries: i
                 found[f"{name}/solved"] = float((share[reached] > 0).mean())
         return found
 
-    return inner._replace(plan=plan, finish=finish, metrics=metrics, memory=memory, reads=max(inner.reads, reads),
+    return inner._replace(plan=plan, finish=finish, metrics=metrics, memory=memory, reads=longer(inner.reads, reads),
                           most=(inner.most or group) + 2 * times)
 
 

@@ -9,29 +9,27 @@ from jaxrl_llm.tasks.traces import traces_of
 from jaxrl_llm.tools.ranges import Range
 from jaxrl_llm.topologies.acts import Begin
 from jaxrl_llm.topologies.base import Plan, Topology, topology
-from jaxrl_llm.topologies.wording import TASK_ALONE, WHOLE, Encode, elsewhere, fitting, template_of, under_prompts, worded
+from jaxrl_llm.topologies.wording import TASK_ALONE, WHOLE, elsewhere, longer, template_of, under_prompts, worded
 
 TEMPLATE = "A hint, which the answer does not mention: {hint}\n{prompt}"
 
 
-@topology(takes={"encode": "encode"}, conflicts=(TASK_ALONE, WHOLE),
-          ranges={"draws": Range(1), "attempts": Range(1), "reads": Range(1)})
-def hint_replaced(inner: Topology, *, group: int, encode: Encode, draws: int = 2, attempts: int = 5, adaptive: bool = True,
-                  template: str = TEMPLATE, reads: int = 512) -> Topology:
+@topology(conflicts=(TASK_ALONE, WHOLE), ranges={"draws": Range(1), "attempts": Range(1)})
+def hint_replaced(inner: Topology, *, group: int, draws: int = 2, attempts: int = 5, adaptive: bool = True,
+                  template: str = TEMPLATE) -> Topology:
     """`inner`, then `draws` completions under a hint at each prompt without reward, again up to `attempts` times.
 
     Once all `draws` of an attempt are right, they take the places of `draws` rollouts, which are drawn with replacement: a
     place that is drawn twice has the later one. Rewards and advantages are those of the new group, and the completions lie
     under the prompt without the hint, with the role ELSEWHERE. A prompt without such an attempt keeps its rollouts.
     `adaptive=False` gives hints at all prompts. The hint is `extra["hint"]` of the problem, or else its first trace.
-    `template` has `{hint}` and `{prompt}`, in words or in a .txt file. A prompt that has more than `reads` tokens with its hint
-    gets none. Metrics: `hint/prompts`, share of the prompts that got hints; `hint/solved`, share of these that were solved
-    with them; `hint/overlong`, prompts whose hint does not fit; `hint/answer`, share of the hints that contain the answer.
+    `template` has `{hint}` and `{prompt}`, in words or in a .txt file. Metrics: `hint/prompts`, share of the prompts that got
+    hints; `hint/solved`, share of these that were solved with them; `hint/answer`, share of the hints that contain the answer.
     """
     template, told = template_of(template, "hint", "prompt"), dict[str, float]()
 
-    def ids_of(problem):
-        return fitting(encode, worded(problem, template, hint=hint_of(problem)), reads)
+    def shown(problem):
+        return worded(problem, template, hint=hint_of(problem))
 
     def wanted(own):
         rewards, valid = outcomes(own, inner.most or group)
@@ -44,21 +42,20 @@ def hint_replaced(inner: Topology, *, group: int, encode: Encode, draws: int = 2
             return next_one
         tried, solved = attempted(forest, draws)
         rows = np.flatnonzero(wanted(own) & ~solved & (tried < attempts)).tolist()
-        asked = {row: ids_of(forest.problems[row]) for row in rows}
-        return Plan(acts=tuple(Begin(row, draws, reads=ids) for row, ids in asked.items() if ids))
+        return Plan(acts=tuple(Begin(row, draws, reads=shown(forest.problems[row])) for row in rows))
 
     def finish(forest):
-        asked = np.flatnonzero(wanted(under_prompts(forest)))
         tried, solved = attempted(forest, draws)
-        hints = [(hint_of(forest.problems[row]), forest.problems[row].answer) for row in asked]
+        hinted = np.flatnonzero(tried)
         told.clear()
-        told.update({"hint/prompts": float((tried > 0).mean()), "hint/overlong": float((tried[asked] == 0).sum())})
-        if (tried > 0).any():
-            told["hint/solved"] = float(solved[tried > 0].mean())
+        told["hint/prompts"] = float((tried > 0).mean())
+        if len(hinted):
+            hints = [(hint_of(problem), problem.answer) for problem in (forest.problems[row] for row in hinted)]
+            told["hint/solved"] = float(solved[hinted].mean())
             told["hint/answer"] = float(np.mean([bool(answer) and answer in hint for hint, answer in hints]))
         return inner.finish(with_replaced(forest, solved, draws))
 
-    return inner._replace(plan=plan, finish=finish, reads=max(inner.reads, reads),
+    return inner._replace(plan=plan, finish=finish, reads=longer(inner.reads, shown),
                           metrics=lambda forest: {**inner.metrics(forest), **told})
 
 

@@ -1,19 +1,20 @@
 """Solved problems as examples in the context of unsolved ones: XRPO's in-context seeding (arXiv 2510.06672)."""
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from jaxrl_llm.data.forest import Forest, outcomes
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.ranges import Range
-from jaxrl_llm.topologies.acts import Begin
+from jaxrl_llm.topologies.acts import Act, Begin
 from jaxrl_llm.topologies.base import Topology, topology
 from jaxrl_llm.topologies.wording import (
     TASK_ALONE,
     Encode,
     elsewhere,
     fitting,
+    longer,
     nearest,
     remember,
     template_of,
@@ -44,7 +45,7 @@ def solved_examples(inner: Topology, *, group: int, encode: Encode, examples: in
     def shown_to(problem):
         solved = [one for one in memory["solved"] if one["prompt"] != words_of(problem)]
         near = nearest(words_of(problem), [one["prompt"] for one in solved], examples)
-        return seeded(problem, [solved[n] for n in near], example, template, encode, reads)
+        return tuple(seeded(problem, [solved[n] for n in near], example, template, encode, reads))
 
     def plan(forest):
         wanted = inner.plan(forest)
@@ -63,12 +64,13 @@ def solved_examples(inner: Topology, *, group: int, encode: Encode, examples: in
     def metrics(forest):
         ends, shown = forest.ends, elsewhere(forest)
         prompts = np.unique(forest.prompt[ends[shown]])
-        found = {"examples/prompts": len(prompts) / max(len(forest.problems), 1), "examples/corpus": float(len(memory["solved"]))}
+        found = {"examples/prompts": len(prompts) / max(len(forest.problems), 1),
+                 "examples/corpus": float(len(memory["solved"]))}
         if len(prompts):
             found["examples/solved"] = len(np.unique(forest.prompt[ends[shown & forest.solved[ends]]])) / len(prompts)
         return {**inner.metrics(forest), **found}
 
-    return inner._replace(plan=plan, finish=finish, metrics=metrics, memory=memory, reads=max(inner.reads, reads))
+    return inner._replace(plan=plan, finish=finish, metrics=metrics, memory=memory, reads=longer(inner.reads, reads))
 
 
 def unrewarded(forest: Forest, most: int) -> np.ndarray:
@@ -77,7 +79,8 @@ def unrewarded(forest: Forest, most: int) -> np.ndarray:
     return valid.any(1) & ~(valid & (rewards != 0)).any(1)
 
 
-def seeded(problem: Problem, near: Sequence[dict[str, str]], example: str, template: str, encode: Encode, most: int) -> list[int]:
+def seeded(problem: Problem, near: Sequence[dict[str, str]], example: str, template: str, encode: Encode, most: int
+           ) -> list[int]:
     """Token ids of a problem behind its nearest examples, at most `most`, with as many examples as fit; none: no ids.
 
     Where the next example does not fit, its solution is cut to as many characters as do.
@@ -95,7 +98,7 @@ def seeded(problem: Problem, near: Sequence[dict[str, str]], example: str, templ
     return ids
 
 
-def _cut(one: dict[str, str], ids_of) -> tuple[dict[str, str], list[int]]:
+def _cut(one: dict[str, str], ids_of: Callable[[dict[str, str]], list[int]]) -> tuple[dict[str, str], list[int]]:
     """The example with the longest beginning of its solution that fits, and the ids with it; no ids if none fits."""
     low, high, best = 1, len(one["solution"]) - 1, list[int]()
     found = one
@@ -109,6 +112,6 @@ def _cut(one: dict[str, str], ids_of) -> tuple[dict[str, str], list[int]]:
     return found, best
 
 
-def _plain(act) -> bool:
+def _plain(act: Act) -> bool:
     """Whether an act begins trajectories at a prompt of the task, under the prompt."""
-    return isinstance(act, Begin) and not isinstance(act.at, Problem) and not len(act.reads)
+    return isinstance(act, Begin) and not isinstance(act.at, Problem) and act.reads == ()

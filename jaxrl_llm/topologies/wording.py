@@ -20,8 +20,8 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tools.registry import Conflict
 
 Encode = Callable[[Problem], list[int]]  # the value "encode" of a run: token ids of a problem's prompt
-TASK_ALONE = Conflict(("environment",), "the {part} words prompts of tasks anew, and environment {0.name!r} opens with words of "
-                      "its own", "take a task in its place, or another method, for example grpo")
+TASK_ALONE = Conflict(("environment",), "the {part} words prompts of tasks anew, and environment {0.name!r} opens with other "
+                      "words", "take a task in its place, or another method, for example grpo")
 WHOLE = Conflict(("filters.refills",), "the {part} replaces rollouts once a batch is complete, and the filter {0!r} reads them "
                  "before that, in several parts of a batch", "leave one of the two out")
 
@@ -72,6 +72,19 @@ def fitting(encode: Encode, problem: Problem, most: int) -> list[int]:
     """Token ids of a problem's prompt; none if they are more than `most`."""
     ids = encode(problem)
     return ids if len(ids) <= most else []
+
+
+def longer(inner: Any, own: Any) -> Any:
+    """`Topology.reads` of a topology that reads its `own` texts, as one that it wraps may do.
+
+    Raises ValueError if both read some, and one of them does not declare a number.
+    """
+    if not inner or not own:
+        return own or inner
+    if callable(inner) or callable(own):
+        raise ValueError("two topologies let the policy read other words, and one of them does not say how long they are; "
+                         "leave one of the two out")
+    return max(inner, own)
 
 
 def elsewhere(forest: Forest) -> np.ndarray:

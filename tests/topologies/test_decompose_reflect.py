@@ -29,9 +29,11 @@ def test_stages_and_loss_of_the_worked_example():
     credited, _ = advantages.make("grpo").update(rollouts, ())
     kept = rollouts.replace(valid=keep)
     logprobs = jnp.log(jnp.array([[0.9, 0.9, 0.9, 0.25], [0.6, 0.3, 0.9, 0.9]])[..., None])
-    rl, moved, both = (objectives.make("ppo_and_moved", moved_coef=coef).update(logprobs, kept.replace(valid=keep & rows),
-                                                                                 credited, ())[0]
-                       for coef, rows in ((0.1, jnp.array([[False], [True]])), (1.0, jnp.array([[True], [False]])), (0.1, True)))
+    def loss(coef, *rows):
+        chosen = kept.replace(valid=keep & jnp.array(rows)[:, None])
+        return objectives.make("ppo_and_moved", moved_coef=coef).update(logprobs, chosen, credited, ())[0]
+
+    rl, moved, both = loss(0.1, False, True), loss(1.0, True, False), loss(0.1, True, True)
     np.testing.assert_allclose([rl, moved, both], [-0.141421, 1.386294, -0.002792], atol=2e-6)
 
 

@@ -11,7 +11,7 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tokenizers.byte import ByteTokenizer
 from jaxrl_llm.topologies import single
 from jaxrl_llm.topologies.hint_replaced import hint_of, hint_replaced
-from jaxrl_llm.topologies.wording import elsewhere, fitting, nearest, remember, template_of, worded, words_of
+from jaxrl_llm.topologies.wording import elsewhere, fitting, longer, nearest, remember, template_of, worded, words_of
 
 
 def encode(problem):
@@ -19,7 +19,7 @@ def encode(problem):
 
 
 def hinted(prompts=3, group=4, **numbers):
-    return hint_replaced(single(prompts, group=group), group=group, encode=encode, **numbers)
+    return hint_replaced(single(prompts, group=group), group=group, **numbers)
 
 
 def test_prompts_without_reward_get_hints_until_all_completions_of_an_attempt_are_right():
@@ -31,7 +31,8 @@ def test_prompts_without_reward_get_hints_until_all_completions_of_an_attempt_ar
     plans, forest = follow(topology, reward)
     assert asked(plans) == [3, {0: 4, 1: 4, 2: 4}, {1: 2, 2: 2}, {1: 2, 2: 2}, {2: 2}]
     hints = [act for plan in plans[2:] for act in plan.acts]
-    assert all(bytes(act.reads) == b"A hint, which the answer does not mention: \nq" for act in hints)
+    assert {act.reads.prompt for act in hints} == {"A hint, which the answer does not mention: \nq"}
+    assert topology.reads(Problem("q", "7", 3)).prompt == "A hint, which the answer does not mention: 7\nq"
     done = topology.finish(forest)
     assert np.bincount(done.prompt[done.ends]).tolist() == [4, 4, 4]
     moved = done.prompt[done.ends[elsewhere(done)]]
@@ -41,18 +42,23 @@ def test_prompts_without_reward_get_hints_until_all_completions_of_an_attempt_ar
     assert rewards[:4].tolist() == [0, 1, 0, 1] and rewards[4:8].sum() == len(moved) and not rewards[8:].any()
     assert done.uid[done.ends[4:8]][-len(moved):].tolist() == forest.uid[forest.ends][forest.rewards[forest.ends] == 1][
         -len(moved):].tolist()
-    assert topology.metrics(done) == {"hint/prompts": pytest.approx(2 / 3), "hint/overlong": 0, "hint/solved": 0.5,
-                                      "hint/answer": 0}
+    assert topology.metrics(done) == {"hint/prompts": pytest.approx(2 / 3), "hint/solved": 0.5, "hint/answer": 0}
 
 
-def test_without_adaptation_all_prompts_get_hints_and_a_hint_that_does_not_fit_none():
-    plans, forest = follow(hinted(adaptive=False, draws=3))
+def test_without_adaptation_all_prompts_get_hints():
+    topology = hinted(adaptive=False, draws=3)
+    plans, forest = follow(topology)
     assert asked(plans) == [3, {0: 4, 1: 4, 2: 4}, {0: 3, 1: 3, 2: 3}]
-    topology = hinted(reads=9)
-    plans, forest = follow(topology, lambda problem, number: 0.0)
-    assert asked(plans) == [3, {0: 4, 1: 4, 2: 4}]
-    topology.finish(forest)
-    assert topology.metrics(forest) == {"hint/prompts": 0, "hint/overlong": 3}
+    done = topology.finish(forest)
+    assert len(done.ends) == 12 and set(done.prompt[done.ends[elsewhere(done)]].tolist()) == {0, 1, 2}
+    solved = hinted()
+    assert solved.metrics(solved.finish(follow(solved)[1])) == {"hint/prompts": 0}
+
+
+def test_one_topology_says_how_long_other_words_are():
+    assert [longer(0, 3), longer(2, 0), longer(2, 3), longer(words_of, 0)] == [3, 2, 3, words_of]
+    with pytest.raises(ValueError, match="two topologies let the policy read other words"):
+        longer(words_of, 3)
 
 
 def test_hints_are_fields_of_problems_or_their_traces():
@@ -67,11 +73,12 @@ def test_problems_in_other_words(tmp_path):
     problem = Problem(chat, "7", 5, extra={"topic": "sums"})
     (tmp_path / "own.txt").write_text("{topic} {{x}}: {hint}, {prompt}")
     template = template_of(f"{tmp_path}/own.txt", "hint")
-    assert worded(problem, template, hint="{4}").prompt == (chat[0], {"role": "user", "content": "sums {x}: {4}, 3+4={}"}, chat[2])
+    assert worded(problem, template, hint="{4}").prompt == (
+        chat[0], {"role": "user", "content": "sums {x}: {4}, 3+4={}"}, chat[2])
     text = worded(Problem("3+4=", "7", 5), "{answer} {prompt}")
     assert text.prompt == "7 3+4=" and fitting(ByteTokenizer().encode, "ab", 1) == [] and len(encode(text)) == 6
-    for wrong, said in (("{prompt}", "has the fields .'prompt'., without 'hint'; write .hint. where"), ("{", "braces of the words"),
-                        ("no.txt", "template='no.txt' is no file")):
+    for wrong, said in (("{prompt}", "has the fields .'prompt'., without 'hint'; write .hint. where"),
+                        ("{", "braces of the words"), ("no.txt", "template='no.txt' is no file")):
         with pytest.raises(ValueError, match=said):
             template_of(wrong, "hint")
     with pytest.raises(ValueError, match="problem 5 has no field 'hnt', which a template has; it has answer, prompt, topic"):

@@ -54,10 +54,10 @@ def follow(topology, reward=lambda problem, number: 1.0, expected=None, score=No
             earned, first = (np.float32([one(row, number) for number in kept]) for one in (reward, score or reward))
             n = len(kept)
             forest = grow(forest, [roots[row]] * n, [len(forest.uid) + i for i in range(n)], dict(
-                          role=Role.ELSEWHERE if len(act.reads) else Role.POLICY, length=[1] * n, stopped=[True] * n, rewards=earned,
-                          components=first[:, None], texts=[""] * n, answers=None,
+                          role=Role.POLICY if act.reads == () else Role.ELSEWHERE, length=[1] * n, stopped=[True] * n,
+                          rewards=earned, components=first[:, None], texts=[""] * n, answers=None,
                           tokens=[5] * n, logprobs=[0.0] * n, entropies=[0.0] * n, version=[0] * n,
-                          reads=[[*act.reads] or None] * n))
+                          reads=[None if act.reads == () else [0]] * n))
             forest = forest.with_columns(lost=lost)
         assert len(plans) < 50
     return plans, forest
