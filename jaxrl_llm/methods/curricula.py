@@ -40,9 +40,9 @@ ROWS = (
            defaults={"prompts": 32, "group_size": 5, "temperature": 1.4, "turns": 32}),
     Method(slug="qwenlong_l1", title="QwenLong-L1: input lengths that grow in phases", arxiv=("2505.17667",),
            equation="phase k: prompts with L_(k-1) < tokens <= L_k, and earlier unsolved ones; GRPO",
-           controllers="qwenlong_l1", phases="short, long",
+           controllers="qwenlong_l1", phases="imitate(method=sft, steps=10%, where=texts.path), short, long",
            defaults={"prompts": 128, "group_size": 8, "temperature": 0.7, "top_p": 0.95, "minibatches": 4},
-           omits="the supervised warm-up, the judge of answers beside the rule"),
+           omits="the judge of answers beside the rule"),
     Method(
         slug="siri", title="SIRI: limits of length that fall and rise", arxiv=("2509.25176",),
         equation="tokens(t) = mid + amp cos(2 pi t / 640), from the limit to half of it and back; GRPO, clip(rho, 0.8, 1.28)",

@@ -3,6 +3,7 @@ import dataclasses
 
 from jaxrl_llm.methods.base import Method
 
+_TRIALS = "imitate(method=sft, steps=10%, where=texts.path), explore"  # chains with failed attempts, if a file has some
 _SPEAR = Method(
     slug="spear_clip", title="SPEAR: self-imitation of stored rollouts with a cut by covariance", arxiv=("2509.22601",),
     equation="A = r - group mean, l = clipped on rollouts that end, answer, can be read and do not repeat; then stored ones: "
@@ -99,13 +100,12 @@ ROWS = (
     Method(slug="t1", title="T1: exploration with many samples, entropy bonus and a moving reference", arxiv=("2501.11651",),
            equation="A = leave-one-out of r - [repetitive]; l = clipped + beta KL(anchor) - c H; anchor <- moving average",
            estimator="t1", objective="ppo_clip + kl(0.001) + entropy(0.001)",
-           controllers="moving_reference", defaults={"group_size": 64, "temperature": 1.2}),
+           controllers="moving_reference", phases=_TRIALS, defaults={"group_size": 64, "temperature": 1.2}),
     Method(slug="t1_oversampling", title="T1 without its penalty: oversampling, entropy bonus, moving anchor",
            arxiv=("2501.11651",),
            equation="A = leave-one-out of r over 64; l = clipped + 0.01 KL(anchor) - 0.001 H; anchor <- moving average",
            estimator="rloo", objective="ppo_clip + kl(0.01) + entropy(0.001)",
-           controllers="moving_reference(decay=0.9)", defaults={"group_size": 64, "temperature": 1.0},
-           omits="the first policy, which is trained on chains with failed attempts"),
+           controllers="moving_reference(decay=0.9)", phases=_TRIALS, defaults={"group_size": 64, "temperature": 1.0}),
     Method(slug="historical_variance", title="1-shot RL on the example whose accuracy varies most", arxiv=("2504.20571",),
            equation="clipped + 0.001 KL on all examples, then on the one of largest variance of accuracy over its visits",
            objective="ppo_clip + kl(0.001)",

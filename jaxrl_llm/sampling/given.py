@@ -31,7 +31,7 @@ _SAMPLED = {  # parts of runs that sample
     "text.replay": "a replay", "text.allocation": "an allocation rule", "text.guidance": "a guide",
     "text.topology": "a topology", "filters.refills": "a filter that draws further prompts",
     "config.budget.utility": "a budget", "config.pool.path": "a pool",
-    "config.stages": "stages of sampling", "config.environment": "an environment"}
+    "config.stages": "stages of sampling"}
 CONFLICTS = (
     *(Conflict(("source", name), f"method {{method!r}} learns from given texts and samples none, and {name}={{1!r}} is {what}",
                "leave it out, or take a method that samples") for name, what in _SAMPLED.items()),
@@ -40,9 +40,9 @@ CONFLICTS = (
     Conflict(("texts", "objective"), "given texts stand beside the prompts, and the loss of method {method!r} learns from none",
              "add a term, objective='+ nll(0.1, on=given)', take the method chord, or set texts.share=0",
              lambda texts, objective: texts and not (objective.reads_apart or "given" in objective.needs)),
-    Conflict(("texts", "config.environment", "config.texts.path"), "given texts stand beside trajectories of an "
-             "environment, whose problems have no solutions as texts", "set texts.path to a file of texts",
-             lambda texts, environment, path: texts and environment and not path),
+    Conflict(("texts", "source", "config.environment", "config.texts.path"), "method {method!r} learns from given texts, and "
+             "problems of an environment have no solutions as texts", "set texts.path to a file of texts",
+             lambda texts, source, environment, path: (texts or source) and environment and not path),
     Conflict(("source", "schedule"), "method {method!r} learns from given texts, which do not wait for weights",
              "set schedule='sync'", lambda source, schedule: source and schedule.lag))
 

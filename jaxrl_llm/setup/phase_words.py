@@ -8,7 +8,7 @@ from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.setup.keys import near_keys
 from jaxrl_llm.tools import registry, written
 
-WORDS = {"weights": "last", "fresh": "", "patience": 0, "metric": "eval/score"}  # those that are no keys of the configuration
+WORDS = {"weights": "last", "fresh": "", "patience": 0, "metric": "eval/score", "where": ""}  # those that are no keys of the configuration
 WEIGHTS = ("last", "first")
 FRESH = ("optimizer", "reference")
 # Keys of the whole run: its model, its devices and its records.
@@ -32,6 +32,18 @@ def read(part: str, faults: list[str]) -> tuple[str, dict[str, str]]:
     return match[1], texts
 
 
+def there(text: str, known: Mapping[str, Any]) -> str:
+    """The phases of a text without those whose key `where` is empty; "" if one phase is left that changes nothing.
+
+    `known`: the values of the whole run, by key. An unknown key leaves its phase in, where `checked` reports it.
+    """
+    parts = written.parts(text)
+    kept = [part for part in parts if known.get(written.unquoted(read(part, [])[1].get("where", "''")), True)]
+    if len(kept) == len(parts):
+        return text
+    return "" if len(kept) == 1 and re.fullmatch(r"\w+", kept[0]) else ", ".join(kept)
+
+
 def value(key: str, text: str, known: Mapping[str, Any]) -> Any:
     """The value of a key or a word from its text, where the whole run has the `known` values.
 
@@ -48,7 +60,9 @@ def value(key: str, text: str, known: Mapping[str, Any]) -> Any:
     if share and isinstance(own, int | float) and not isinstance(own, bool):
         part = float(share[1]) / 100 * own
         return max(math.ceil(part - 1e-4), 1) if isinstance(own, int) else part
-    if key in SLOTS:
+    if key == "where" and (named := written.unquoted(text)) not in known:
+        raise ValueError(f"where names the key {named!r}, which the configuration lacks{near_keys([named])}")
+    if key in SLOTS or key == "where":
         return written.unquoted(text)
     try:
         found = written.literal(text)

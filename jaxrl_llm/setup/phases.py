@@ -24,6 +24,8 @@ from jaxrl_llm.tools import registry, written
 class Phase:
     """A stretch of steps with keys of its own.
 
+    A text may also name a key of the configuration, `where=texts.path`: the run has the phase only if that key has a value.
+
     Attributes:
       name: empty for a run without phases.
       number: from 1.
@@ -62,12 +64,13 @@ class Phase:
 def text_of(config: ConfigDict) -> str:
     """The phases of a configuration as text: its own, or those of its method; empty for a run without phases.
 
-    An unknown method has none: `setup.build` reports it with all other faults.
+    Phases whose key `where` is empty are left out. An unknown method has none: `setup.build` reports it with all other faults.
     """
     try:
-        return config.phases or methods.get(config.method).phases
+        text = config.phases or methods.get(config.method).phases
     except ValueError:
         return ""
+    return phase_words.there(text, keys.flat(config)) if text else ""
 
 
 def follows_steps(text: str) -> bool:
@@ -154,6 +157,8 @@ def _phase(name: str, number: int, texts: Mapping[str, str], base: ConfigDict, f
         if key in texts:
             change(key)
     row = _row(config.method)
+    if config.method != base.method:  # texts of parts change the row of the whole run
+        config.update({key: "" for key in SLOTS if key not in texts})
     if config.setting == "paper" and row is not None:  # the phase's own keys stand above the paper's
         config = as_in_paper(config, row.defaults)
         config.setting = ""

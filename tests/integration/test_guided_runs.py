@@ -17,7 +17,7 @@ from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup
 from jaxrl_llm.topologies import FromTrace
 
-NAMES = ["adhint_advantage", "adhint_schedule", "luffy", "rl_plus"]
+NAMES = ["adhint_advantage", "adhint_schedule", "b_coder", "luffy", "rl_plus"]
 
 
 def tiny(method, **changes):

@@ -1,4 +1,8 @@
 """Runs that learn from given texts: adapters in packed rows, resumed bit for bit, without a sampler, and before RL."""
+import json
+import shutil
+
+import chatter
 import numpy as np
 import pytest
 import run_files
@@ -44,6 +48,30 @@ def test_supervised_learning_then_reinforcement_learning_in_phases(tmp_path):
     assert "texts/trained" in lines[2] and "completion/tokens" in lines[3]
     assert "eval/loss" in lines[2] and "eval/score" in lines[2] and "after" in evaluations
     assert all(np.isfinite(lines[step]["loss"]) for step in (1, 2, 3, 4))
+
+
+@pytest.mark.slow
+def test_an_agent_imitates_texts_and_practises_and_resumes_bit_for_bit_in_either_phase(tmp_path):
+    """Texts of two turns in a game of three; a checkpoint within each phase continues as the run went."""
+    said = [{"role": "user", "content": "Say 1."}, {"role": "assistant", "content": "a"},
+            {"role": "user", "content": "Good."}, {"role": "assistant", "content": "b"}]
+    (tmp_path / "texts.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 6)
+    config = chatter.get_config(method="grpo", steps=4, phases="imitate(method=sft, steps=50%, where=texts.path), practise", **{
+        "texts.path": str(tmp_path / "texts.jsonl"), "texts.heldout": 2, "checkpoint.every": 1, "checkpoint.keep": 9,
+        "eval.every": 0, "eval.problems": 2, "samples_every": 0, "model.num_layers": 1})
+    loop.train(config, tmp_path / "straight")
+    lines = {line["step"]: line for line in run_files.lines(tmp_path / "straight")}
+    assert lines[1]["texts/trained"] == lines[2]["texts/trained"] > 0 and lines[3]["completion/tokens"] > 0
+    assert lines[2]["eval/loss"] < lines[0]["eval/loss"] and {"eval/score"} <= lines[2].keys() & lines[4].keys()
+    for kept in (1, 3):
+        broken = tmp_path / f"broken{kept}"
+        shutil.copytree(tmp_path / "straight", broken)
+        for step in range(kept + 1, 5):
+            shutil.rmtree(broken / "checkpoints" / str(step))
+        loop.train(config, broken, resume=True)
+        run_files.assert_same(*(run_files.saved(folder, config) for folder in (broken, tmp_path / "straight")))
+        again = {line["step"]: line for line in run_files.lines(broken)}
+        assert [run_files.repeatable(again[step]) for step in lines] == [run_files.repeatable(lines[step]) for step in lines]
 
 
 @pytest.mark.slow
