@@ -8,7 +8,8 @@ from jaxrl_llm.methods.texts import SLOTS
 from jaxrl_llm.setup.keys import near_keys
 from jaxrl_llm.tools import registry, written
 
-WORDS = {"weights": "last", "fresh": "", "patience": 0, "metric": "eval/score", "where": ""}  # those that are no keys of the configuration
+# Those that are no keys of the configuration.
+WORDS = {"weights": "last", "fresh": "", "patience": 0, "metric": "eval/score", "where": ""}
 WEIGHTS = ("last", "first")
 FRESH = ("optimizer", "reference")
 # Keys of the whole run: its model, its devices and its records.
