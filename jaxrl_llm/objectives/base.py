@@ -25,6 +25,7 @@ from jaxrl_llm.objectives.aggregation import check_aggregation, sequence_weights
 from jaxrl_llm.tools import registry
 
 State = Any
+BEHAVIOR = "behavior_logprobs"
 Metrics = dict[str, Array]
 _TERMS = {  # keywords that objectives had, and the term in their place
     "kl_coef": "+ kl({value})", "kl_estimator": "+ kl(0.01, estimator={value!r})",
@@ -57,6 +58,8 @@ class Objective(NamedTuple):
     the experts' loads of the whole mini-batch, see `terms.base.Term`. `corrects`: the loss itself corrects for rollouts that
     other weights sampled; terms that are added change nothing of it. `reads_apart`: it learns itself from given texts in a
     batch, which other objectives do not see, see `rollouts.with_apart`.
+    `unknown`: what counts where the sampler did not draw a trained token, if `update` reads `behavior_logprobs`: "old", the
+    policy's old log-prob, so that the weight is 1. A run with such tokens refuses an objective that does not say it.
     `position(logits f32[V], token i32[], seed u32[]) -> f32[]`: a function of the logits at one position, at the policy's
     temperature, and of the token that stands there. The pass measures it within its chunks of logits, so that no array of
     [T, V] is kept, and `update` reads `extras["position"]` f32[P, G, T] and is differentiated by it. The seed is that of
@@ -75,6 +78,12 @@ class Objective(NamedTuple):
     corrects: bool = False
     position: Callable[[Array, Array, Array], Array] | None = None
     reads_apart: bool = False
+    unknown: str = ""
+
+    @property
+    def takes_unknown(self) -> bool:
+        """Whether trained tokens may lack a log-prob of the sampler."""
+        return BEHAVIOR not in self.needs or self.unknown == "old"
 
 
 OBJECTIVES = registry.PartTable("objective", Objective, pure=True, former=FORMER, given=("max_len",))
@@ -85,18 +94,19 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
                     needs: tuple[str, ...] = (), extra_weights: Callable[[Rollouts], Mapping[str, Array]] | None = None,
                     init: Callable[[], State] | None = None, advance: Callable[[State], State] | None = None,
                     whole_batch: bool = False, reads_old: bool = False, replays: str = "", shares: str = "loss",
-                    position: Callable[[Array, Array, Array], Array] | None = None) -> Objective:
+                    position: Callable[[Array, Array, Array], Array] | None = None, unknown: str = "") -> Objective:
     """The objective of `token_loss(logprobs, rollouts, advantages) -> (loss, metrics)`.
 
     Arguments are checked, detached (except `logprobs`) and zero outside the mask; advantages are [P, G, T].
-    `needs` names the required fields of `Rollouts`, or entries of its `extras`; `replays`, `shares`, `position`: see
-    `Objective`.
+    `needs` names the required fields of `Rollouts`, or entries of its `extras`; `replays`, `shares`, `position`,
+    `unknown`: see `Objective`.
     Terms with other denominators: `extra_weights(rollouts) -> {name: [P, G, T] or [P, G]}` and a loss that is a dict
     `{"loss": ..., name: ...}`; each term is summed with the weights of its name.
     With `init` the function gets the state as fourth argument, and `advance(state)` makes the next state. It depends on
     nothing else, so that every micro-batch of a step returns the same state (a step count, a random key).
     """
     check_aggregation(aggregation, max_len)
+    registry.one_of("log-prob in the place of an unknown one", unknown, ("", "old"))
 
     def weights(rollouts):
         own = {"loss": token_weights(rollouts, aggregation, max_len),
@@ -128,7 +138,7 @@ def token_objective(token_loss: Callable, *, aggregation: str = "token_mean", ma
 
     return Objective((lambda: ()) if init is None else init, update, weights, whole_batch,
                      (*needs, replays) if replays else needs, reads_old, replays, shares,
-                     corrects="behavior_logprobs" in needs, position=position)
+                     corrects=BEHAVIOR in needs, position=position, unknown=unknown)
 
 
 def _values(rollouts: Rollouts) -> Array:

@@ -26,4 +26,4 @@ def bpo(*, smoothing: float = 0.1, cap: float = 3.0, clip_low: float = 0.2, clip
         loss = -advantages * jnp.where(moving, jnp.minimum(weight, cap), 0) * logprobs
         return loss, {"masked_fraction": ~moving, "clip_fraction": weight > cap, "max/weight": weight}
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",))
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), unknown="old")

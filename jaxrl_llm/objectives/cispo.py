@@ -30,4 +30,5 @@ def cispo(*, min_ratio: float = 0.0, max_ratio: float = 5.0, clip_low: float | N
         return -weight * advantages * logprobs, metrics
 
     needs = ("behavior_logprobs",) if anchor == "behavior" else ()
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, reads_old=anchor == "old")
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=needs, reads_old=anchor == "old",
+                           unknown="old")

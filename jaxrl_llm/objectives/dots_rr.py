@@ -19,4 +19,4 @@ def dots_rr(*, clip: float = 0.2) -> Objective:
         free, bound = -advantages * ratio, -advantages * jnp.clip(ratio, centre * (1 - clip), centre * (1 + clip))
         return jnp.maximum(free, bound), {"clip_fraction": bound > free, "max/ratio": ratio, "max/old_ratio": centre}
 
-    return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs"), reads_old=True)
+    return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs"), unknown="old", reads_old=True)

@@ -39,4 +39,4 @@ def dppo(*, divergence: str = "tv", delta_low: float = 0.15, delta_high: float =
         metrics = {"clip_fraction": leaves, "divergence": far, "approx_kl": -change, "max/ratio": jnp.exp(change)}
         return -jnp.where(leaves, 0, weight) * advantages, metrics
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",))
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), unknown="old")

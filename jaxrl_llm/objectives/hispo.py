@@ -30,4 +30,5 @@ def hispo(*, sequence_gate: float = 0.1, token_gate: float = 1.0, clip_low: floa
         return jnp.where(near & whole, loss, 0), metrics
 
     return token_objective(
-        token_loss, aggregation=aggregation, max_len=max_len, needs=("old_logprobs", "behavior_logprobs"), reads_old=True)
+        token_loss, aggregation=aggregation, max_len=max_len, needs=("old_logprobs", "behavior_logprobs"), unknown="old",
+        reads_old=True)

@@ -36,4 +36,4 @@ def icepop_direct(*, min_ratio: float = 0.5, max_ratio: float = 5.0, veto: float
             weight = jnp.where(jnp.any(mask & (ratio < veto), axis=-1, keepdims=True), 0, weight)
         return -weight * advantages * logprobs, {"mask_fraction": weight == 0, "max/ratio": ratio}
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",))
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), unknown="old")

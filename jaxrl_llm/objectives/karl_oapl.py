@@ -19,4 +19,4 @@ def karl_oapl(*, beta2: float = 1e-3) -> Objective:
         residual = beta2 * drift - masked.mean(advantages, mask, axis=-1)
         return {"sequence": residual**2}, {"log_ratio": drift}
 
-    return token_objective(rollout_loss, needs=("behavior_logprobs",), shares="sequence")
+    return token_objective(rollout_loss, needs=("behavior_logprobs",), unknown="old", shares="sequence")

@@ -46,4 +46,4 @@ def klpo(*, beta: float = 0.1, route: str = "token") -> Objective:
         metrics = {"residual": jnp.abs(residual), "correction": weight, "log_ratio": drift, "sequence_kl": total - drift}
         return -residual * weight * logprobs, metrics
 
-    return token_objective(token_loss, aggregation="seq_mean_token_sum", needs=("behavior_logprobs",))
+    return token_objective(token_loss, aggregation="seq_mean_token_sum", needs=("behavior_logprobs",), unknown="old")

@@ -25,4 +25,4 @@ def mars2_path_adv(*, clip_low: float = 3e-4, clip_high: float = 4e-4, max_ratio
         return weight * loss, {"clip_fraction": clipped, "max/ratio": whole, "weight": weight}
 
     return token_objective(token_loss, aggregation="seq_mean_token_mean", needs=("old_logprobs", "behavior_logprobs"),
-                           reads_old=True)
+                           reads_old=True, unknown="old")

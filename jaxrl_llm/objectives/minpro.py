@@ -40,4 +40,4 @@ def minpro(*, include_current: bool = True, embed: str = "detached", cap: float 
         loss, metrics["clip_fraction"] = clipped_surrogate(carried(weight, logprobs), advantages, clip_low, clip_high)
         return loss, metrics
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",))
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), unknown="old")

@@ -32,4 +32,4 @@ def qwen_stabilizing(*, clip_low: float = 0.2, clip_high: float = 0.27, cap: flo
         return -jnp.where(moving, weight * advantages, 0) * logprobs, {"clip_fraction": ~moving, "weight": weight}
 
     return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), reads_old=True,
-                           replays=replays)
+                           replays=replays, unknown="old")

@@ -33,7 +33,8 @@ def r2vpo(*, multiplier: float = 0.04, variance_bound: float = 0.01, dual_rate: 
 
     penalised = token_objective(
         token_loss, aggregation=aggregation, max_len=max_len, init=lambda: jnp.float32(multiplier),
-        needs=("behavior_logprobs",) if anchor == "behavior" else (), whole_batch=dual_rate != 0, reads_old=anchor == "old")
+        needs=("behavior_logprobs",) if anchor == "behavior" else (), whole_batch=dual_rate != 0, reads_old=anchor == "old",
+        unknown="old")
 
     def update(logprobs, rollouts, advantages, lagrange):
         loss, (metrics, lagrange) = penalised.update(logprobs, rollouts, advantages, lagrange)

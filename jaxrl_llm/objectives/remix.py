@@ -38,4 +38,4 @@ def remix(*, clip_low: float = 0.2, clip_high: float = 0.2, anchor_coef: float =
         return loss, {"clip_fraction": clipped, "kl": base, "kl_previous": previous, "max/ratio": ratio}
 
     return token_objective(token_loss, needs=("behavior_logprobs", "old_logprobs", "ref_logprobs", "current_version"),
-                           reads_old=True)
+                           reads_old=True, unknown="old")

@@ -141,4 +141,4 @@ def tis_mis(*, level: str = "token", bound: str = "truncate", min_ratio: float |
         return terms, metrics
 
     return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=NEEDS, extra_weights=shares,
-                           reads_old=True, shares="counted")
+                           reads_old=True, shares="counted", unknown="old")

@@ -32,4 +32,4 @@ def topr(*, positive: tuple[float, float] = (1.0, 1.0), negative: tuple[float, f
             weight = weight[..., None]
         return -weight * advantages * logprobs, metrics
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",))
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), unknown="old")

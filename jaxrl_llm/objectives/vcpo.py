@@ -28,4 +28,5 @@ def vcpo(*, max_ratio: float = 8.0, ess_base: float = 1.0, exponent: float = 0.5
         metrics |= {"truncated_fraction": ratio > max_ratio, "max/ratio": ratio}
         return -jnp.minimum(ratio, max_ratio)[..., None] * advantages * logprobs, metrics
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), whole_batch=True)
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), whole_batch=True,
+                           unknown="old")

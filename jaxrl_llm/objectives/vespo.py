@@ -31,4 +31,4 @@ def vespo(*, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, la
         metrics = {"weight": weight, "max/ratio": ratio, "approx_kl": -change}
         return -weight[..., None] * advantages * logprobs, metrics
 
-    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",))
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), unknown="old")

@@ -63,9 +63,10 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
     "replay.NAME": True for the functions of the replay. "facts.NAME": True for what is expected of prompts, or measured by the
     rule. "rehearsed.has_critic": of the estimator that credits replayed rollouts. "source": the method's, empty if it samples.
     "texts": whether given texts stand beside its prompts. "begins": whether completions begin with traces of experts;
-    "guidance.NAME": the numbers of the topology by which they do. And the objects "estimator", "objective", "rule", "replay",
-    "environment", "model" (its configuration), "reward", "schedule", "task", where there are any; "encode", the function from
-    a problem of a task to the token ids of its prompt, without an environment.
+    "guidance.NAME": the numbers of the topology by which they do. "unknown": whether trained tokens may have unknown log-probs,
+    as those of traces and of a pool. And the objects "estimator", "objective", "rule", "replay", "environment", "model" (its
+    configuration), "reward", "schedule", "task", where there are any; "encode", the function from a problem of a task to the
+    token ids of its prompt, without an environment.
     """
     estimator, knobs = made.estimator, made.controls.knobs
     unequal = [f"the budget {config.budget.utility!r}"] * bool(config.budget.utility)
@@ -80,7 +81,7 @@ def values_of(config: ConfigDict, made: Parts, around: Around = Around()) -> dic
         **{f"config.{key}": value for key, value in flatten_dict(config.to_dict(), sep=".").items()},
         **{f"needs.{name}": True for name in made.needs}, **{f"knobs.{name}": True for name in knobs},
         **{f"{key}.{name}": value for key in ("estimator", "objective", "guidance")
-           for name, value in _numbers(made, key).items()}, "begins": made.begins,
+           for name, value in _numbers(made, key).items()}, "begins": made.begins, "unknown": made.unknown,
         **{f"estimator.{name}": True for name, value in estimator._asdict().items() if callable(value)},
         **({f"replay.{name}": True for name, value in made.replay._asdict().items() if callable(value)} if made.replay else {}),
         **({"facts.expected": True} if config.budget.utility or "prior" in made.needs else {}),

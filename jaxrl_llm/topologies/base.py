@@ -226,7 +226,19 @@ def _equal(unequal: list[str], budget: str, most: int, group: int, pilot: int, m
 
 _UNEQUAL = {  # who needs groups of one size, as values of `setup.values`
     "estimator.has_critic": "critics do not support", "needs.features": "baselines on hidden states do not support"}
+
+
+def _unstated(unknown: bool, objective: Any) -> str:
+    """Why an objective cannot read log-probs that nobody knows; "": it can."""
+    if not unknown or objective.takes_unknown:
+        return ""
+    return ("the objective reads behavior_logprobs, and does not say what counts where they are unknown, as for tokens of "
+            "experts and of other runs")
+
+
 CONFLICTS = (
+    Conflict(("unknown", "objective"), _unstated, "state token_objective(..., unknown='old'): the policy's old log-prob, which "
+             "gives weight 1. Or take another objective"),
     Conflict(("topology", "there"), _lost, "it is the topology of the method, or implied by its parts"),
     Conflict(("sizes",), "{0[0]} and {0[1]} both say how many rollouts a prompt gets", "leave one of the two out",
              lambda sizes: len(sizes) > 1),

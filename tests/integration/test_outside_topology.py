@@ -9,6 +9,7 @@ import pytest
 import tiny_config
 
 from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.objectives.base import OBJECTIVES
 from jaxrl_llm.sampling.source import jsonable
 from jaxrl_llm.setup import setup
 from jaxrl_llm.topologies import TOPOLOGIES
@@ -16,9 +17,10 @@ from jaxrl_llm.topologies import TOPOLOGIES
 MODULE = '''
 import dataclasses
 
-import numpy as np
+import jax.numpy as jnp
 
 from jaxrl_llm.data.rollouts import Role
+from jaxrl_llm.objectives.base import objective, token_objective
 from jaxrl_llm.topologies import Begin, BeginPart, Plan, Topology, topology
 from jaxrl_llm.topologies.base import asked, everyone
 
@@ -52,6 +54,15 @@ def retold(prompts, group):
 def declared(prompts, group):
     """The same, which says that others wrote what is trained on."""
     return retold(prompts, group)
+
+
+@objective
+def truncated(*, aggregation: str = "token_mean", max_len: int | None = None, unknown: str = ""):
+    """-min(p / q, 2) A, where q is of the sampler."""
+    def token_loss(logprobs, rollouts, advantages):
+        return -jnp.minimum(jnp.exp(logprobs - rollouts.behavior_logprobs), 2) * advantages, {}
+
+    return token_objective(token_loss, aggregation=aggregation, max_len=max_len, needs=("behavior_logprobs",), unknown=unknown)
 '''
 
 
@@ -61,12 +72,14 @@ def outside(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("retold_problems")
     TOPOLOGIES.pop("declared", None)
+    OBJECTIVES.pop("truncated", None)
     sys.modules.pop("retold_problems", None)
 
 
-def built(topology):
+def built(topology, **changes):
     config = tiny_config.get_config()
-    config.update_from_flattened_dict({"model.num_layers": 1, "topology": topology, "estimator": "xrpo_advantage"})
+    config.update_from_flattened_dict({
+        "model.num_layers": 1, "topology": topology, "estimator": "xrpo_advantage", **changes})
     run, params = setup.build(config)
     return run, setup.initial_state(run, params)
 
@@ -89,6 +102,17 @@ def test_a_topology_with_problems_memory_and_finish_is_one_file(outside, name):
         assert np.isfinite(batch.behavior_logprobs[batch.mask]).all() and np.isfinite(np.asarray(learned.advantages)).all()
         assert learned.metrics["skipped_updates"] == 0 and learned.metrics["max/mismatch"] < 1e-4
     assert json.loads(json.dumps(jsonable(run.source.position())))["topology"] == {"mistakes": ["not 0", "not 1"]}
+
+
+@pytest.mark.parametrize("term", ("", " + kl(0.01, against='behavior')"))
+def test_an_objective_of_the_samplers_log_probs_says_what_counts_where_they_are_unknown(outside, term):
+    built("declared", objective=f"truncated(unknown='old'){term}")
+    built("", objective=f"truncated{term}")  # the sampler draws all tokens
+    with pytest.raises(ValueError, match="the objective reads behavior_logprobs, and does not say what counts where they are "
+                                         r"unknown, .* state token_objective\(..., unknown='old'\)"):
+        built("declared", objective=f"truncated{term}")
+    with pytest.raises(ValueError, match="Unknown log-prob in the place of an unknown one 'new'"):
+        built("declared", objective="truncated(unknown='new')")
 
 
 def test_words_of_others_that_no_topology_declares_are_an_error_where_an_estimator_reads_them(outside):

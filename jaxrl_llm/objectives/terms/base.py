@@ -16,7 +16,7 @@ from jax import Array, lax
 from jaxrl_llm.data.experts import expert_tokens
 from jaxrl_llm.data.rollouts import APART, CURRENT_ENTROPIES, Rollouts, clean, measured, without_apart
 from jaxrl_llm.maths import masked
-from jaxrl_llm.objectives.base import Metrics, Objective, measure, summed, used
+from jaxrl_llm.objectives.base import BEHAVIOR, Metrics, Objective, measure, summed, used
 from jaxrl_llm.tools import registry
 from jaxrl_llm.tools.memo import remembered
 
@@ -28,7 +28,8 @@ class Term(NamedTuple):
     `value(logprobs, rollouts)`: f32[P, G, T], differentiable in `logprobs`; arguments are those of a `token_objective`,
     and `extras["current_entropies"]`, if `needs` names them, differentiable too.
     `weights(share, rollouts)`: f32[P, G, T], the share of each token, from `share`, that of the objective's own loss, which is
-    0 on tokens that the objective leaves out; both are of the whole mini-batch. `needs`, `reads_old`: as of an `Objective`.
+    0 on tokens that the objective leaves out; both are of the whole mini-batch. `needs`, `reads_old`, `unknown`: as of an
+    `Objective`.
     `metric`: the name under which the mean of `value` over all tokens is reported; "": none.
     `loads(loads, chosen, per_token)`: f32[], see `terms.balance`; such a term has no `value`.
     `apart`: it learns from tokens that the objective does not see, see `rollouts.with_apart`; its own `weights` add up to 1,
@@ -44,6 +45,7 @@ class Term(NamedTuple):
     metric: str = ""
     loads: Callable[..., Array] | None = None
     apart: bool = False
+    unknown: str = ""
 
 
 TERMS = registry.PartTable("term", Term, pure=True)
@@ -91,6 +93,7 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
     return base._replace(
         update=update if valued else base.update, weights=weights if valued else base.weights, needs=(*base.needs, *(
             name for name in needs if name not in base.needs)), reads_old=base.reads_old or any(one.reads_old for one in terms),
+        unknown="old" if base.takes_unknown and all(BEHAVIOR not in one.needs or one.unknown for one in valued) else "",
         whole_batch=base.whole_batch or bool(of_loads), loads=functools.partial(_loads, of_loads) if of_loads else base.loads)
 
 

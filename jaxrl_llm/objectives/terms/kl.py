@@ -33,4 +33,5 @@ def kl(*, coef: float, estimator: str = "k3", against: str = "reference") -> Ter
             return token_ratio(logprobs, old, rollouts.token_mask) * estimates.token_kl(logprobs, other, "k3")
         return estimates.token_kl(logprobs, other, estimator)
 
-    return Term(name, coef, value, needs=needs, metric=name, reads_old=estimator == UNBIASED or against == "old")
+    return Term(name, coef, value, needs=needs, metric=name, reads_old=estimator == UNBIASED or against == "old",
+                unknown="old")
