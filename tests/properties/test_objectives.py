@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings, strategies
 
 from jaxrl_llm import objectives
-from jaxrl_llm.data.rollouts import take
+from jaxrl_llm.data.rollouts import Role, take
+from jaxrl_llm.learning.step import loss_terms
 
 ROWS, IDS = inputs.parameters("OBJECTIVES", objectives.names())
 each = inputs.each("row", list(range(len(ROWS))), ROWS, IDS)
@@ -230,3 +231,37 @@ def test_what_reads_old_logprobs_says_so(row):
         (after, (_, _)), other = run(logprobs, moved, advantages)
         changed |= not (np.allclose(before, after) and np.allclose(gradient, other))
     assert changed == objective.reads_old
+
+
+@first
+def test_what_reads_log_probs_of_sampling_says_what_counts_where_they_are_unknown(row):
+    assert build(row)[1].takes_unknown
+
+
+@pytest.mark.slow
+@first
+def test_what_sampling_thinks_of_tokens_of_others_never_counts(row):
+    """Of an expert, of another text, of hints: NaN or anything changes neither loss, gradient nor mismatch; hints have none."""
+    case, objective, _ = build(row)
+    logprobs, rollouts, advantages = sample(7, case)
+    if rollouts.behavior_logprobs is None or objective.position is not None:
+        pytest.skip("the case has no log-probs of sampling")
+    rng, mask = np.random.default_rng(7), np.asarray(rollouts.mask)
+    hint = rng.random(mask.shape) < 0.2
+    role = np.where(hint, Role.HINT, rng.choice([Role.POLICY, Role.EXPERT, Role.ELSEWHERE], mask.shape))
+    rollouts = rollouts.replace(mask=mask & ~hint, role=jnp.int8(np.where(mask, role, Role.PADDING)))
+    rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
+
+    def outcome(behavior):
+        def loss(x):
+            return loss_terms(objective, x, jnp.ones_like(x), rollouts.replace(behavior_logprobs=behavior), advantages,
+                              objective.init())
+        (value, (metrics, _)), gradient = jax.value_and_grad(loss, has_aux=True)(logprobs)
+        return value, metrics, gradient
+
+    others = np.asarray(rollouts.role) != Role.POLICY
+    expected = outcome(rollouts.behavior_logprobs)
+    for unknown in (np.nan, -50.0):
+        found = outcome(jnp.where(others, unknown, rollouts.behavior_logprobs))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert np.all(np.asarray(expected[2])[mask & hint] == 0) and inputs.finite(expected)
