@@ -61,7 +61,7 @@ def by_uid(forest, rollouts):
 
 def test_they_run_by_name_and_others_have_no_buffer():
     replaying = {row.slug for row in methods.METHODS.values() if row.replay}
-    others = {"rapo_curriculum", "rapo_steps", "dots_rr", "dart_tis", "dart_curation", "props", "archer"}
+    others = {"rapo_curriculum", "rapo_steps", "dots_rr", "dart_tis", "dart_curation", "props", "archer", "bepa"}
     assert {*NAMES, *APART, *others} == replaying
     assert replaying - {"rapo_steps", "archer"} <= set(methods.runnable()), "these read what an environment counts"
     run, _ = setup.build(tiny("grpo"))

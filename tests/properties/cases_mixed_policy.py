@@ -58,7 +58,23 @@ ESTIMATORS = {
     "spear": [Case(inputs=stored, exempt={"equal": "rewards are compared with the recent past"})],
 }
 
+def hinted(rng, p, g, t):
+    """Some rollouts, and a part of others, were written under a hint."""
+    known = (rng.random((p, g, 1)) < 0.4) | (rng.random((p, g, t)) < 0.1)
+    return {"extras": {"written_logprobs": np.where(known, -rng.gamma(1.0, size=(p, g, t)), np.nan)}}
+
+
+def replayed(rng, p, g, t):
+    return {"extras": {"replayed": rng.random((p, g)) < 0.3}}
+
+
 OBJECTIVES = {
+    "guide_grpo": [
+        Case(inputs=hinted),
+        Case({"over": "batch", "aggregation": "token_mean"}, inputs=hinted),
+        Case({"shaping": "power", "gamma": 0.5}, inputs=hinted),
+    ],
+    "bepa": [Case(inputs=replayed)],
     "luffy": [
         Case({"max_len": 8}, inputs=expert),
         Case({"shaping": "target", "aggregation": "token_mean", "clip_low": 0.2, "clip_high": 0.3},
