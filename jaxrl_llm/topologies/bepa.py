@@ -9,7 +9,7 @@ from jaxrl_llm.topologies.acts import Begin
 from jaxrl_llm.topologies.base import Plan, Topology, topology
 from jaxrl_llm.topologies.guide_grpo import apart, first_uids, ids, plain, replacements, right
 from jaxrl_llm.topologies.hints import hint_of, tells
-from jaxrl_llm.topologies.wording import elsewhere, template_of, worded
+from jaxrl_llm.topologies.wording import elsewhere, longer, template_of, worded
 
 TEMPLATE = "{prompt}\n\nFollow this plan: {plan}"
 
@@ -73,7 +73,7 @@ def bepa(inner: Topology, *, template: str = TEMPLATE, share: float = 0.5, tries
         return found
 
     return inner._replace(plan=plan, choose=choose, finish=lambda forest: with_injected(inner.finish(forest)), metrics=metrics,
-                          reads=shown, memory=memory)
+                          reads=longer(inner.reads, shown), memory=memory)
 
 
 def with_injected(forest: Forest) -> Forest:

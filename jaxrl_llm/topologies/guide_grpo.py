@@ -11,7 +11,7 @@ from jaxrl_llm.tools.registry import Conflict, one_of
 from jaxrl_llm.topologies.acts import Begin
 from jaxrl_llm.topologies.base import Plan, Topology, topology
 from jaxrl_llm.topologies.hints import hint_of, tells
-from jaxrl_llm.topologies.wording import elsewhere, template_of, under_prompts, worded
+from jaxrl_llm.topologies.wording import elsewhere, longer, template_of, under_prompts, worded
 
 TEMPLATE = "{prompt}\n\nHint: {hint}"
 FIRST = "first_uid"  # in the extra of a made problem: the uid of the first rollout of the group that failed
@@ -79,7 +79,7 @@ def guide_grpo(inner: Topology, *, group: int, template: str = TEMPLATE, share: 
     def metrics(forest):
         return inner.metrics(forest) | told(forest, lambda problem: hint_of(problem, share))
 
-    return inner._replace(plan=plan, choose=choose, finish=finish, metrics=metrics, reads=shown,
+    return inner._replace(plan=plan, choose=choose, finish=finish, metrics=metrics, reads=longer(inner.reads, shown),
                           most=(inner.most or group) + group if join == "add" else inner.most)
 
 
