@@ -250,4 +250,4 @@ def test_some_tasks_of_a_suite():
 def test_all_are_those_that_run_by_name():
     result = plan.read_entries("all", suite.config_of(suite.contests("embedded")[0]))
     first, *others = [entry.label for entry in result]
-    assert first == "grpo" and sorted([first, *others, "dpo", "sft"]) == plan.methods.runnable() and len(result) > 80
+    assert first == "grpo" and sorted([first, *others, "dpo", "otr", "sft"]) == plan.methods.runnable() and len(result) > 80
