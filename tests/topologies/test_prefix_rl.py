@@ -37,7 +37,7 @@ def test_a_share_of_the_groups_begins_behind_parts_of_traces():
         assert [act.count for act in plans[1].acts] == [2] * 4
         for at, parts in begun(plans[1]):
             if at < 0:
-                (role, (number, share), logprobs), = parts
+                (role, (number, share), logprobs, *_), = parts
                 problem = HARD[(-1 - at) // 3 - 3]
                 assert role == Role.HINT and number == 0 and logprobs is None
                 assert 0.4 <= share <= min(0.8, problem.extra["solution"].rfind(problem.answer) / 21 + 1e-9)
