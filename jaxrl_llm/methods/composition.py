@@ -82,6 +82,16 @@ def overridden(row: Method, key: str, given: str) -> str:
     return " + ".join([joined(key, kept), *rest])
 
 
+def with_one_of_a_kind(row: Method, given: str) -> str:
+    """A text that changes an objective, of a release in which every divergence had the name `kl` and replaced the row's."""
+    rest = written.parts(given, "+")[0 if given.lstrip().startswith("+") else 1:]
+    heads, names = {head(text) for text in rest}, {_name_of(SLOTS["objective"], text) for text in rest}
+    if not any(term.name in heads and sums.name_of(*term) not in names for term in row.parts("objective")[1:]):
+        return given
+    base, *terms = written.parts(overridden(row, "objective", given), "+")
+    return " + ".join([base, *(text for text in terms if head(text) not in heads or text in rest)])
+
+
 def _name_of(slot: Slot, text: str) -> str:
     """The name of the term that a text writes, see `sums.name_of`; the word at its beginning if it cannot be read."""
     try:

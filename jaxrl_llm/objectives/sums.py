@@ -9,6 +9,8 @@ from jaxrl_llm.objectives.terms.base import TERMS, Term, composed
 from jaxrl_llm.tools import written
 
 Part = tuple[str, dict[str, Any]]  # a name and its numbers
+# Rows of REC with the regulariser that they had as a word of their objective.
+_REC = dict.fromkeys(("rec_family", "rec_ring", "red_drop", "red_weight"), "none") | {"rec_opmd": "k2"}
 
 
 def of(text: str, **given: Any) -> Objective:
@@ -53,9 +55,10 @@ def made(parts: Sequence[Part], *, steps: int | None = None, per_step: int = 1, 
 
 def renewed(method: str, text: str) -> str:
     """A text that changes numbers of an objective, of a release in which divergences and bonuses were numbers, with terms."""
-    if not any(f"{former}=" in text for former in ("kl_coef", "entropy_coef")):
+    if not any(f"{former}=" in text for former in ("kl_coef", "entropy_coef", "regulariser")):
         return text
-    numbers, terms = written.keywords(text), []
+    numbers = written.keywords(text)
+    terms = _regularised(method, numbers) if method in _REC else []
     if "kl_coef" in numbers and method in OWN_KL:
         numbers[OWN_KL[method]] = numbers.pop("kl_coef")
     if "kl_coef" in numbers:
@@ -66,6 +69,16 @@ def renewed(method: str, text: str) -> str:
         terms.append(f"entropy({numbers.pop('entropy_coef')})")
     base = written.written("", numbers)[1:-1]
     return " + ".join([base, *terms]).strip()
+
+
+def _regularised(method: str, numbers: dict[str, Any]) -> list[str]:
+    """The terms of the regulariser of a row of REC, whose words leave the `numbers`, unless its coefficient has a schedule."""
+    if is_schedule(numbers.get("kl_coef")):
+        return []
+    before, coef = _REC[method], numbers.pop("kl_coef", 0.1)
+    now = numbers.pop("regulariser", before)
+    terms = [f"nll({coef}, on=all)"] * (now == "forward_kl")
+    return terms + [f"kl({2 * coef if now == 'k2' else 0.0}, estimator=k2, against=old)"] * ("k2" in (before, now))
 
 
 def name_of(term: str, numbers: dict[str, Any]) -> str:

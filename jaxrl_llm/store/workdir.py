@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from jaxrl_llm import parallel
+from jaxrl_llm import methods, parallel
+from jaxrl_llm.methods import composition
 from jaxrl_llm.objectives import sums
 from jaxrl_llm.store import bucket, own_code
 from jaxrl_llm.store.bucket import AnyPath
@@ -24,7 +25,7 @@ from jaxrl_llm.store.bucket import steps_in as checkpoint_steps
 from jaxrl_llm.store.lock import Held, at_home, writing
 from jaxrl_llm.tools import files
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 _SINCE_3 = ("filters", "topology", "recorders", "replay_estimator", "replay_objective", "phases", "stages")  # keys
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "ml-collections", "numpy")
 
@@ -241,7 +242,7 @@ def current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
 
     Runs of version 1 have alpha / rank in A: their adapters have alpha = rank. Up to version 2 `controllers` was `control`,
     and the parts under `_SINCE_3` were those of the method; divergences, entropy bonuses and the balance of experts were
-    numbers of objectives and of the learner.
+    numbers of objectives and of the learner. Up to version 3 every divergence replaced that of the row.
     """
     lora = config.get("lora", {})
     if version == 1 and lora.get("rank"):
@@ -249,7 +250,18 @@ def current(version: int | None, config: dict[str, Any]) -> dict[str, Any]:
     if version in (1, 2) and "control" in config:
         renamed = {"controllers" if key == "control" else key: value for key, value in config.items()}
         config = dict.fromkeys(_SINCE_3, "") | renamed
-    return config if version not in (1, 2) else _with_terms(config)
+    if version in (1, 2):
+        return _with_terms(config)
+    return _with_one_divergence(config) if version == 3 else config
+
+
+def _with_one_divergence(config: dict[str, Any]) -> dict[str, Any]:
+    """A stored configuration whose objective names what its divergences replaced; as it is, if it has no row of the catalogue.
+    """
+    text = config.get("objective", "")
+    if "+" not in text or config.get("method") not in methods.METHODS:
+        return config
+    return config | {"objective": composition.with_one_of_a_kind(methods.get(config["method"]), text)}
 
 
 def _with_terms(config: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def test_fresh_run_records_configuration_and_software(tmp_path):
     assert opened.checkpoints == tmp_path / "a" / "run" / "checkpoints"
     text = (opened.path / "config.json").read_text()
     assert json.loads(text) == {
-        "schema_version": 3,
+        "schema_version": 4,
         "config": {"half": 32, "lr": 0.001, "model": {"name": None, "sizes": [1, 2], "width": 64}, "seed": 0},
     }
     assert text.index('"half"') < text.index('"lr"') < text.index('"model"') < text.index('"seed"')
@@ -153,7 +153,7 @@ def test_values_that_json_cannot_hold_are_named():
     [
         ('{"schema_version": 1, "con', "is no run configuration"),
         ("[]", "is no run configuration"),
-        ('{"schema_version": 4, "config": {}}', "schema version 4, this release reads 1 to 3"),
+        ('{"schema_version": 5, "config": {}}', "schema version 5, this release reads 1 to 4"),
     ],
 )
 def test_damaged_or_foreign_config_file(tmp_path, content, message):
@@ -192,7 +192,10 @@ def test_controllers_were_control_in_earlier_runs(tmp_path):
     ("grpo", "kl_coef=0.1", 0.0, "+ kl(0.1)"), ("siri", "", 0.0, ""), ("grpo", "", 0.01, "+ balance(0.01)"),
     ("dapo", "clip_high=0.3, kl_coef=linear(start=0.4, end=0), kl_estimator=k2", 0.02,
      "clip_high=0.3 + kl(linear(start=0.4, end=0), estimator=k2) + balance(0.02)"),
-    ("luffy", "entropy_coef=0.01", 0.0, "+ entropy(0.01)"), ("remix", "kl_coef=0.1", 0.0, "anchor_coef=0.1")])
+    ("luffy", "entropy_coef=0.01", 0.0, "+ entropy(0.01)"), ("remix", "kl_coef=0.1", 0.0, "anchor_coef=0.1"),
+    ("rec_opmd", "kl_coef=0.2, clip_high=0.3", 0.0, "clip_high=0.3 + kl(0.4, estimator=k2, against=old)"),
+    ("rec_opmd", "regulariser=none", 0.0, "+ kl(0.0, estimator=k2, against=old)"), ("rec_ring", "kl_coef=0.2", 0.0, ""),
+    ("rec_family", "regulariser=forward_kl", 0.0, "+ nll(0.1, on=all)")])
 def test_terms_were_numbers_in_earlier_runs(tmp_path, method, text, balance, expected):
     config = default_config().to_dict() | {"method": method, "objective": expected}
     earlier = config | {"objective": text, "learner": config["learner"] | {"balance": balance}}
@@ -200,6 +203,20 @@ def test_terms_were_numbers_in_earlier_runs(tmp_path, method, text, balance, exp
     add_checkpoint(tmp_path)
     assert stored_config(tmp_path).objective == expected and "balance" not in stored_config(tmp_path).learner
     assert open_workdir(tmp_path, ml_collections.ConfigDict(config), resume="auto").changes == []
+
+
+@pytest.mark.parametrize("method, text, expected", [
+    ("prorl", "+ kl(0.01, against=old)", "ppo_clip(clip_high=0.4) + kl(0.01, against=old)"),
+    ("prorl", "clip_low=0.1 + kl(0.01, against=behavior)",
+     "ppo_clip(clip_high=0.4, clip_low=0.1) + kl(0.01, against=behavior)"),
+    ("rec_opmd", "+ kl(0.01) + entropy(0.1)", "rec_family(clip=none) + kl(0.01) + entropy(0.1)"),
+    ("prorl", "+ kl(0.01)", "+ kl(0.01)"), ("grpo", "+ kl(0.01, against=old)", "+ kl(0.01, against=old)"),
+    ("mine:row", "+ kl(0.01, against=old)", "+ kl(0.01, against=old)")])
+def test_a_divergence_replaced_every_other_one_in_earlier_runs(tmp_path, method, text, expected):
+    config = default_config().to_dict() | {"method": method, "objective": text}
+    for version, now in ((3, expected), (4, text)):
+        (tmp_path / "config.json").write_text(json.dumps({"schema_version": version, "config": config}))
+        assert stored_config(tmp_path).objective == now
 
 
 def test_damaged_environment_does_not_stop_a_run(tmp_path):
