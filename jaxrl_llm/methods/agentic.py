@@ -78,9 +78,9 @@ ROWS = (
            equation="A = z-score of r + 0.1 answered - 0.1 failed - 0.2 unknown calls; one ratio for each rollout, "
                     "clipped; -0.001 H from step 50 on",
            estimator="table_gpt_r1", objective="gspo(clip_low=0.2, clip_high=0.28) + entropy(after(0.001, 50))",
-           needs=("tool_calls",), controllers="staged_problems(bands=((0, 1), (0.375, 0.875), (0, 0.49)))",
+           needs=("tool_calls",), controllers="stratified",
            phases="all, sometimes, weak",
-           omits="judges of open answers, the first stage's shares by difficulty"),
+           omits="judges of open answers"),
     Method(
         slug="cleaner_saar", title="CLEANER: failed calls give way to their corrections", arxiv=("2601.15141",),
         equation="history: the corrected call with the old reasoning where it is similar, else the corrected turn; then GRPO",

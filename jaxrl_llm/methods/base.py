@@ -23,6 +23,7 @@ DEFAULTS = {
     "observation_tokens": "of a message of an environment",
     "top_p": "of sampling",
     "expert_traces": "expert completions in each group",
+    "prior": "what expects the rewards of prompts before they are sampled",
     "text_share": "given texts among the rollouts and texts of a batch",
     "schedule": "of sampling and learning, by how many steps rollouts are old",
 }

@@ -16,7 +16,7 @@ from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.runs import warm_starts as warm_starts_lib
 from jaxrl_llm.runs.warmup import imitate, minimise, oracle_demonstrations
-from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.sampling.position import jsonable
 from jaxrl_llm.setup import setup
 from jaxrl_llm.store import given as given_lib
 from jaxrl_llm.store import pending

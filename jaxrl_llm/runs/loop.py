@@ -141,8 +141,7 @@ def _of_method(run: setup.Run, replaced: Sequence[tuple[str, str]]) -> list[tupl
         rows.append(("bootstrap", f"{run.method.slug} begins after {first} of {steps} steps"
                      + (": never in this run" if first >= steps else "")))
     if "prior" in run.learner.controls.by_name:
-        source = run.config.prior.source
-        rows.append(("expected rewards", f"prior.source={source}" + (", not the value model V0" if source != "v0" else "")))
+        rows.append(("expected rewards", f"prior.source={run.config.prior.source}"))
     return [("method", run.config.method), ("composition", formula(run.method)), *replaced, *rows]
 
 

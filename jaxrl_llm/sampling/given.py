@@ -147,6 +147,12 @@ class TextSource(Source):
         return self.sizes(*self.longest, self.group, 1)._replace(rows=(self.row,) if self.row else ())
 
     @property
+    def of_texts(self) -> dict[str, int]:
+        """The keys of a configuration that texts change in its batches, with their values."""
+        (S, T), group = self.longest, self.group
+        return {"sampling.group": group, "sampling.max_group": group, "prompts.max_tokens": S, "sampling.max_tokens": T}
+
+    @property
     def told(self) -> list[tuple[str, str]]:
         """Rows for the head of a run."""
         what, (prompt, rest) = "pairs" if self.group == 2 else "texts", self.longest

@@ -1,5 +1,4 @@
 """The source of rollouts: problems in, finished rollouts out."""
-import copy
 import dataclasses
 import itertools
 import threading
@@ -10,12 +9,11 @@ import numpy as np
 
 from jaxrl_llm.control import knobs
 from jaxrl_llm.data.finished import Finished
-from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.snapshot import Snapshot, check
 from jaxrl_llm.models.transformer import Transformer
-from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.sampling import beside
+from jaxrl_llm.sampling import position as positions
 from jaxrl_llm.sampling.evaluation_set import EvalSpec
 from jaxrl_llm.sampling.stages import Stage, Unfinished, moments
 from jaxrl_llm.sampling.stages.base import policy_tokens
@@ -23,7 +21,7 @@ from jaxrl_llm.sampling.stream import Stream
 from jaxrl_llm.sampling.views import Views
 from jaxrl_llm.tasks.loader import Batches
 from jaxrl_llm.tools.timer import PhaseTimer
-from jaxrl_llm.topologies.base import remember, remembered
+from jaxrl_llm.topologies.base import remember
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -89,21 +87,23 @@ class Source(Views):
 
     def position(self) -> dict[str, Any]:
         """The position of the source; a checkpoint stores its `jsonable` form."""
-        kept = {} if self.topology.memory is None else {"topology": remembered(self.topology)}
-        return {"data": self.data.get_state(), "next_uid": self.next_uid, **kept, **self.memory}
+        return positions.position(self, self.topology)
 
     def set_position(self, position: Mapping[str, Any]) -> None:
         """Continues from this position, or from its `jsonable` form."""
-        self.data.set_state(position["data"])
-        self.next_uid = position["next_uid"]
-        remember(self.topology, copy.deepcopy(position.get("topology")))
-        for one in [stage.memory for stage in self.stages if stage.memory is not None]:
-            if (stored := position.get(one.name)) is not None:
-                self.memory[one.name] = stored if isinstance(stored, Forest) else one.decode(stored, self)
+        positions.continued(self, self.topology, position)
 
     def held_out_texts(self, version: int) -> list[Rollouts]:
         """Batches of held-out texts, whose loss evaluations measure; there are none without texts beside the prompts."""
         return [beside.rollouts(part, self, version) for part in self.beside.held_out]
+
+    @property
+    def of_texts(self) -> dict[str, int]:
+        """The keys of a configuration that given texts change in its batches, with their values."""
+        if not self.beside.count:
+            return {}
+        S, T = (sizes[-1] for sizes in self.ladders[:2])
+        return {"prompts.per_step": self.prompts + self.beside.count, "prompts.max_tokens": S, "sampling.max_tokens": T}
 
     @property
     def told(self) -> list[tuple[str, str]]:
@@ -116,8 +116,3 @@ class Source(Views):
         if self._apart is None:
             self._apart = self.stream.apart()
         return self._apart
-
-
-def jsonable(position: dict[str, Any]) -> dict[str, Any]:
-    """The position of a source as JSON."""
-    return {name: buffers.encode(part) if isinstance(part, Forest) else part for name, part in position.items()}

@@ -77,15 +77,10 @@ def with_texts(config: ConfigDict, source: Source, tokenizer, judge: Judge) -> S
 
 def as_batches(config: ConfigDict, source: Source) -> ConfigDict:
     """The configuration with the sizes of the batches that a run learns from: those of texts, if it learns from given ones."""
-    if not isinstance(source, TextSource) and not source.beside.count:
+    if not source.of_texts:
         return config
     config = config.copy_and_resolve_references()
-    if isinstance(source, TextSource):
-        config.sampling.group = config.sampling.max_group = source.group
-        config.prompts.max_tokens, config.sampling.max_tokens = source.longest
-    else:
-        config.prompts.per_step += source.beside.count
-        config.prompts.max_tokens, config.sampling.max_tokens = (sizes[-1] for sizes in source.ladders[:2])
+    config.update_from_flattened_dict(source.of_texts)
     if config.texts.pack and not config.learner.packed_rows:
         config.learner.packed_rows, config.learner.micro_batches = parallel.shards_of(source.stream.mesh.shape), 1
     return config

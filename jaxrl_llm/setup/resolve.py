@@ -14,7 +14,7 @@ PAPER = {"prompts": "prompts.per_step", "group_size": "sampling.group", "max_gro
          "top_p": "sampling.top_p", "turns": "sampling.max_turns", "observation_tokens": "sampling.observation_tokens",
          "epochs": "learner.epochs", "minibatches": "learner.minibatches",
          "foreign_groups": "pool.groups", "pretrain_steps": "critic.pretrain_steps", "budget": "budget.utility",
-         "environment": "environment", "schedule": "schedule"}
+         "environment": "environment", "schedule": "schedule", "prior": "prior.source"}
 
 
 def resolve(config: ConfigDict, defaults: Mapping[str, Any]) -> ConfigDict:

@@ -107,7 +107,7 @@ def test_without_components_filters_look_at_the_rewards():
 
 SEED = jax.random.key_data(jax.random.key(1))
 STARTS = {"staged_problems": (5,), "brorl": (8,), "dart_curation": (alone(5), 2, SEED, 8), "dart_lengths": (5, 32),
-          "drive": (alone(5), 2, SEED, 2, 8, 32), "solvable": (5,), "even_rates": (alone(5),),
+          "drive": (alone(5), 2, SEED, 2, 8, 32), "solvable": (5,), "stratified": (5,), "even_rates": (alone(5),),
           "dots_rr": (np.eye(5, 3), SEED), "props": (),
           "gdro_rollout": (alone(5), 2, SEED, 2, 8), "kimi_sampling": (np.arange(5),),
           "qwenlong_l1": (20_000 * np.arange(5),),

@@ -366,6 +366,26 @@ def test_problems_that_the_first_policy_never_solves_are_left_out():
         control.make("solvable", times=0)
 
 
+def test_the_first_phase_has_shares_by_difficulty_and_later_ones_bands():
+    """Of five answers 1, 2, 4, 3 are right: hard, medium, easy, medium; a fifth problem is unknown."""
+    one = control.make("stratified")
+    state = one.init(prompts=5)
+    assert one.propose(state)["measured_times"].tolist() == [5] * 5 and one.propose(state)["prompt_weights"].tolist() == [1] * 5
+    told = one.observe(state, {"measured_tried": jnp.array([5, 5, 5, 5, 0]), "measured_right": jnp.array([1, 2, 4, 3, 0])})
+    np.testing.assert_allclose(one.propose(told)["prompt_weights"], [1, 1.5, 1, 1.5, 0], rtol=1e-6)  # 5 x 0.2, 0.6 / 2, 0.2, ...
+    assert not one.propose(told)["measured_times"].any()
+    only = one.observe(state, {"measured_tried": jnp.full(5, 5), "measured_right": jnp.array([0, 0, 0, 0, 5])})
+    np.testing.assert_allclose(one.propose(only)["prompt_weights"], [0.625] * 4 + [2.5], rtol=1e-6)  # no medium ones: halves
+    tried = one.observe(told, {"tried": jnp.full(5, 8), "right": jnp.array([1, 3, 7, 8, 4])})
+    second = one.begin(tried)
+    assert one.propose(second)["prompt_weights"].tolist() == [0, 1, 1, 0, 1]  # 3 to 7 of 8, as in the worked example
+    third = one.begin(one.observe(second, {"tried": jnp.full(5, 8), "right": jnp.array([0, 3, 4, 0, 8])}))
+    assert one.propose(third)["prompt_weights"].tolist() == [0, 1, 0, 0, 0]
+    for wrong in ({"times": 0}, {"shares": (1, 1)}, {"shares": (0, 0, 0)}, {"low": 0.8}):
+        with pytest.raises(ValueError, match="the shares of hard, medium and easy problems"):
+            control.make("stratified", **wrong)
+
+
 def test_pass_rates_are_drawn_evenly_within_their_task():
     """Rates 0, 1/8, 1/8, 1/2, 1 of one task fill three of four bins; two problems of another fill one; one is unknown."""
     one = control.make("even_rates", times=8)
@@ -410,7 +430,7 @@ def test_every_task_has_its_share():
 KNOWN = {"prompts": 12, "shares": passes.Shares(np.repeat([0, 1], [8, 4]), np.array([1.0, 2.0], np.float32)), "batch": 3,
          "group": 2, "max_group": 8, "max_tokens": 32, "prompt_lengths": np.arange(12) * 5000, "levels": np.arange(12) % 3,
          "seed": SEED, "embeddings": np.random.default_rng(0).normal(size=(12, 5))}
-CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "staged_problems": {}, "rapo_curriculum": {},
+CURRICULA = {"vade": {}, "kimi_sampling": {"every": 1}, "staged_problems": {}, "stratified": {}, "rapo_curriculum": {},
              "qwenlong_l1": {}, "sws_domains": {}, "siri": {"period": 4},
              "drive": {"steps": (2, 1, 1, 1)}, "task_balance": {}, "dart_curation": {}, "gdro_rollout": {},
              "dots_rr": {"reference": 4, "width": 8}}

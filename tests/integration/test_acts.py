@@ -11,7 +11,7 @@ import tiny_config
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling import stages
-from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.sampling.position import jsonable
 from jaxrl_llm.setup import setup, sources
 from jaxrl_llm.setup.judge import make_judge
 from jaxrl_llm.tools.registry import Kind

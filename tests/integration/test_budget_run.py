@@ -9,11 +9,13 @@ import pytest
 import run_files
 import tiny_config
 
+from jaxrl_llm import methods
 from jaxrl_llm.learning.policy import Capture
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling import prior, stages
 from jaxrl_llm.setup import setup
+from jaxrl_llm.setup.resolve import resolve
 from jaxrl_llm.topologies import budgets, oracle
 from jaxrl_llm.values import v0
 
@@ -41,13 +43,23 @@ def straight(tmp_path_factory):
     return workdir
 
 
-@pytest.mark.parametrize("source, more", [("moving_average", ", not the value model V0"), ("v0", "")])
-def test_the_head_of_v0_says_what_predicts_rewards(monkeypatch, capsys, source, more):
+@pytest.mark.parametrize("source", ["moving_average", "v0"])
+def test_the_head_of_v0_says_what_predicts_rewards(monkeypatch, capsys, source):
+    """Where it is another model than the paper's, a row says that too."""
     monkeypatch.setattr(prior, "of_v0", lambda weights, encoder: prior.of_averages(82))
     run, params = setup.build(config(method="v0", **{"prior.source": source}))
     loop._print_head(run, params)
-    row, = (line for line in capsys.readouterr().out.splitlines() if line.startswith("expected rewards"))
-    assert row.split(" ", 2)[2].strip() == f"prior.source={source}{more}"
+    lines = capsys.readouterr().out.splitlines()
+    row, = (line for line in lines if line.startswith("expected rewards"))
+    assert row.split(" ", 2)[2].strip() == f"prior.source={source}"
+    papers = [line.split("the paper")[1].strip() for line in lines if line.startswith("prior of the paper")]
+    assert papers == ["v0, yours: moving_average (prior.source)"] * (source != "v0")
+
+
+def test_the_setting_of_the_paper_of_v0_expects_rewards_by_its_model():
+    for method in ("v0", "v0_5"):
+        assert resolve(config(method=method, setting="paper"), methods.get(method).defaults).prior.source == "v0"
+        assert resolve(config(method=method), methods.get(method).defaults).prior.source == "moving_average"
 
 
 def test_budgets_expect_successes_and_no_other_part_of_the_reward():

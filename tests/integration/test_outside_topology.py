@@ -10,7 +10,7 @@ import tiny_config
 
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.objectives.base import OBJECTIVES
-from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.sampling.position import jsonable
 from jaxrl_llm.setup import setup
 from jaxrl_llm.topologies import TOPOLOGIES
 

@@ -19,7 +19,7 @@ from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.replay.base import RULES
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.runs import loop
-from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.sampling.position import jsonable
 from jaxrl_llm.setup import parts, setup
 from jaxrl_llm.tools.registry import Kind
 

@@ -13,7 +13,7 @@ from jaxrl_llm.data.forest import chains
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.runs import loop
-from jaxrl_llm.sampling.source import jsonable
+from jaxrl_llm.sampling.position import jsonable
 from jaxrl_llm.setup import setup
 from jaxrl_llm.values import turn_critic
 

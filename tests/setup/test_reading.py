@@ -9,7 +9,7 @@ from streams import BYTES
 from test_source import sampled
 
 from jaxrl_llm.learning.snapshot import Snapshot
-from jaxrl_llm.sampling import fitting, source
+from jaxrl_llm.sampling import fitting, position, source
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import refill, single
@@ -35,7 +35,7 @@ def tried(one, steps, **knobs):
 def resumed(one, topology=single(P, group=G)):
     """A new source that continues where this one is, by what a checkpoint holds."""
     other = reading(topology)
-    other.set_position(json.loads(json.dumps(source.jsonable(one.position()))))
+    other.set_position(json.loads(json.dumps(position.jsonable(one.position()))))
     return other
 
 

@@ -115,7 +115,7 @@ class Origin(Protocol):
 class StageMemory(NamedTuple):
     """What a stage keeps between batches, `source.memory[name]`; a checkpoint stores it with the position of the source.
 
-    `empty(source)`: before the first batch. `decode(stored, source)`: from the form of `source.jsonable`.
+    `empty(source)`: before the first batch. `decode(stored, source)`: from the form of `position.jsonable`.
     """
 
     name: str
