@@ -43,13 +43,13 @@ def stratified(*, times: int = 5, shares: Sequence[float] = (0.2, 0.6, 0.2), low
     """`prompt_weights`, `measured_times`: every problem is asked `times` times before the first step.
 
     The first phase draws hard, medium and easy problems in these `shares`, see `stratified_weights`; later ones have those of
-    `staged_problems` with these `bands`. The numbers are TableGPT-R1's, which takes a share of each stratum once and the problems
-    that there are where it is short; here draws repeat these. Facts: `measured_tried`, `measured_right`, `tried`, `right`.
+    `staged_problems` with these `bands`. The numbers are TableGPT-R1's, which takes the share of a stratum once, and all of a
+    stratum that is short; here draws repeat its problems. Facts: `measured_tried`, `measured_right`, `tried`, `right`.
     Raises ValueError: no answer, not three shares of 0 or more with one above 0, bounds or bands that are not in order.
     """
     if times < 1 or len(shares) != 3 or min(shares) < 0 or not sum(shares) > 0 or not 0 <= low <= high <= 1:
-        raise ValueError(f"times={times}, shares={tuple(shares)}, low={low}, high={high}; give one answer or more, the shares of "
-                         "hard, medium and easy problems, and 0 <= low <= high <= 1")
+        raise ValueError(f"times={times}, shares={tuple(shares)}, low={low}, high={high}; give one answer or more, the shares "
+                         "of hard, medium and easy problems, and 0 <= low <= high <= 1")
     inner = stages.staged_problems(bands=bands)
     assert inner.begin is not None
     begin = inner.begin

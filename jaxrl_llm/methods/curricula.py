@@ -31,7 +31,7 @@ ROWS = (
            estimator="rapo", objective="ppo_clip(aggregation=seq_mean_token_mean)",
            needs=("old_logprobs", "behavior_logprobs", "replayed"), controllers="rapo_curriculum",
            replay="latest_success", defaults={"prompts": 32, "group_size": 5, "temperature": 1.4}),
-    Method(slug="rapo_steps", title="RAPO with both stages, the second with rewards by kind of tool call", arxiv=("2509.24107",),
+    Method(slug="rapo_steps", title="RAPO with its second stage: rewards by kind of tool call", arxiv=("2509.24107",),
            equation="r = 0.1 fmt + (max(1 - redundant share, 1/2) if right, else 0.2 (dS / 8 + dQ / 16)), d = new - repeated",
            estimator="rapo(steps=True)", objective="ppo_clip(aggregation=seq_mean_token_mean)",
            needs=("old_logprobs", "behavior_logprobs", "replayed"), controllers="rapo_curriculum", replay="latest_success",

@@ -372,7 +372,7 @@ def test_the_first_phase_has_shares_by_difficulty_and_later_ones_bands():
     state = one.init(prompts=5)
     assert one.propose(state)["measured_times"].tolist() == [5] * 5 and one.propose(state)["prompt_weights"].tolist() == [1] * 5
     told = one.observe(state, {"measured_tried": jnp.array([5, 5, 5, 5, 0]), "measured_right": jnp.array([1, 2, 4, 3, 0])})
-    np.testing.assert_allclose(one.propose(told)["prompt_weights"], [1, 1.5, 1, 1.5, 0], rtol=1e-6)  # 5 x 0.2, 0.6 / 2, 0.2, ...
+    np.testing.assert_allclose(one.propose(told)["prompt_weights"], [1, 1.5, 1, 1.5, 0], rtol=1e-6)  # 5 x 0.2, 5 x 0.6 / 2
     assert not one.propose(told)["measured_times"].any()
     only = one.observe(state, {"measured_tried": jnp.full(5, 5), "measured_right": jnp.array([0, 0, 0, 0, 5])})
     np.testing.assert_allclose(one.propose(only)["prompt_weights"], [0.625] * 4 + [2.5], rtol=1e-6)  # no medium ones: halves

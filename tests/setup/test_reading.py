@@ -9,7 +9,7 @@ from streams import BYTES
 from test_source import sampled
 
 from jaxrl_llm.learning.snapshot import Snapshot
-from jaxrl_llm.sampling import fitting, position, source
+from jaxrl_llm.sampling import fitting, position
 from jaxrl_llm.tasks.base import Problem, Task
 from jaxrl_llm.tasks.loader import batches
 from jaxrl_llm.topologies import refill, single
