@@ -230,7 +230,7 @@ class Stream:
         self._stopping: dict[int, bool] = {}  # trajectories that end once they are answered, and whether they are kept
         self._nodes: _Beside | None = None
         self._ready: list[Node] = []  # nodes that nobody has heard yet
-        self._computed, self._decoded = 0, tuple[int, ...]()
+        self._computed, self._decoded, self._unfit = 0, tuple[int, ...](), 0
 
     @property
     def turns(self) -> int:
@@ -333,7 +333,9 @@ class Stream:
         planted = list[Planted]()
         for role, what, logprobs, by in (BeginPart(*part) for part in act.parts):
             if isinstance(what, FromTrace):
-                planted += self.partner.beginning(problem, uid, role, what)
+                begun = self.partner.beginning(problem, uid, role, what)
+                self._unfit += what.share >= 1 and not begun
+                planted += begun
                 continue
             if not (filled := list(self.tokenizer.encode(what) if isinstance(what, str) else what)):
                 continue
@@ -497,6 +499,11 @@ class Stream:
         before, self._decoded = self._decoded or (0,) * len(decoded), decoded
         new = [now - then for now, then in zip(decoded, before, strict=True)]
         return tuple(itertools.chain(*parallel.gather_objects(new)))
+
+    def unfit(self) -> int:
+        """Number of whole traces since the last call that did not fit, of all processes; the policy wrote in their place."""
+        count, self._unfit = self._unfit, 0
+        return sum(parallel.gather_objects(count)) if self.alone else count
 
     def run(self, forest: Forest, acts: Sequence[Act], first_uid: int, timer: PhaseTimer | None = None, checked: bool = True
             ) -> Forest:

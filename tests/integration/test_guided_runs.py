@@ -76,6 +76,7 @@ def test_hints_are_prefixes_that_the_policy_completes():
             assert rollouts.tokens[p, g, :given].tolist() == answer[:given]
             assert rollouts.extras["hint_mask"][p, g].sum() == given < rollouts.mask[p, g].sum()
     assert (rollouts.extras["hinted"].sum(1) == 4).all()
+    assert step.finished.metrics["guide/unfit"] == 0 and step.finished.metrics["guide/answer"] == 0  # all lack the last digits
     texts = [forest.texts[end] for end in forest.ends[forest.aided]]
     assert all(text.startswith(problem.answer[:2]) for problem, text in zip(np.repeat(forest.problems, 4), texts))
 
@@ -190,6 +191,7 @@ def test_a_solution_that_does_not_fit_is_not_cut_short():
     rollouts, forest = step.finished.rollouts, step.finished.forest
     long = np.array([len(problem.answer) + 1 > 4 for problem in forest.problems])
     np.testing.assert_array_equal(rollouts.extras["hinted"][:, 0], ~long)
+    assert step.finished.metrics["guide/unfit"] == long.sum() > 0 and "guide/answer" not in step.finished.metrics
 
 
 @pytest.mark.slow

@@ -80,6 +80,20 @@ def test_every_engine_grows_the_same_forest(url, folder):
     assert scan[0].tokens.tolist() != scan[1].tokens.tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", (
+    {"sampling.engine": "scan", "sampling.micro_batches": 2}, {"sampling.engine": "slots", "sampling.paged_cache": True},
+    {"sampling.engine": "slots", "sampling.micro_batches": 2},
+    {"environment": "test_given_text:scripted", "sampling.max_turns": 1, "rewards": "", "task": ""}), ids=str)
+def test_rounds_and_parts_of_a_batch_grow_the_same_forest(changes):
+    """The acts of one plan, and of two as in rounds, with limits of their own as budgets have."""
+    source, forest = stream_of(**{"sampling.engine": "scan"})
+    whole = source.stream.run(forest, acts(), 0)
+    source, forest = stream_of(**changes)
+    half = source.stream.run(forest, acts()[:3], 0)
+    assert_alike(whole, source.stream.run(half, acts()[3:], 4))
+
+
 def test_what_is_written_under_another_text_lies_under_the_prompt():
     """Roles, log-probs of the writer, what it read; a text that is all of it costs no draw, and ends by itself."""
     source, forest = stream_of(**{"sampling.engine": "scan"})

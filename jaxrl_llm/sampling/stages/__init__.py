@@ -10,6 +10,7 @@ from jaxrl_llm.sampling.stages.exchange import after, before
 from jaxrl_llm.sampling.stages.expect import expect
 from jaxrl_llm.sampling.stages.greedy import greedy
 from jaxrl_llm.sampling.stages.guide import guide
+from jaxrl_llm.sampling.stages.hints import hints
 from jaxrl_llm.sampling.stages.measure import measure
 from jaxrl_llm.sampling.stages.mix import mix
 from jaxrl_llm.sampling.stages.observed import observed
@@ -25,8 +26,8 @@ from jaxrl_llm.sampling.stages.writers import writers
 from jaxrl_llm.tools import registry
 
 __all__ = ["STAGES", "Stage", "StageMemory", "Unfinished", "after", "baseline", "before", "beside", "chain", "choose", "draw",
-           "expect", "greedy", "guide", "measure", "mix", "observed", "readable", "reads", "reference", "rehearse", "replaced",
-           "sample", "score", "shape", "share", "stage", "writers"]
+           "expect", "greedy", "guide", "hints", "measure", "mix", "observed", "readable", "reads", "reference", "rehearse",
+           "replaced", "sample", "score", "shape", "share", "stage", "writers"]
 
 registry.discover(__name__, __path__)
 
@@ -35,7 +36,7 @@ def chain(measures: Stage, expects: Sequence[Stage] = (), shapes: Sequence[Stage
           ) -> tuple[Stage, ...]:
     """The stages of a source, with `measures`, and with stages that predict, that shape rewards, and that mix batches."""
     grown = (reference(), draw(), *expects, sample(), score(), shape(), *shapes, measures)
-    return (before(), *grown, choose(), baseline(), *mixes, writers(), after())
+    return (before(), *grown, choose(), baseline(), *mixes, writers(), hints(), after())
 
 
 def replaced(stages: Sequence[Stage], new: Stage) -> tuple[Stage, ...]:

@@ -10,10 +10,11 @@ from jaxrl_llm.topologies.base import GUIDED
 def guide() -> Stage:
     """`expert` and `hint_mask` bool[P, G, T], tokens of an expert; `hinted` bool[P, G], rollouts that have some.
 
-    `expert_logprobs` f32[P, G, T] are those of its tokens under their writer; 0 where unknown, as LUFFY has them.
+    `expert_logprobs` f32[P, G, T] are those of its tokens under their writer; 0 where unknown, as LUFFY has them. The metric
+    `guide/unfit` counts whole traces that were too long to begin a trajectory.
     """
     def end(batch: Unfinished, source: Origin) -> Unfinished:
-        return batch.measured(guide_metrics(batch.forest))
+        return batch.measured(guide_metrics(batch.forest) | {"guide/unfit": float(source.stream.unfit())})
 
     def view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
         return marked(rollouts)
