@@ -21,6 +21,7 @@ CASES = {
     "turns": TASK | {"method": "mc_grpo", "rewards": "format(pattern='(?s).*[a-z].*'), rank(weight=0.5)",
                      "sampling.micro_batches": 2},
     "lost": {"environment": "apart_runs:fragile", "method": "dars", "sampling.group": 2, "sampling.max_group": 6},
+    "greedy": {"environment": "apart_runs:fragile", "method": "remax", "sampling.group": 2},
     "tools": {"environment": "tool_use(options={'level': 'digit', 'chat': True})", "prompts.max_tokens": 256},
     "game": {"environment": "chatter:alphabet"},
     "replay": TASK | {"method": "rapo", "learner.minibatches": 1},
