@@ -52,7 +52,7 @@ def _unable(config: ConfigDict, made: Parts, devices: int) -> list[str]:
 
 def unobserved(config: ConfigDict, made: Parts, around: Around) -> list[str]:
     """A line for each fact that a controller observes and no part of the run tells."""
-    values, known = values_of(config, made, around), {fact.name: fact for some in facts(config).values() for fact in some}
+    values, known = values_of(config, made, around), {fact.name: fact for some in facts(config, made).values() for fact in some}
     told = {name for name, fact in known.items() if all(values.get(one) for one in fact.of)}
     told |= {fact for (what, _), kind in kinds_of(config, made).items() if what == "topology" for fact in kind.provides}
     return [f"controller {name!r}: " + (

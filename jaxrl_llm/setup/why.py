@@ -47,7 +47,7 @@ def check(config: ConfigDict, made: Parts, around: Around = Around()) -> None:
 
 def against(config: ConfigDict, made: Parts, around: Around = Around()) -> list[str]:
     """All that stands against a run, a line each; empty: it can begin."""
-    unread = knobs.unread(made.controls.by_name, readers(config))
+    unread = knobs.unread(made.controls.by_name, readers(config, made))
     return [*unmet(made), *unable(config, made), *unread, *unobserved(config, made, around),
             *untaken(config, made, around), *unstaged(config, made, around), *conflicting(config, made, around)]
 

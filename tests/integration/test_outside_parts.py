@@ -59,9 +59,13 @@ def moody():
 @stage(provides=("moods",))
 def mooded():
     def view(rollouts, batch, source):
-        return with_extras(rollouts, moods=np.arange(len(rollouts.valid), dtype=np.float32))
+        return with_extras(rollouts, moods=batch.knobs["mood"] + np.arange(len(rollouts.valid), dtype=np.float32))
 
-    return Stage("mooded", view=view, provides=("moods",))
+    return Stage("mooded", view=view, provides=("moods",), reads=(Knob("mood", doc="f32[]"),))
+
+
+def better():
+    return Controller(lambda: 1.0, lambda mood: {"mood": mood}, lambda mood, facts: mood, facts=("rewards",), knobs=("mood",))
 
 
 def plain(*, aggregation="token_mean", max_len=None):
@@ -243,10 +247,10 @@ def test_rules_experts_and_replays_from_one_file(outside, changes, shape, fact):
 @pytest.mark.slow
 @pytest.mark.parametrize("stages", ("", "out:mooded"))
 def test_a_stage_that_a_run_makes_for_an_estimator_from_one_file(outside, stages):
-    """Also where the configuration names it, and once."""
-    run, (done,) = steps_of(named(estimator="out:moody", stages=stages))
+    """It reads a knob. It is made once, also where the configuration names it."""
+    run, (done,) = steps_of(named(estimator="out:moody", controllers="out:better", stages=stages))
     assert [one.name for one in run.source.stages].count("mooded") == 1
-    wanted = np.arange(P)[:, None] * done.finished.rollouts.rewards
+    wanted = (1 + np.arange(P))[:, None] * done.finished.rollouts.rewards
     np.testing.assert_allclose(np.asarray(done.learned.advantages)[..., 0], wanted, atol=1e-6)
 
 
