@@ -19,6 +19,7 @@ import tiny_config
 from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods, rewards, tokenizers
+from jaxrl_llm.engines.prompts import encode_problem
 from jaxrl_llm.learning import learner
 from jaxrl_llm.learning.policy import Capture
 from jaxrl_llm.models import weights
@@ -33,8 +34,9 @@ from jaxrl_llm.setup.first_state import known_of
 from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.setup.resolve import resolve
-from jaxrl_llm.setup.selection import with_topology
+from jaxrl_llm.setup.selection import make_topology, with_topology
 from jaxrl_llm.setup.streams import make_stream, stop_ids
+from jaxrl_llm.setup.values import Around
 from jaxrl_llm.tasks.loader import batches
 
 ROOT = Path(__file__).parents[2]
@@ -272,12 +274,14 @@ def test_every_method_takes_three_steps(shared, slug):
     asked = config.budget.utility or "prior" in made.needs
     ends = tuple(string.ascii_uppercase + string.digits)  # so that some completions end early
     task, whole = run.source.task, run.source.stream
+    around = Around(task=task, encode=lambda problem: encode_problem(problem, whole.tokenizer))
     stream = make_stream(config, policy.model, whole.mesh, whole.tokenizer, None, (task.train, task.heldout),
-                         Judge(task, whole.partner.reward), made.wanted)
+                         Judge(task, whole.partner.reward), made.wanted,
+                         reads=make_topology(config, made, 4, around).reads)
     stream = stream.apart(stop_strings=ends, partner=dataclasses.replace(stream.partner, stop_strings=ends))
     source = dataclasses.replace(run.source, stream=stream, data=batches(task.train, 4, seed=0))
     expected = prior.make(config, policy, len(task.train), stream.prompt_tokens, Capture(0)) if asked else None
-    source = with_topology(config, made, source, policy, expected)
+    source = with_topology(config, made, source, policy, expected, around)
     made = made.with_controllers(moments.controllers(source))
     learner, _ = make_learner(config, made, policy, source.ladders, stream.tokenizer)
     known = known_of(dataclasses.replace(run, config=config, source=source, learner=learner), params)

@@ -78,8 +78,8 @@ def readable(batch: Unfinished, source: Origin) -> Unfinished:
     encoded = parallel.first(stream.partner.encode(problems, stream.tokenizer, batch.timer))
     fitted = [None if ids is None else fit(ids, problem, stream.longest_read, overlong, stream.tokenizer)
               for problem, ids in zip(problems, encoded, strict=True)]
-    acts = tuple(dataclasses.replace(act, reads=tuple(fitted[place[number]] or ())) if number in place else act
-                 for number, act in enumerate(batch.plan.acts))
+    acts = tuple(dataclasses.replace(act, reads=tuple(fitted[place[number]] or ()))
+                 if isinstance(act, Begin) and number in place else act for number, act in enumerate(batch.plan.acts))
     return _without(batch._replace(plan=batch.plan._replace(acts=acts)),
                     [number in place and fitted[place[number]] is None for number in range(len(acts))])
 
