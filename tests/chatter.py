@@ -114,6 +114,18 @@ def duel() -> Environment:
                        returns=(-1.0, 1.0))
 
 
+def marked() -> Environment:
+    """Three turns; the action is whether a message has a lower-case letter, and the oracle says one."""
+    def step(state, message):
+        state["turn"] += 1
+        action = "lower" if any("a" <= letter <= "z" for letter in message["content"]) else "other"
+        return Turn([{"role": "user", "content": f"{action}{state['turn']}."}], 0.0, state["turn"] == 3, {"action": action})
+
+    return Environment(name="marked", task=seeded("marked", "Say it.", 20, 8), step=step,
+                       reset=lambda problem, key: ({"turn": 0}, [{"role": "user", "content": f"Say {problem.id % 3}."}]),
+                       oracle=lambda state: "abc"[state["turn"]])
+
+
 def forgetful() -> Environment:
     """Three contexts of two turns each, which keep a number of x; an upper-case letter ends the trajectory."""
     def reset(problem, key):

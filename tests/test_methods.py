@@ -58,6 +58,9 @@ def test_an_environment_provides_for_methods_of_turns():
         assert not provision.lacks(methods.get(slug), *parts, provision.of_environment(parts[1]))
     parts = methods.build("ui_s1")
     assert "match" in {lack.what for lack in provision.lacks(methods.get("ui_s1"), *parts, provision.of_environment(parts[1]))}
+    walks = provision.of_environment(parts[1], {"step": "turn", "match": "turn"}, contexts=2)
+    assert not provision.lacks(methods.get("ui_s1"), *parts, walks)
+    assert "match" not in provision.of_environment(parts[1], {"match": "turn"}, contexts=2)
 
 
 def test_every_estimator_and_objective_is_in_the_catalogue():

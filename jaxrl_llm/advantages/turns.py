@@ -22,10 +22,13 @@ def rows_of_turns(rollouts: Rollouts) -> Rollouts:
     """Trajectories `[P, G, T]` with at most K turns as rows `[P, G K, 1]`, one for each turn.
 
     Reads the extras of `forest.turn_facts` and `turn_info.joined`, `[P, G, K]`: a turn exists where `step` is not negative.
-    A row's reward is the return of the turn's agent (`agent_returns`), or the trajectory's reward.
+    A row's reward is the return of the turn's agent (`agent_returns`), or the trajectory's reward. If rollouts are contexts,
+    whose `traj` is i32[P, G], rows of one trajectory are those of all its contexts.
     """
     valid = _there(rollouts)
     P, G, K = valid.shape
+    if (traj := rollouts.extras.get("traj")) is not None and traj.ndim == 2:
+        rollouts = rollouts.replace(extras={**rollouts.extras, "traj": jnp.broadcast_to(traj[..., None], valid.shape)})
 
     def flat(x):
         return x.reshape(P, G * K)

@@ -1,20 +1,8 @@
 """UI-S1: semi-online returns on recorded expert trajectories, compared per step and per task (arXiv 2509.11543)."""
-from jax import Array
-
 from jaxrl_llm.advantages.base import Estimator, estimator, stateless
+from jaxrl_llm.control.ui_s1 import semi_online_return
 from jaxrl_llm.maths import segments
 from jaxrl_llm.tools import registry
-
-
-def step_score(format_ok: Array, type_ok: Array, arguments_ok: Array) -> Array:
-    """`0.1 f + 0.4 f t + 0.5 f t a` of an action, any shape: format, action type and arguments right (0 or 1)."""
-    return format_ok * (0.1 + type_ok * (0.4 + 0.5 * arguments_ok))
-
-
-def semi_online_return(step_rewards_PG: Array, match_PG: Array, valid_PG: Array, traj_PG: Array, step_PG: Array, *,
-                       gamma: float = 0.5) -> Array:
-    """[P, G]: `R_t = r_t + gamma * R_{t+1}`; no return passes through a step that was patched or failed (`match` False)."""
-    return segments.discounted_return(step_rewards_PG, valid_PG, traj_PG, step_PG, gamma=gamma, flows_PG=match_PG.astype(bool))
 
 
 @estimator
@@ -27,7 +15,7 @@ def ui_s1(*, gamma: float = 0.5, episode_coef: float = 1.0, step_coef: float = 1
     (`episode_source="step_score"`), or, as the paper's text says, the sums of the trajectories (`"traj_return"`); a
     single one keeps its raw value. `mode`: `mean_std_norm` (sample std) or `mean_norm`.
     The numbers are the published code's.
-    Extras: `step_rewards` f32[P, G] (see `step_score`), `traj`, `step` i32[P, G], `match` bool[P, G].
+    Extras: `step_rewards` f32[P, G] (see `environments.walked.step_score`), `traj`, `step` i32[P, G], `match` bool[P, G].
     """
     registry.one_of("episode_source", episode_source, ("step_score", "traj_return"))
     registry.one_of("mode", mode, segments.MODES)

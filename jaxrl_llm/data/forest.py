@@ -351,7 +351,8 @@ def contexts(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = N
 
     `extras["traj"]` i32[P, G] numbers the trajectories of a prompt, `turns` i32[P, G] is the number of turns of the context,
     `step` i32[P, G, K] their numbers in it, -1 where there is none. The `facts` are joined for each context; what agents get,
-    and whether the trajectory is `settled`, is that of its last turn.
+    and whether the trajectory is `settled`, is that of its last turn. If `step` is a fact, its numbers count, and there are
+    `step_rewards` f32[P, G, K].
     """
     leaves, (which, last) = forest.leaves, forest.finals
     node, row = chains(forest, leaves)
@@ -360,6 +361,10 @@ def contexts(forest: Forest, turns: int = 0, facts: Mapping[str, str] | None = N
         own = forest.messages[node]
         count = known["turns"] = np.bincount(row, own, minlength=len(leaves)).astype(np.int32)
         known["step"] = np.where(np.arange(turns) < count[:, None], np.arange(turns, dtype=np.int32), np.int32(-1))
+        if turn_infos.STEP in (facts or {}) and forest.turn_rewards is not None:
+            known["step_rewards"] = np.zeros((len(leaves), turns), np.float32)
+            order = np.arange(own.sum()) - np.searchsorted(row[own], row[own])
+            known["step_rewards"][row[own], order] = forest.turn_rewards[node[own]]
         ends = np.full(len(last), -1)
         np.maximum.at(ends, which[row[own]], node[own])
         said = turn_infos.joined(facts or {}, forest.turn_info, node[own], row[own], len(leaves), turns, forest.length,

@@ -20,6 +20,7 @@ JOINS = {
 }
 AGENT, GAME, RETURNS, AGENT_RETURNS = "agent", "game", "returns", "agent_returns"
 SETTLED = "settled"  # False for trajectories that are games, and ended without `returns`
+STEP = "step"  # a fact of environments that number the turns of a trajectory themselves, whatever its contexts
 STATE, ACTION = "state", "action"  # identities of a turn that replace its texts, see `environments.base.Turn`
 EOS = "eos"  # whether the policy ended the turn by a stop token, as the sampler reports
 

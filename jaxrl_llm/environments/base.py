@@ -44,6 +44,7 @@ class Turn(NamedTuple):
     message. Methods that compare turns use them instead of the texts, so that two phrasings of one move are one action; equal
     values of one problem have to mean equal states and actions.
     `fresh` begins a new context: the policy forgets everything after the opening, and `messages` directly follow the opening.
+    They may then be a history, with messages of the assistant, which the policy reads as its earlier ones. None is trained.
     `rewritten` replaces the policy's last two messages, and the text between them, by one message made of parts
     (n, start, end): characters `start` to `end` of the message n before the last one, n 0 or 1; the stop token counts as one
     more character. Nothing else of the two messages is kept, neither rewards nor facts.
@@ -73,7 +74,8 @@ class Environment:
         and any process can rebuild its state (`replay`). Other trajectories live in one process and cannot be resumed.
       facts: names of numbers in the `info` of every turn, with the join by which they become `extras` of trajectories for
         methods that read them, see `turn_info.JOINS`.
-      contexts: maximum number of contexts of a trajectory; 1: no turn is `fresh`.
+      contexts: maximum number of contexts of a trajectory; 1: no turn is `fresh`. Methods that compare turns read those of
+        all contexts together if the turns have the fact `step`, their number in the trajectory.
       apart: the contexts are those of the agents 0 to `contexts` - 1, the fact `agent`, which see different things: an agent
         reads what is addressed to it, and what it said itself. The messages of a turn have a `reader`, the agent that speaks
         next. The opening begins with messages without a reader, which all agents read; the others are those of the first one.
@@ -195,7 +197,7 @@ def checked(environment: Environment, turn: Any) -> Turn:
                       "types of JSON") from error
     if fresh and environment.apart:
         raise Rubbish("a turn begins a new context, and the contexts are those of agents; a reader is enough")
-    said = _messages(messages, ROLES, environment.tokens)
+    said = _messages(messages, (*ROLES, *(("assistant",) if fresh else ())), environment.tokens)
     if environment.apart and not done:
         _check_reader(environment, said)
     if not done and not _readable(said, environment.tokens):

@@ -12,6 +12,7 @@ from jaxrl_llm import control, recorders, replay, topologies
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.control import CONTROLLERS, FILTERS
 from jaxrl_llm.data.rollouts import CURRENT_ENTROPIES
+from jaxrl_llm.data.turn_info import STEP
 from jaxrl_llm.methods.base import Method
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.rewards.call_kinds import COUNTS
@@ -34,6 +35,7 @@ ELSEWHERE = {
                      "error_words"), _TOOLS),
     **dict.fromkeys(COUNTS, "an environment that counts kinds of calls, tool_use(kinds=...)"),
     "rewritten": "the environment `purified`", "skill_used": "the environment `skill_chain`",
+    "match": "the environment `walked`",
     **dict.fromkeys(("hits", "ranks", "eos"), "the environment `ranked_list`"),
     "target_weights": "a task of boxes, config.task=grounding", "repository": "a task of patches, config.task=edits",
     "middle": "a task of text, config.task=segments",
@@ -45,7 +47,7 @@ AWAITED = {
     "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
     "prm_logprobs": "a recorder with a process reward model",
-    "match": "a topology that walks along recorded trajectories", "retry_step": "a topology that tries again from a step",
+    "retry_step": "a topology that tries again from a step",
     "flawed": "a judge that marks flawed solutions", "format_rewards": "an environment that scores the format of each step",
 }
 
@@ -157,15 +159,17 @@ def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts
     """The further fields of a run in an environment that provides these `facts` about turns.
 
     Turns as rows are for estimators; rows of an objective are trajectories. If a trajectory has several `contexts`, the rows of
-    both are contexts; the rows of an objective may be a subset of them. If contexts are those of agents (`apart`), estimators
+    both are contexts; the rows of an objective may be a subset of them. If turns have the fact `step`, estimators read the
+    turns of all contexts. If contexts are those of agents (`apart`), estimators
     of agents read trajectories.
     """
     if apart:
         there = ("step_ids", "turns", "traj", "step", *facts, "settled")
         return tuple(name for name in there if name not in objective.needs or name not in ("traj", "step", *AGENTS))
     if contexts > 1:
-        of_contexts = (name for name, join in facts.items() if join != "turn")
-        return ("step_ids", "turns", *of_contexts, *(() if "traj" in objective.needs else ("traj",)))
+        turns = (STEP, "step_rewards") if STEP in facts else ()
+        of_contexts = (name for name, join in facts.items() if join != "turn" or turns and name not in turns)
+        return ("step_ids", "turns", *turns, *of_contexts, *(() if "traj" in objective.needs else ("traj",)))
     rows = {*TURNS, *AGENTS}
     there = ("step_ids", "turns", *TURNS, *facts, *(("settled",) if "agent" in facts else ()))
     return tuple(name for name in there if name not in rows) if {*objective.needs} & rows else there

@@ -12,6 +12,7 @@ from jaxrl_llm import control, methods, parallel, recorders, replay, topologies
 from jaxrl_llm.advantages.base import Estimator
 from jaxrl_llm.advantages.turns import of_contexts
 from jaxrl_llm.advantages.turns import of_environment as estimator_of_environment
+from jaxrl_llm.data.turn_info import STEP
 from jaxrl_llm.engines import measures
 from jaxrl_llm.engines import sampling as sampling_lib
 from jaxrl_llm.environments import Environment
@@ -90,7 +91,8 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
     """The parts of the configured method, for a model whose states have this width.
 
     In an environment, methods with turns, agents or games as rows read and credit the turns of trajectories, unless these have
-    several contexts, which are then the rows. Contexts of agents are joined to trajectories for methods that read agents.
+    several contexts whose turns lack the fact `step`: contexts are then the rows. Contexts of
+    agents are joined to trajectories for methods that read agents.
     """
     method = method_of(config)
     estimator, objective = method_parts(config, method, features.feature_size(hidden_size))
@@ -98,7 +100,7 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
     if environment is not None:
         apart, contexts = environment.apart, environment.contexts
         rows = {*methods.provision.AGENTS, *(() if apart else methods.provision.TURNS)}
-        if (contexts == 1 or apart) and {*estimator.needs} & rows:
+        if (contexts == 1 or apart or STEP in environment.facts) and {*estimator.needs} & rows:
             adapted = estimator_of_environment(estimator)
             estimator, objective = of_contexts(adapted, contexts) if apart else adapted, objective_of_turns(objective)
         around = methods.provision.of_environment(objective, environment.facts, contexts, apart)

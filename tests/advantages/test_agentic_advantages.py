@@ -8,8 +8,7 @@ import pytest
 
 from jaxrl_llm import advantages, methods
 from jaxrl_llm.advantages.salt import edges
-from jaxrl_llm.advantages.ui_s1 import semi_online_return, step_score
-from jaxrl_llm.control.ui_s1 import diverse_start
+from jaxrl_llm.control.ui_s1 import diverse_start, semi_online_return
 from jaxrl_llm.data.rollouts import Rollouts, from_lists, pad_lists
 from jaxrl_llm.maths import segments
 
@@ -248,11 +247,6 @@ def test_ui_s1_sums_of_trajectories():
     values = per_row("ui_s1", make_rollouts([[0.0] * 5], **STEPS), episode_source="traj_return", step_coef=0.0,
                      mode="mean_norm")
     np.testing.assert_allclose(values, [[0.9, 0.9, 0.9, -0.9, -0.9]], rtol=1e-6)
-
-
-def test_step_score():
-    np.testing.assert_allclose(step_score(np.array([0, 1, 1, 1]), np.array([1, 0, 1, 1]), np.array([1, 1, 0, 1])),
-                               [0, 0.1, 0.5, 1.0])
 
 
 def test_ui_s1_against_loops():

@@ -16,7 +16,8 @@ ROLLOUTS = from_lists([[1.2, 0.1, 1.0], [1.2, 1.0, 1.1], [0.2, 0.2, 0.0], [0.6, 
                       [[3, 1, 2], [2, 4, 2], [1, 2, 3], [2, 2, 2]]).replace(
     reward_components=jnp.asarray(ACCURACY)[..., None], prompt_ids=jnp.array([4, 0, 2, 1]),
     extras={"correct": jnp.asarray(ACCURACY) > 0.5, "truncated": jnp.zeros((4, 3), bool).at[0, 0].set(True),
-            "turns": jnp.ones((4, 3), jnp.int32), "returns": jnp.asarray(ACCURACY), "step": jnp.zeros((4, 3), jnp.int32),
+            "turns": jnp.ones((4, 3), jnp.int32), "step_rewards": jnp.asarray(ACCURACY), "match": jnp.ones((4, 3), bool),
+            "traj": jnp.tile(jnp.arange(3), (4, 1)), "step": jnp.zeros((4, 3), jnp.int32),
             "perf": jnp.asarray(ACCURACY), "void": jnp.zeros((4, 3, 4), bool).at[1, 2, 0].set(True),
             "answers": jnp.zeros((4, 3), jnp.int32).at[3, 1].set(-1),
             "unreadable": jnp.zeros((4, 3), bool).at[2, 0].set(True)}, tokens=jnp.zeros((4, 3, 4), jnp.int32))

@@ -86,7 +86,7 @@ def test_every_registered_provider_is_tried():
 def test_environments_have_the_facts_that_messages_name():
     """`provision.ELSEWHERE` says which environment could help; it really has the fact."""
     named = {who.partition("`")[2].partition("`")[0]: field for field, who in provision.ELSEWHERE.items() if "`" in who}
-    assert named.keys() == {"purified", "skill_chain", "ranked_list"}
+    assert named.keys() == {"purified", "skill_chain", "ranked_list", "walked"}
     for name, field in named.items():
         assert field in environments.make(name).facts
     tools = {field for field, who in provision.ELSEWHERE.items() if who == "an environment with tools"}

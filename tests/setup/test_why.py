@@ -148,7 +148,7 @@ def test_needs_are_said_with_the_texts_that_have_them():
     assert ends(estimator="gigpo", objective="+ nll(0.1, expert)")["step"] == "; estimator=gigpo reads it"
     assert ends(objective="ppo_clip + nll(0.1, expert)") == {"expert": "; objective=ppo_clip + nll(0.1, expert) reads it"}
     assert ends(recorders="teacher")["teacher_logprobs"] == "; recorders=teacher reads it"
-    assert ends(filters="sws, ui_s1")["returns"] == "; filters=ui_s1 reads it"
+    assert ends(filters="sws, ui_s1")["match"] == "; filters=ui_s1 reads it"
 
 
 def test_every_run_has_what_rollouts_are_made_of(tmp_path, monkeypatch):
