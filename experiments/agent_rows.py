@@ -51,6 +51,9 @@ WORLDS = {
     "calculator with a memory": World("tools", {
         **_CALLS, "environment": "memory_use(options={'level': 'mul2'}, parser=llama3, contexts=3)", "sampling.max_turns": 5,
         "sampling.max_tokens": 192}),
+    "walks through treasure": World("game", {
+        "environment": "walked(environment=treasure, options={'size': 2, 'brief': True})", "warmup.steps": 150,
+        "warmup.strays": 0.0}),
     "treasure, last turns only": World("game", {
         "environment": "recent(environment=treasure, options={'size': 2, 'brief': True}, contexts=8)", "warmup.steps": 150}),
     "tic-tac-toe": World("game", {
@@ -85,7 +88,7 @@ ROWS = (
         "environment": "tool_use(options={'level': 'mul2'}, parser=llama3, turns=2, kinds={'calculator': 'query'})"}),
     Row("cleaner_saar", "purified calculator"),
     *(Row(name, "calculator with a memory") for name in ("multi_context_grpo", "memsearcher")),
-    Row("markov_multi_turn", "treasure, last turns only"),
+    Row("markov_multi_turn", "treasure, last turns only"), Row("ui_s1", "walks through treasure"),
     Row("spiral", "tic-tac-toe"), Row("advevo_baseline", "tic-tac-toe"), Row("dr_mas", "solver and verifier"),
     Row("sage_skills", "chain of skills"), Row("rank_grpo", "ranked films"), Row("gui_g1_weights", "boxes on screens"),
     Row("swe_rl_reward", "patches"), Row("b_coder", "patches", {"critic.pretrain_steps": 5, "critic.learning_rate": 1e-3}),

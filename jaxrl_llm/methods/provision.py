@@ -44,7 +44,6 @@ GIVEN = frozenset(("chosen", "weight"))  # of given texts
 BESIDE = frozenset(("given", "weight", *topologies.base.GUIDED))  # of those beside prompts
 SET = {"group_sizes": "a controller that sets it", "given": "texts beside the prompts, config.texts.share"}  # no row needs them
 AWAITED = {
-    "returns": "a topology of turns with a replay buffer",
     **dict.fromkeys(("node", "parent", "path", "final"), "a topology of trees"),
     "prm_logprobs": "a recorder with a process reward model",
     "retry_step": "a topology that tries again from a step",
