@@ -12,7 +12,7 @@ from jaxrl_llm.tasks.traces import trace_of
 FACTS = {STEP: "turn", "match": "turn"}
 
 
-class Recorded(NamedTuple):
+class RecordedStep(NamedTuple):
     """A step of the expert: its message, and what the environment answered."""
 
     said: Message
@@ -20,7 +20,7 @@ class Recorded(NamedTuple):
 
 
 @dataclasses.dataclass
-class Walk:
+class WalkState:
     """A walk that has come to `step` of the recorded trajectory.
 
     inner: the environment's state.  said: the messages that lead there, some of them patches.  history: these messages and what
@@ -30,7 +30,7 @@ class Walk:
     problem: Problem
     key: int
     inner: Any
-    recorded: list[Recorded]
+    recorded: list[RecordedStep]
     step: int = 0
     patched: int = 0
     said: list[Message] = dataclasses.field(default_factory=list)
@@ -63,11 +63,11 @@ def walked(*, environment: str = "treasure", options: Mapping[str, Any] | None =
                          "one of both")
     trained = len(inner.task.train)
 
-    def reset(problem: Problem, key: int) -> tuple[Walk, list[Message]]:
+    def reset(problem: Problem, key: int) -> tuple[WalkState, list[Message]]:
         state, opening = begin(inner, problem, key)
-        return Walk(problem, key, state, recorded(inner, problem, key, longest)), list(opening.messages)
+        return WalkState(problem, key, state, recorded(inner, problem, key, longest)), list(opening.messages)
 
-    def step(walk: Walk, message: Message) -> Turn:
+    def step(walk: WalkState, message: Message) -> Turn:
         held_out = walk.problem.id >= trained
         return _next(inner, walk, message, 0 if held_out else patches, 1 / len(walk.recorded) if held_out else 0.0)
 
@@ -82,7 +82,7 @@ def step_score(format_ok: float, type_ok: float, arguments_ok: float) -> float:
     return format_ok * (0.1 + type_ok * (0.4 + 0.5 * arguments_ok))
 
 
-def recorded(inner: Environment, problem: Problem, key: int, longest: int) -> list[Recorded]:
+def recorded(inner: Environment, problem: Problem, key: int, longest: int) -> list[RecordedStep]:
     """The first steps of the problem's trace, or of its oracle's trajectory, as the environment answers them.
 
     Raises ValueError for a trace without a message of the assistant.
@@ -93,20 +93,20 @@ def recorded(inner: Environment, problem: Problem, key: int, longest: int) -> li
         trace = trace_of(problem, 0).words
         said = [trace] if isinstance(trace, str) else [one["content"] for one in trace if one["role"] == "assistant"]
         words = iter(said)
-    steps: list[Recorded] = []
+    steps: list[RecordedStep] = []
     while len(steps) < longest and not (steps and steps[-1].turn.done):
         text = inner.oracle(state) if words is None and inner.oracle else next(words or iter(()), None)
         if text is None:
             break
         message = {"role": "assistant", "content": text}
-        steps.append(Recorded(message, advance(inner, state, message)))
+        steps.append(RecordedStep(message, advance(inner, state, message)))
     if not steps:
         raise ValueError(f"{problem.place or f'problem {problem.id}'} has a trace without a message of the assistant; give "
                          "the messages to walk along")
     return steps
 
 
-def _next(inner: Environment, walk: Walk, message: Message, patches: int, share: float) -> Turn:
+def _next(inner: Environment, walk: WalkState, message: Message, patches: int, share: float) -> Turn:
     """The turn after a message; `share`: the reward of a matched step, 0: its score."""
     expert, number = walk.recorded[walk.step], walk.step
     said = {"role": "assistant", "content": message["content"]}
