@@ -1,4 +1,5 @@
 """The beginning of a run or of its continuation: the state of its first step, and the weights that recorders keep."""
+import contextlib
 import functools
 from collections.abc import Container
 from pathlib import Path
@@ -15,7 +16,7 @@ from jaxrl_llm.learning import controls, offload
 from jaxrl_llm.learning.state import TrainState
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.runs import warm_starts as warm_starts_lib
-from jaxrl_llm.runs.warmup import imitate, minimise, oracle_demonstrations
+from jaxrl_llm.runs.warmup import EVERY, imitate, minimise, oracle_demonstrations
 from jaxrl_llm.sampling.position import jsonable
 from jaxrl_llm.setup import setup
 from jaxrl_llm.store import given as given_lib
@@ -59,7 +60,8 @@ def first(run: setup.Run, params, work: Workdir, checkpoints: Checkpoints, progr
     """
     away = run.learner.offload
     if not work.resume:
-        state = offload.moments_away(away, setup.initial_state(run, warm_up(run, params, progress, warm_starts)))
+        state = offload.moments_away(away, setup.initial_state(run, warm_up(
+            run, params, progress, warm_starts, work.held.weights / "warmup")))
         return Reached(state, run.source.position())
     progress.phase("restoring")
     found = restored(run, params, checkpoints)
@@ -83,25 +85,37 @@ def restored(run: setup.Run, params, checkpoints: Checkpoints) -> Restored:
     return found._replace(state=controls.with_present_names(found.state, target.control))
 
 
-def warm_up(run: setup.Run, params, progress, folder: Path | None = None):
-    """The weights after the supervised warm-up, if one is configured; `folder`: where runs share them, see `warm_starts`."""
+def warm_up(run: setup.Run, params, progress, folder: Path | None = None, kept: AnyPath | None = None):
+    """The weights after the supervised warm-up, if one is configured; `folder`: where runs share them, see `warm_starts`.
+
+    `kept`: a folder of the run's own, in which a warm-up that is killed finds its state at the next start.
+    """
     if not run.config.warmup.steps:
         return params
-    make = functools.partial(_warmed_up, run, params, progress)
+    make = functools.partial(_warmed_up, run, params, progress, kept)
     return make() if folder is None or parallel.several() else warm_starts_lib.shared(folder, run, params, progress, make)
 
 
-def _warmed_up(run: setup.Run, params, progress):
+def _warmed_up(run: setup.Run, params, progress, kept: AnyPath | None):
     w, source = run.config.warmup, run.source
     data = batches(source.task.train, w.batch, seed=run.config.seed + 1)
-    if source.stream.partner.goes_on:
-        shown = (oracle_demonstrations(source, problems, w.strays) for problems in data)
-        return minimise(run.learner.policy, params, shown, steps=w.steps, loss=w.loss, learning_rate=w.learning_rate,
-                        progress=progress)[0]
-    params, _ = imitate(run.learner.policy, params, data, source.stream.tokenizer, steps=w.steps,
-                        loss=w.loss, learning_rate=w.learning_rate,
-                        prompt_tokens=source.stream.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
-                        overlong=run.config.prompts.overlong, progress=progress)
+    shards = parallel.shards_of(run.learner.mesh.shape)
+    options: dict[str, Any] = dict(
+        steps=w.steps, loss=w.loss, learning_rate=w.learning_rate, progress=progress,
+        micro_batches=int(np.gcd(max(w.batch // shards, 1), run.config.learner.micro_batches)),
+        seek=lambda update: data.set_state(data.get_state() | {"next_problem": update * w.batch, "draws": update}))
+    with contextlib.ExitStack() as stack:
+        if kept is not None and w.steps > EVERY:
+            options["kept"] = stack.enter_context(Checkpoints(kept, keep=1))
+        if source.stream.partner.goes_on:
+            shown = (oracle_demonstrations(source, problems, w.strays) for problems in data)
+            params, _ = minimise(run.learner.policy, params, shown, **options)
+        else:
+            params, _ = imitate(run.learner.policy, params, data, source.stream.tokenizer,
+                                prompt_tokens=source.stream.prompt_tokens, max_tokens=run.config.sampling.max_tokens,
+                                overlong=run.config.prompts.overlong, **options)
+    if "kept" in options and parallel.is_primary():
+        epath.Path(kept).rmtree(missing_ok=True)
     return params
 
 

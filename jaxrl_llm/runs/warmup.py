@@ -1,20 +1,23 @@
 """A short supervised warm-up on the task's own answers: it gives a policy from scratch a behaviour that RL can improve."""
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
-import optax
 
+from jaxrl_llm import advantages, objectives, parallel
 from jaxrl_llm.data.forest import contexts, paths, select
 from jaxrl_llm.data.ladders import smallest
 from jaxrl_llm.data.rollouts import Role, Rollouts
 from jaxrl_llm.engines.prompts import encode_problem, fit, pad, solution_ids
+from jaxrl_llm.learning import optimizers
 from jaxrl_llm.learning.policy import Policy
-from jaxrl_llm.maths import masked
+from jaxrl_llm.learning.state import create
+from jaxrl_llm.learning.step import make_update
 from jaxrl_llm.recorders.base import texts_of
 from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.store import preemption
+from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.tasks.base import Problem
 
 
@@ -41,13 +44,14 @@ def demonstrations(problems: list[Problem], tokenizer, prompt_tokens: int, max_t
 
 
 RECENT = 10  # number of steps whose mean loss measures the imitation
+EVERY = 200  # updates between saves, from which the next start of a run that was killed goes on
 
 
-def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer, *, steps: int, learning_rate: float,
-            prompt_tokens: int, max_tokens: int, overlong: str, progress, loss: float = 0.0) -> tuple[dict, list[float]]:
+def imitate(policy: Policy, params, batches: Iterator[list[Problem]], tokenizer, *, prompt_tokens: int, max_tokens: int,
+            overlong: str, **options) -> tuple[dict, list[float]]:
     """As `minimise`, on the answers of problems."""
     shown = (demonstrations(problems, tokenizer, prompt_tokens, max_tokens, overlong) for problems in batches)
-    return minimise(policy, params, shown, steps=steps, loss=loss, learning_rate=learning_rate, progress=progress)
+    return minimise(policy, params, shown, **options)
 
 
 def oracle_demonstrations(source: Source, problems: list[Problem], strays: float = 0.0) -> Rollouts:
@@ -71,30 +75,36 @@ def oracle_demonstrations(source: Source, problems: list[Problem], strays: float
 
 
 def minimise(policy: Policy, params, batches: Iterator[Rollouts], *, steps: int, learning_rate: float, progress,
-             loss: float = 0.0) -> tuple[dict, list[float]]:
-    """Minimises -mean log p(trained token) by Adam until the last `RECENT` steps' mean is at most `loss`, or for `steps`.
+             loss: float = 0.0, micro_batches: int = 1, kept: Checkpoints | None = None,
+             seek: Callable[[int], None] = lambda update: None) -> tuple[dict, list[float]]:
+    """The updates of the method `sft`, by Adam, until the last `RECENT` steps' mean is at most `loss`, or for `steps`.
 
-    Seeds learn at different speeds: they are comparable at the same loss, not after the same number of steps. Returns
-    `(params, losses per step in nats)`.
+    All weights are trained. The rate rises for 20 updates and falls along a cosine. Seeds learn at different speeds: they are
+    comparable at the same loss, not after the same number of steps. Returns `(params, losses per step in nats)`, of a
+    continuation those since `RECENT` updates before it.
+
+    kept: where its state is saved every `EVERY` updates, and found after a kill; `seek(n)` puts the batches behind n of them.
     """
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0),
-                            optax.adam(optax.warmup_cosine_decay_schedule(0.0, learning_rate, min(20, steps - 1), steps)))
-
-    def step(params, opt_state, batch):
-        def negative_mean(params):
-            return -masked.mean(policy.logprobs(params, None, batch)[0], batch.token_mask)
-        value, grads = jax.value_and_grad(negative_mean)(params)
-        changes, opt_state = optimizer.update(grads, opt_state, params)
-        return optax.apply_updates(params, changes), opt_state, value
-
-    step = jax.jit(step, donate_argnums=(0, 1))
-    opt_state, losses = optimizer.init(params), []
-    for number in range(steps):
-        params, opt_state, value = step(params, opt_state, next(batches))
-        losses.append(float(value))
+    objective = objectives.make("sft")
+    optimizer, _ = optimizers.make_optimizer(learning_rate, steps, name="adam", warmup_updates=min(20, steps - 1),
+                                             schedule="cosine")
+    update = make_update(policy, objective, optimizer, micro_batches=micro_batches)
+    state = create(params, None, optimizer, advantages.make("reinforce"), objective, jax.random.key(0))
+    state = parallel.put(state, parallel.tree_shardings(state, policy.mesh))
+    first, losses = 0, list[float]()
+    if kept is not None and kept.steps():
+        found = kept.restore(state)
+        first, state, losses = found.step, found.state, found.host["losses"]
+        seek(first)
+    for number in range(first, steps):
+        if kept is not None and number > first and number % EVERY == 0:
+            kept.save(number, state, {"losses": losses[-RECENT:]})
+        batch = parallel.put(next(batches), parallel.batch_sharding(policy.mesh))
+        state, metrics = update(state, batch, np.zeros(batch.mask.shape, np.float32))
+        losses.append(float(metrics["loss"]))
         if number % 20 == 0:
             preemption.check()  # no signal may stop one of several processes alone
             progress.phase(f"supervised warm-up {number}/{steps}, loss {losses[-1]:.2f}", number, steps)
         if len(losses) >= RECENT and np.mean(losses[-RECENT:]) <= loss:
             break
-    return params, losses
+    return state.params, losses
