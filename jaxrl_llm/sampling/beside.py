@@ -1,7 +1,8 @@
 """Given texts beside the prompts of a batch, and how they become rollouts of it."""
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.tasks.loader import Batches
 
 
-class Beside(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Beside:
     """Texts of a run whose method samples.
 
     Attributes:
@@ -27,7 +29,7 @@ class Beside(NamedTuple):
     count: int = 0
     longest: tuple[int, int] = (0, 0)
     held_out: Sequence[Sequence[Problem]] = ()
-    left_out: Mapping[str, int] = {}
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def told(self) -> list[tuple[str, str]]:

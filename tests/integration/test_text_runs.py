@@ -52,7 +52,7 @@ def test_supervised_learning_then_reinforcement_learning_in_phases(tmp_path):
 
 @pytest.mark.slow
 def test_an_agent_imitates_texts_and_practises_and_resumes_bit_for_bit_in_either_phase(tmp_path):
-    """Texts of two turns in a game of three; a checkpoint within each phase continues as the run went."""
+    """Texts of two turns in a game of three; a checkpoint within each phase continues as the run went on."""
     said = [{"role": "user", "content": "Say 1."}, {"role": "assistant", "content": "a"},
             {"role": "user", "content": "Good."}, {"role": "assistant", "content": "b"}]
     (tmp_path / "texts.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 6)
