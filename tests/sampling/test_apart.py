@@ -31,7 +31,7 @@ def games_of(forest):
     games = {}
     for place, leaf in enumerate(forest.leaves):
         nodes = node[row == place].tolist()
-        agent = next(forest.turn_info[n]["agent"] for n in nodes if forest.role[n] == Role.POLICY)
+        agent = next(forest.turn_info[n]["agent"] for n in nodes if forest.role[n] in (Role.POLICY, Role.EXPERT))
         games.setdefault(int(forest.uid[leaf]), {})[agent] = nodes
     return games
 
