@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm import environments, methods, rewards, tasks
-from jaxrl_llm.learning.schedules import SCHEDULES
+from jaxrl_llm.learning.schedules import SCHEDULES, Schedule
 from jaxrl_llm.methods import composition, texts
 from jaxrl_llm.sampling.evaluation_set import OF_SETS
 from jaxrl_llm.sampling.stages import STAGES
@@ -40,12 +40,11 @@ def method_of(config: ConfigDict, known: Sequence[str] = ()) -> methods.Method:
 def wrong_options(config: ConfigDict) -> list[str]:
     """A line for each option that tasks, environments, rewards and schedules of a configuration do not take, or lack.
 
-    None of them is made, so values that a part refuses by itself are said when it is made.
+    Of these the schedule alone is made, so values that other parts refuse by themselves are said when they are made.
     """
-    found = []
+    found = list[str]()
     for key, table, of_texts in (("task", tasks.TASKS, OF_TASKS), ("eval.sets", tasks.TASKS, (*OF_TASKS, *OF_SETS)),
-                                 ("environment", environments.factories(), ()), ("rewards", rewards.REWARDS, ()),
-                                 ("schedule", SCHEDULES, ())):
+                                 ("environment", environments.factories(), ()), ("rewards", rewards.REWARDS, ())):
         text = value_of(config, key)
         for name, options in _calls(text):
             if ":" in name or name in table:
@@ -54,7 +53,31 @@ def wrong_options(config: ConfigDict) -> list[str]:
                 except ValueError as error:  # of a module of your own
                     lines = [str(error)]
                 found += [f"config.{key}={text!r}: {line}" for line in lines]
-    return found
+    return found + _wrong_schedule(config)
+
+
+def _wrong_schedule(config: ConfigDict) -> list[str]:
+    """What is wrong with the number of schedules that a text names, and with their options, if their names are known."""
+    named = _calls(config.schedule)
+    if bool(named) < bool(config.schedule) or not all(":" in name or name in SCHEDULES for name, _ in named):
+        return []
+    try:
+        make_schedule(config)
+    except ValueError as error:
+        return [str(error)]
+    return []
+
+
+def make_schedule(config: ConfigDict) -> Schedule:
+    """The schedule of `config.schedule`; ValueError unless it names one."""
+    named = written.calls(config.schedule)
+    if len(named) != 1:
+        raise ValueError(f"config.schedule={config.schedule!r} names {len(named)} schedules; give one of "
+                         f"{', '.join(SCHEDULES)}, or your own module:function, with its numbers in brackets")
+    try:
+        return SCHEDULES.make(named[0][0], **named[0][1])
+    except ValueError as error:
+        raise ValueError(f"config.schedule={config.schedule!r}: {error}") from error
 
 
 def _calls(text: str) -> list[tuple[str, dict[str, Any]]]:

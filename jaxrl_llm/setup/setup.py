@@ -26,7 +26,7 @@ from jaxrl_llm.setup.judge import Judge, make_judge
 from jaxrl_llm.setup.keys import check_values, set_key
 from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.setup.meshes import make_mesh, sampling_mesh
-from jaxrl_llm.setup.names import method_of, wrong_options
+from jaxrl_llm.setup.names import make_schedule, method_of, wrong_options
 from jaxrl_llm.setup.parts import Parts
 from jaxrl_llm.setup.phases import phases_of
 from jaxrl_llm.setup.problems import make_sets
@@ -37,7 +37,6 @@ from jaxrl_llm.setup.start import load_model, open_model, policy_of
 from jaxrl_llm.setup.values import Around
 from jaxrl_llm.setup.variants import check_there
 from jaxrl_llm.tokenizers import Tokenizer
-from jaxrl_llm.tools import written
 
 
 class Composed(NamedTuple):
@@ -149,12 +148,3 @@ def initial_state(run: Run, params) -> TrainState:
 def initial_key(config: ConfigDict) -> jax.Array:
     """The key of a run's random draws."""
     return jax.random.fold_in(jax.random.key(config.seed), 4)
-
-
-def make_schedule(config: ConfigDict) -> schedules.Schedule:
-    """The schedule of `config.schedule`; ValueError unless it names one."""
-    named = written.calls(config.schedule)
-    if len(named) != 1:
-        raise ValueError(f"config.schedule={config.schedule!r} names {len(named)} schedules; give one of "
-                         f"{', '.join(schedules.SCHEDULES)}, or your own module:function, with its numbers in brackets")
-    return schedules.make(named[0][0], **named[0][1])

@@ -302,3 +302,14 @@ def test_options_that_parts_do_not_take_are_in_the_same_report(tmp_path, monkeyp
         "config.rewards='format(weight=2)': reward 'format' needs the keyword 'pattern', which has no default",
         "config.schedule='pipelined(lags=2)': Unknown keyword of schedule 'pipelined' 'lags'",
         "config.estimator='rlo': Unknown estimator 'rlo'"]
+
+
+@pytest.mark.parametrize("schedule, line", (
+    ("pipelined(lag=-1)", "config.schedule='pipelined(lag=-1)': schedule 'pipelined': lag=-1; give 0 or more, finite"),
+    ("sync, sync", "config.schedule='sync, sync' names 2 schedules; give one of sync, pipelined, or your own module:function, "
+                   "with its numbers in brackets"),
+    ("pipelined(lag=", "config.schedule='pipelined(lag=': cannot read 'pipelined(lag='; write name, or name(option=value, "
+                       "option=value)")))
+def test_a_wrong_schedule_is_one_line_beside_others(schedule, line):
+    first, second = setup.against("grpo", {"schedule": schedule, "controllers": "siri(period=0)"})
+    assert first == line and second.startswith("config.controllers='siri(period=0)': ")
