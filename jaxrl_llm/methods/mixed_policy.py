@@ -63,6 +63,12 @@ ROWS = (
                     "l = DAPO of problems solved now and then + 0.1 mean of -log p(right answers | plain prompt)",
            objective="ppo_and_moved", filters="moved_or_mixed", topology="decompose_reflect",
            defaults={"group_size": 8, "epochs": 1}),
+    Method(slug="sophia", title="SOPHIA, its side of texts: answers from notes of the policy's own", arxiv=("2507.16814",),
+           equation="l = -mean over problems of sum_t log p of the shortest right answer, of those from notes whose share of "
+                    "right answers is above 1/2",
+           estimator="reinforce", objective="reinforce(aggregation=seq_mean_token_sum)", filters="rewarded",
+           topology="notes_first", defaults={"group_size": 8, "epochs": 1},
+           omits="images, and the stronger model that answers from the notes: here the policy does"),
     Method(slug="props", title="PROPS: draws that correct the sampling error of earlier draws", arxiv=("2311.08290",),
            equation="first tokens of a group ~ p max(exp(-step (share so far - p)), 0.7); two batches; GRPO as if on-policy",
            controllers="props", replay="recent_groups(reuse=0.5, max_age=1)", needs=("old_logprobs",),

@@ -1,5 +1,6 @@
 """Completions that the policy writes under a hint replace some rollouts of unsolved prompts (KEPO, arXiv 2602.00400)."""
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.control.kepo import replaced, unsolved
@@ -68,13 +69,16 @@ def hint_of(problem: Problem) -> str:
 
 
 def attempted(forest: Forest, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """`(tried i64[P], solved bool[P])`: attempts of `draws` completions under hints, and whether all of the last are right."""
+    """`(tried i64[P], solved bool[P])`: attempts of `draws` completions under hints, and whether all of the last are right.
+
+    What is lost counts as tried: hints for which there is no room.
+    """
     hinted = forest.ends[elsewhere(forest)]
-    tried = np.bincount(forest.prompt[hinted], minlength=len(forest.problems)) // draws
-    solved = np.zeros(len(tried), bool)
-    for row in np.flatnonzero(tried):
+    came = np.bincount(forest.prompt[hinted], minlength=len(forest.problems))
+    solved = np.zeros(len(came), bool)
+    for row in np.flatnonzero(came >= draws):
         solved[row] = forest.solved[hinted[forest.prompt[hinted] == row][-draws:]].all()
-    return tried, solved
+    return (came + forest.lost) // draws, solved
 
 
 def with_replaced(forest: Forest, solved: np.ndarray, draws: int) -> Forest:
@@ -88,7 +92,7 @@ def with_replaced(forest: Forest, solved: np.ndarray, draws: int) -> Forest:
         own = np.flatnonzero(keep & (forest.prompt[ends] == row))
         last = hinted[forest.prompt[ends[hinted]] == row][-draws:]
         key = jax.random.key(int(forest.uid[ends[own[0]]]) & 0xFFFFFFFF)
-        places = np.flatnonzero(np.asarray(replaced(key, np.ones(1, bool), len(own), draws=draws))[0])
+        places = np.flatnonzero(np.asarray(replaced(key, jnp.ones(1, bool), len(own), draws=draws))[0])
         keep[own[places]] = False
         keep[last[draws - len(places):]] = True
     return trim(forest, keep)

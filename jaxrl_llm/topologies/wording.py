@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_llm.data.forest import Forest, chains, trim
 from jaxrl_llm.data.rollouts import Role
-from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.tasks.base import Messages, Problem
 from jaxrl_llm.tools.registry import Conflict
 
 Encode = Callable[[Problem], list[int]]  # the value "encode" of a run: token ids of a problem's prompt
@@ -47,7 +47,7 @@ def words_of(problem: Problem) -> str:
     """What a problem asks: its text, or the last message of the user."""
     if isinstance(problem.prompt, str):
         return problem.prompt
-    return problem.prompt[_asking(problem)]["content"]
+    return problem.prompt[_asking(problem.prompt)]["content"]
 
 
 def worded(problem: Problem, template: str, **fields: str) -> Problem:
@@ -63,7 +63,7 @@ def worded(problem: Problem, template: str, **fields: str) -> Problem:
                          f"it has {', '.join(sorted({'prompt', 'answer', *problem.extra, *fields}))}") from error
     if isinstance(problem.prompt, str):
         return dataclasses.replace(problem, prompt=text)
-    at = _asking(problem)
+    at = _asking(problem.prompt)
     asking = {**problem.prompt[at], "content": text}
     return dataclasses.replace(problem, prompt=(*problem.prompt[:at], asking, *problem.prompt[at + 1:]))
 
@@ -123,9 +123,9 @@ def remember(kept: list[Any], new: dict[str, str], most: int) -> None:
     kept[:] = [*(one for one in kept if one["prompt"] != new["prompt"]), new][-most:]
 
 
-def _asking(problem: Problem) -> int:
+def _asking(messages: Messages) -> int:
     """The place of the last message of the user; without one, of the last message."""
-    return max((n for n, message in enumerate(problem.prompt) if message["role"] == "user"), default=len(problem.prompt) - 1)
+    return max((n for n, message in enumerate(messages) if message["role"] == "user"), default=len(messages) - 1)
 
 
 def _words(text: str) -> list[str]:

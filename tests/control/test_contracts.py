@@ -28,6 +28,7 @@ KEPT = {
     "spear_clip": [True, True, True, False],
     "spear_rollouts": [[False, True, True], [True, True, False], [False, True, True], [True, False, True]],
     "moved_or_mixed": [[True] * 3, [False] * 3, [False] * 3, [True] * 3],
+    "rewarded": [[True] * 3, [True] * 3, [True, True, False], [True] * 3],
     "right_ones": [[False, False, True], [True, False, False], [False] * 3, [True, False, False]],
     "simpletir": [True, False, False, True],
     "ui_s1": [True, False, False, True],

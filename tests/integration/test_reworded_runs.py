@@ -83,6 +83,7 @@ def test_hints_over_a_resume(tmp_path, teacher):
 XRPO = {"method": "xrpo_allocation", "sampling.group": 2, "sampling.max_group": 8, "rewards": "format(pattern='(?s).*[a-f].*')"}
 COG = {"method": "cog_rethinker", "sampling.group": 2, "topology": "retries=2",
        "rewards": "format(pattern='(?s).*[a-k].*')"}
+SOPHIA = {"method": "sophia", "sampling.group": 2, "topology": "answers=2", "recorders": "old"}
 
 
 @pytest.mark.slow
@@ -121,10 +122,30 @@ def test_unsolved_problems_are_decomposed_and_reflected_on():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", (XRPO, {**COG, "learner.packed_rows": 2, "sampling.engine": "slots"}), ids=("xrpo", "cog"))
+def test_the_shortest_right_answer_from_good_notes_is_learned():
+    """One answer of each problem at most; the loss is minus the mean of the sums of its log-probs under the prompt."""
+    run, steps = steps_of(tiny(**SOPHIA))
+    for step in steps:
+        forest, rollouts = step.finished.forest, jax.device_get(step.finished.rollouts)
+        assert set(forest.role.tolist()) == {Role.PROMPT, Role.ELSEWHERE} and len(forest.ends) == 4 * 2 * 2
+        chosen = rollouts.rewards > 0
+        assert (chosen.sum(1) <= 1).all() and rollouts.extras["correct"][chosen].all()
+        batch = jax.device_get(step.learned.rollouts)
+        kept = batch.valid & (batch.rewards > 0)
+        loss = -(np.where(batch.mask, batch.old_logprobs, 0).sum(-1) * kept).sum() / max(kept.sum(), 1)
+        assert kept.sum() == chosen.sum()
+        assert step.learned.metrics["loss"] == pytest.approx(loss, abs=1e-4)
+        assert 0 < step.finished.metrics["notes/reward"] < 1
+    assert any((step.finished.rollouts.rewards > 0).any() for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", (
+    XRPO, SOPHIA, {**COG, "learner.packed_rows": 2, "sampling.engine": "slots"}), ids=("xrpo", "sophia", "cog"))
 def test_memories_over_a_resume(tmp_path, changes):
     kept = resumed_is_straight(tmp_path, **changes)
-    assert any(line.get("examples/corpus", 0) or line.get("decompose/prompts", 0) for line in kept)
+    told = "examples/corpus", "decompose/prompts", "notes/reward"
+    assert any(line.get(name, 0) for line in kept for name in told)
 
 
 def test_where_prompts_cannot_be_worded_anew():
