@@ -55,6 +55,12 @@ def test_without_adaptation_all_prompts_get_hints():
     assert solved.metrics(solved.finish(follow(solved)[1])) == {"hint/prompts": 0}
 
 
+def test_hints_without_room_are_attempts_that_failed():
+    plans, forest = follow(hinted(1, attempts=2), lambda problem, number: 0.0, loses=lambda problem, number: number >= 4)
+    assert asked(plans) == [1, {0: 4}, {0: 2}, {0: 2}] and forest.lost.tolist() == [4]
+    assert hinted().finish(forest).rewards[forest.ends].tolist() == [0] * 4
+
+
 def test_one_topology_says_how_long_other_words_are():
     assert [longer(0, 3), longer(2, 0), longer(2, 3), longer(words_of, 0)] == [3, 2, 3, words_of]
     with pytest.raises(ValueError, match="two topologies let the policy read other words"):
