@@ -1,6 +1,6 @@
 """Measures a part of the library: the phases of a training step, or what the first word names.
 
-  python experiments/benchmark.py [step|checkpoints|communication|estimators|experts|padding|rows] [OPTIONS]
+  python experiments/benchmark.py [step|checkpoints|communication|estimators|experts|padding|rows|texts] [OPTIONS]
 
 Each name is a file of experiments/benchmarks; NAME --help prints what it measures, and its options.
 """

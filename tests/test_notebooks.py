@@ -233,3 +233,18 @@ def test_train_an_agent(tmp_path):
     assert 0 < trained <= present
     assert "oracle      mean return 1.00" in printed and "null        mean return 0.00" in printed
     assert "the policy: trained" in printed and "held-out score" in printed and "policy: " in printed
+
+
+@pytest.mark.slow
+def test_sft_then_rl(tmp_path):
+    facts, printed = run("8_sft_then_rl.ipynb", tmp_path, "[len(rows), supervised['loss'].tolist(), "
+                         "{name: len(values) for name, values in scores.items()}, c.model.path, "
+                         "learned['SFT, then GRPO']['reward/mean'].tolist(), float(scores['GRPO alone'].max())]",
+                         **{"DEMONSTRATIONS": "40", "SFT_STEPS, RL_STEPS": "30, 2", "c.eval.every, c.eval.problems": "15, 4",
+                            "c.prompts.per_step, c.sampling.group": "4, 4",
+                            "sft.prompts.per_step, sft.sampling.group": "16, 2"})
+    demonstrations, losses, evaluations, path, rewards, alone = facts
+    assert demonstrations == 40 and losses[-1] < 0.6 * losses[1] and path == "" and alone == 0
+    assert evaluations == {"SFT": 3, "SFT, then GRPO": 2, "GRPO alone": 2} and len(rewards) == 3
+    assert "'='       read\n'6'       trained" in printed and "'4'       trained\n'<|eos|>' trained" in printed
+    assert "SFT, then GRPO  held-out score" in printed and "prompt 1 of 4" in printed
