@@ -1,35 +1,8 @@
-"""BroRL: the learning rate of a larger batch, and the mass of right answers when few are sampled (arXiv 2510.01180)."""
+"""BroRL: the learning rate of a larger batch (arXiv 2510.01180)."""
 import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.control.base import Controller, controller
-
-
-def mass_balance(logits: Array, right: Array, sampled: Array, *, rate: float, draws: int, right_reward: float = 1.0,
-                 wrong_reward: float = -1.0) -> Array:
-    """f32[3]: terms of the change of the mass of right answers in a step on `-(1 / draws) sum_sampled R p`, to first order.
-
-    `logits` f32[V] of a softmax over answers, `right`, `sampled` bool[V], `rate` the step size. The terms come from sampled
-    right answers, from sampled wrong ones, and from all answers not sampled: `rate / draws` times `(R_c - S) Q- A2`,
-    `(S - R_w) Q+ B2` and `S (Q+ U2- - Q- U2+)`, S the mean reward of the sampled answers by mass. If R_w <= S <= R_c, only the
-    last term can be negative.
-    """
-    p = jnp.exp(logits - jnp.max(logits))
-    p = p / jnp.sum(p)
-    gained, lost = sampled & right, sampled & ~right
-    mass, wrong = jnp.sum(p, where=right), jnp.sum(p, where=~right)
-    S = right_reward * jnp.sum(p, where=gained) + wrong_reward * jnp.sum(p, where=lost)
-    squares = p**2
-    unsampled = S * (mass * jnp.sum(squares, where=~sampled & ~right) - wrong * jnp.sum(squares, where=~sampled & right))
-    own = (right_reward - S) * wrong * jnp.sum(squares, where=gained)
-    return rate / draws * jnp.stack([own, (S - wrong_reward) * mass * jnp.sum(squares, where=lost), unsampled])
-
-
-def unsampled_squares(logits: Array, draws: Array) -> Array:
-    """f32[V]: `p^2 (1 - p)^N`, each answer's part of the expected sum of squared masses that N draws miss."""
-    p = jnp.exp(logits - jnp.max(logits))
-    p = p / jnp.sum(p)
-    return p**2 * (1 - p)**draws
 
 
 def learning_rate_factor(batch: Array | int, reference: int) -> Array:

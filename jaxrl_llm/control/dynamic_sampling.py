@@ -1,5 +1,4 @@
 """DAPO's dynamic sampling: train only on prompts whose rollouts disagree (arXiv 2503.14476)."""
-import jax.numpy as jnp
 from jax import Array
 
 from jaxrl_llm.control.base import Filter, prompt_filter
@@ -20,8 +19,3 @@ def informative(accuracy_PG: Array, valid_PG: Array) -> Array:
 def dynamic_sampling() -> Filter:
     """Prompts with both right and wrong rollouts, by the unshaped `Rollouts.score`; see `informative`."""
     return Filter(lambda rollouts: informative(rollouts.score, rollouts.valid))
-
-
-def first(keep_P: Array, target: int) -> Array:
-    """bool[P]: the first `target` kept prompts in order of arrival; there may be fewer."""
-    return keep_P & (jnp.cumsum(keep_P, dtype=jnp.int32) <= target)

@@ -72,12 +72,6 @@ def played(gains_BK: Array, arms_B: Array, loss_B: Array, price: Array, sizes_K:
     return gains_BK.at[row, jnp.where(arms_B < 0, gains_BK.shape[1], arms_B)].add(change, mode="drop")
 
 
-def square_root_law(counts_B: Array, variance_B: Array, mean: float) -> Array:
-    """f32[B]: numbers of rollouts with minimal variance, `mean sqrt(v_b) / sum_c q_c sqrt(v_c)`, q the shares of the bins."""
-    root = jnp.sqrt(variance_B)
-    return mean * root * jnp.sum(counts_B) / jnp.sum(counts_B * root)
-
-
 def of_problems(rollouts: Rollouts, ratios_PGT: Array, number: int) -> Array:
     """f32[N]: the mean `surrogate_loss` of each problem's rollouts; 0 without a rollout. A problem may have several rows."""
     place, counted = jnp.maximum(rollouts.prompt_ids, 0), rollouts.fresh & (rollouts.prompt_ids >= 0)[:, None]

@@ -14,9 +14,3 @@ def hint_ratio(unaided_rewards_PG: Array, valid_PG: Array, noise_P: Array, *, lo
     difficulty = 1 - masked.mean(unaided_rewards_PG, valid_PG, axis=1)
     ratio = jnp.clip((high - low) * difficulty + low + noise_P, low, high)
     return jnp.where(difficulty == 0, low, ratio)
-
-
-def hint_length(ratio_P: Array, reference_length_P: Array) -> Array:
-    """i32[P]: `floor(ratio * length)` tokens of the reference solution."""
-    # The tolerance makes 0.29 of 100 tokens 29 in float32 too, where the product is slightly below 29.
-    return jnp.floor(ratio_P * reference_length_P + 1e-4).astype(jnp.int32)

@@ -1,7 +1,6 @@
 """SwS: problems that a policy fails to learn, and their domains (arXiv 2506.08989)."""
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -44,38 +43,6 @@ def visited(trends: Trends, tried_N: Array, right_N: Array) -> Trends:
 def weak(trends: Trends, *, threshold: float = 0.5) -> Array:
     """bool[N]: problems whose accuracy never reached `threshold` and is falling."""
     return (trends.best < threshold) & (slope(trends) < -1e-6) & (trends.visits > 1)
-
-
-def failure_rates(weak_N: Array, domain_N: Array, domains: int) -> Array:
-    """f32[D]: the share of weak problems of each domain."""
-    inside = domain_N == jnp.arange(domains)[:, None]
-    return masked.mean(jnp.broadcast_to(weak_N.astype(jnp.float32), inside.shape), inside, axis=1)
-
-
-def domain_budgets(rates_D: Array, total: int) -> Array:
-    """i32[D]: new problems for each domain, `floor(total rate / sum of rates)`; 0 if no problem is weak."""
-    whole = jnp.sum(rates_D)
-    return jnp.floor(total * rates_D / jnp.where(whole > 0, whole, 1) + 1e-4).astype(jnp.int32)
-
-
-def next_concept(chosen_C: Array, counts_CC: Array, embeddings_CD: Array, frequency_C: Array, *, temperature: float = 0.2
-                 ) -> Array:
-    """f32[C], summing to 1: probabilities of the next concept of a set, given the concepts `chosen_C` bool[C].
-
-    The first concept is drawn in proportion to `frequency_C`, a later one by `softmax((co-occurrences with the chosen + cosine
-    with their mean embedding) / temperature)` without the chosen; `embeddings_CD` have length 1.
-    """
-    mean = masked.mean(embeddings_CD, jnp.broadcast_to(chosen_C[:, None], embeddings_CD.shape), axis=0)
-    length = jnp.linalg.norm(mean)
-    score = counts_CC @ chosen_C.astype(counts_CC.dtype) + embeddings_CD @ (mean / jnp.where(length > 0, length, 1))
-    later = jax.nn.softmax(jnp.where(chosen_C, -jnp.inf, score / temperature))
-    return jnp.where(jnp.any(chosen_C), later, frequency_C / jnp.sum(frequency_C))
-
-
-def accepted(verdicts_NJ: Array, accuracy_N: Array, *, low: float = 0.125, high: float = 0.875) -> Array:
-    """bool[N]: new problems with a "perfect" (2) and no "bad" (0) verdict, and the start policy's accuracy in [low, high]."""
-    good = jnp.any(verdicts_NJ == 2, axis=1) & ~jnp.any(verdicts_NJ == 0, axis=1)
-    return good & (low - 1e-6 <= accuracy_N) & (accuracy_N <= high + 1e-6)
 
 
 @prompt_filter

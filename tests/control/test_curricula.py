@@ -274,9 +274,6 @@ def test_sws_weaknesses():
     close(sws.slope(state), [-0.125, 0.0625, -0.1875, -0.125], atol=1e-6)
     close(sws.slope(state), [np.polyfit(range(3), row, 1)[0] for row in accuracy], atol=1e-6)
     assert sws.weak(state).tolist() == [True, False, False, True]
-    rates = sws.failure_rates(sws.weak(state), jnp.array([0, 0, 1, 1]), 2)
-    assert rates.tolist() == [0.5, 0.5] and sws.domain_budgets(rates, 100).tolist() == [50, 50]
-    assert sws.domain_budgets(jnp.zeros(2), 100).tolist() == [0, 0]
     flat = control.make("sws_domains").init(levels=np.zeros(1, int))
     for _ in range(4):
         flat = sws.visited(flat, jnp.array([3]), jnp.array([1]))
@@ -291,17 +288,6 @@ def test_slopes_are_those_of_least_squares():
     for visit in accuracy.T:
         state = sws.visited(state, jnp.full(6, 8), jnp.asarray(8 * visit))
     close(sws.slope(state), [np.polyfit(range(30), row, 1)[0] for row in accuracy], atol=1e-6)
-
-
-def test_sws_concepts_and_verdicts():
-    counts = jnp.array([[0, 2, 0], [2, 0, 1], [0, 1, 0.0]])
-    embeddings, frequency = jnp.array([[1, 0], [0.8, 0.6], [0, 1]]), jnp.array([3, 1, 1.0])
-    first = sws.next_concept(jnp.zeros(3, bool), counts, embeddings, frequency, temperature=1.0)
-    close(first, [0.6, 0.2, 0.2], rtol=1e-6)
-    then = sws.next_concept(jnp.array([True, False, False]), counts, embeddings, frequency, temperature=1.0)
-    close(then, [0, 0.942676, 0.057324], atol=5e-7)
-    assert sws.accepted(jnp.array([[2, 1], [2, 0], [1, 1]]), jnp.full(3, 0.5)).tolist() == [True, False, False]
-    assert sws.accepted(jnp.full((3, 1), 2), jnp.array([0.1, 0.125, 0.9])).tolist() == [False, True, False]
 
 
 def test_sws_draws_domains_by_their_weak_problems():
