@@ -80,8 +80,8 @@ ROWS = (
     Row("scaling_inter_rl", "treasure", {"controllers": "turns=(4, 6, 8), every=5"}),
     Row("tti", "treasure", {"controllers": "least=4, most=8, every=5"}),
     Row("turn_control", "treasure", {"controllers": "steps=5", "sampling.max_tokens": 480}),
-    *(Row(name, "calculator") for name in ("simpletir", "simpletir_filter", "verltool", "table_gpt_r1", "aepo_advantage",
-                                           "aepo_clip")),
+    *(Row(name, "calculator") for name in ("simpletir", "simpletir_filter", "verltool", "echo", "table_gpt_r1",
+                                           "aepo_advantage", "aepo_clip")),
     Row("rstar2_roc", "calculator", {"estimator": "train_rollouts=4, min_negative=1, min_positive=1"}),  # of groups of 8
     Row("spear", "calculator", {"replay_objective": "warmup=10", "controllers": "decay=10"}),  # of 200 steps each in the paper
     Row("rapo_steps", "calculator", {

@@ -49,7 +49,7 @@ ROWS = (
            omits="the server of tools, and tools of one trajectory that run while others are sampled"),
     Method(slug="echo", title="ECHO: agents that also learn what their environment answers", arxiv=("2605.24517",),
            equation="l = GRPO on tokens of the policy + 0.05 mean of -log p over tokens of the environment",
-           objective="ppo_clip + echo(0.05)", defaults={"group_size": 16},
+           objective="ppo_clip + echo(0.05)", needs=("turns",), defaults={"group_size": 16},
            omits="lines that warn of malformed calls count too",
            known_as=("prime-rl type=echo",)),
     Method(slug="ui_s1", title="Semi-online reinforcement learning on expert trajectories", arxiv=("2509.11543",),

@@ -22,6 +22,7 @@ CORRECTED = {"environment": "purified(environment='chatter:letters', mark='')", 
 WINDOWS = {"environment": "recent(environment='chatter:letters', turns=1, contexts=3)"}
 ROWS = {
     "simpletir_filter": {}, "simpletir": {"sampling.max_draws": 2}, "verltool": {"sampling.observation_tokens": 3},
+    "echo": {},
     "agentgym_rl": {}, "tti": {"controllers": "least=1, most=3"}, "turn_control": {}, "table_gpt_r1": {},
     "cleaner_saar": CORRECTED, "rapo_steps": {"environment": "chatter:seeking"},
     "dr_mas": BOTH_SIDES, "advevo_baseline": BOTH_SIDES, "spiral": BOTH_SIDES, "sage_skills": BOTH_SIDES,

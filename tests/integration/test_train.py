@@ -31,6 +31,7 @@ from jaxrl_llm.sampling.source import Source
 from jaxrl_llm.sampling.stages import moments
 from jaxrl_llm.setup import parts, setup, why
 from jaxrl_llm.setup.first_state import known_of
+from jaxrl_llm.setup.given import as_batches, with_texts
 from jaxrl_llm.setup.judge import Judge
 from jaxrl_llm.setup.learners import make_learner
 from jaxrl_llm.setup.resolve import resolve
@@ -282,8 +283,9 @@ def test_every_method_takes_three_steps(shared, slug):
     source = dataclasses.replace(run.source, stream=stream, data=batches(task.train, 4, seed=0))
     expected = prior.make(config, policy, len(task.train), stream.prompt_tokens, Capture(0)) if asked else None
     source = with_topology(config, made, source, policy, expected, around)
+    source = with_texts(config, source, stream.tokenizer, Judge(task, whole.partner.reward)) if made.texts else source
     made = made.with_controllers(moments.controllers(source))
-    learner, _ = make_learner(config, made, policy, source.ladders, stream.tokenizer)
+    learner, _ = make_learner(as_batches(config, source), made, policy, source.ladders, stream.tokenizer)
     known = known_of(dataclasses.replace(run, config=config, source=source, learner=learner), params)
     state = learner.init(jax.tree.map(lambda x: x + 0, params), None, jax.random.key(0), known)
     frozen = {name: jax.tree.map(lambda x: 1.01 * x, own) for name, own in learner.frozen(params).items()}
