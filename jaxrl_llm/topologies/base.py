@@ -75,7 +75,8 @@ class Topology(NamedTuple):
     `at_once`: how many rollouts of a prompt it begins together, for which engines are compiled; None: `sampling.group`.
     `numbers`: those of the distribution, "top_k", "top_p" or "min_p", that `Begin.sampling` of its acts sets; engines are
     compiled with them. `reads`: the most tokens of `Begin.reads` of its acts, for which engines are compiled; or
-    `reads(problem) -> Problem | None`, what is read in place of a problem of the task.
+    `reads(problem) -> Problem | None`, what is read in place of a problem of the task. `others`: whether some trajectories
+    begin with parts that the policy did not write; rollouts then have roles in every batch, as they have with `reads`.
     """
 
     plan: Callable[[Forest], Plan]
@@ -87,6 +88,7 @@ class Topology(NamedTuple):
     at_once: int | None = None
     numbers: tuple[str, ...] = ()
     reads: int | Callable[[Problem], Problem | None] = 0
+    others: bool = False
 
 
 TOPOLOGIES = registry.PartTable("topology", Topology, keywords=False, given=GIVEN)

@@ -66,7 +66,8 @@ def prefix_rl(inner: Topology, *, task: Task | None = None, environment: Any = N
         sampled = np.bincount(forest.prompt[forest.ends], minlength=len(forest.problems)) > 0
         return sampled & inner.choose(forest)
 
-    return inner._replace(plan=plan, choose=choose, metrics=lambda forest: inner.metrics(forest) | told(forest), memory=memory)
+    return inner._replace(plan=plan, choose=choose, metrics=lambda forest: inner.metrics(forest) | told(forest), memory=memory,
+                          others=True)
 
 
 def with_traces(problem: Problem, known: Mapping[int, Sequence[Mapping[str, Any]]] | None) -> Problem:

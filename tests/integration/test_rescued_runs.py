@@ -48,6 +48,14 @@ def test_both_engines_sample_the_same(method):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("method", "topology"), [("guide_grpo", "share=0.0"), ("prefix_rl", "share=0.0")])
+def test_a_batch_without_words_of_others_has_the_shape_of_those_with_them(method, topology):
+    run, params = setup.build(tiny(method, topology=topology))
+    rollouts = run.source.next(Snapshot(0, params, None, jax.random.key(0))).rollouts
+    np.testing.assert_array_equal(rollouts.role, np.where(rollouts.mask, Role.POLICY, Role.PADDING))
+
+
+@pytest.mark.slow
 def test_what_is_written_under_a_hint_is_scored_under_it_in_an_environment():
     """The prompt of the environment with a hint is read; the loss of these turns has it, and the prompt, in its ratio."""
     run, finished, after = learned(planned.get_config("guide_grpo"))

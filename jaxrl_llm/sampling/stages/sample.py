@@ -2,7 +2,7 @@
 import numpy as np
 
 from jaxrl_llm.control.knobs import Knob
-from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.data.rollouts import Role, Rollouts
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished
 from jaxrl_llm.topologies.acts import limited, numbered
 
@@ -37,6 +37,8 @@ def _end(batch: Unfinished, source: Origin) -> Unfinished:
 
 
 def _view(rollouts: Rollouts, batch: Unfinished, source: Origin) -> Rollouts:
+    if rollouts.role is None and (batch.topology.reads or batch.topology.others):  # one shape for all batches of a run
+        rollouts = rollouts.replace(role=np.where(rollouts.mask, Role.POLICY, Role.PADDING).astype(np.int8))
     if "temperature" not in batch.knobs:
         return rollouts
     temperature = batch.knobs["temperature"] or 1  # greedy samples are scored at temperature 1, as the sampler reports them
