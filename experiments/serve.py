@@ -35,7 +35,7 @@ _SLOTS = flags.DEFINE_integer("slots", 16, "Completions that are sampled at the 
 _SLOT_TOKENS = flags.DEFINE_integer("slot_tokens", 0, "Tokens of a prompt and its completion at most; 0: the model's own "
                                     "limit, or 4096.", lower_bound=0)
 _PAGED = flags.DEFINE_bool("paged_cache", False, "Keep keys and values in pages of one pool, which equal beginnings share.")
-_MESH = flags.DEFINE_string("mesh", "", "Devices that sample together, such as 'data=2,tensor=4': rows are spread over data, "
+_MESH = flags.DEFINE_string("mesh", "", "Devices that work together, such as 'data=2,tensor=4': rows are spread over data, "
                             "matrices cut over tensor; one size may be -1, the rest. Default: one device.")
 _REQUESTS = flags.DEFINE_integer("requests", 256, "Requests at the same time; further ones are refused (429).", lower_bound=1)
 _COMPLETIONS = flags.DEFINE_integer("completions", 64, "Completions of a request at most.", lower_bound=1)
@@ -122,9 +122,10 @@ def tinker_application(loaded, name: str, token: str, size: int):
     if token and not token.startswith("tml-"):
         raise ValueError("JAXRL_LLM_TOKEN is to begin with 'tml-': Tinker's client refuses other keys")
     model, params, tokenizer, tag = loaded
-    learner = AdapterLearner(model, params, longest=size, budget=_BATCH_TOKENS.value)
-    engine = SlotEngine(model, params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
-                    lora=learner.padded(None, _RANK.value), paged=_PAGED.value, mesh=mesh_of(_MESH.value))
+    mesh = mesh_of(_MESH.value)
+    learner = AdapterLearner(model, params, longest=size, budget=_BATCH_TOKENS.value, mesh=mesh)
+    engine = SlotEngine(model, learner.params, jax.random.key(0), slots=_SLOTS.value, slot_tokens=size, tokenizer=tokenizer,
+                    lora=learner.padded(None, _RANK.value), paged=_PAGED.value, mesh=mesh)
     store = Store(Path(_CHECKPOINTS.value).expanduser())
     service = Service(name, learner, Worker(engine, tag), store, rank=_RANK.value, models=_MODELS.value)
     limits = ClientLimits(_COMPLETIONS.value, _REQUESTS.value, body=64 << 20)
@@ -156,7 +157,7 @@ def main():
     check_token(_HOST.value, token)
     family = socket.AF_INET6 if ":" in _HOST.value else socket.AF_INET
     with socket.create_server((_HOST.value, _PORT.value), family=family) as listening:
-        served = loaded(None if _TINKER.value else mesh_of(_MESH.value))  # adapters are trained on one device
+        served = loaded(mesh_of(_MESH.value))
         name = _NAME.value or Path(_MODEL.value or _WORKDIR.value).name
         size = slot_tokens_of(served.model, _SLOT_TOKENS.value)
         app = make(served, name, token, size)

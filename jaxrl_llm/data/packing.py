@@ -34,20 +34,22 @@ class PackedRows(NamedTuple):
     end: i32, the first slot after the descendants of the slot's node. A query in slot q sees the keys in slots k with
       `k <= q < end[k]`: its own node up to itself, and all ancestors as a whole. 0 on padding, which no query sees.
     before: i32, the slot whose state predicts the token; the first slot of a root, which nothing predicts, names itself.
-    wanted: bool, slots whose log-probs are needed.
+    wanted: bool, slots whose log-probs are needed; None: of all.
     temperature: f32, temperature of these log-probs; None: that of the policy.
     experts: i[R, N, L, k], experts of a mixture that the tokens take, see `models.moe.Router`; None: the routers choose.
     seeds: u32, those of what is drawn at the position of each token, see `Objective.position`; None: nothing is drawn.
+    targets: i32, tokens whose log-probs are taken in place of those that the slots hold; None: the same.
     """
 
     tokens: np.ndarray
     positions: np.ndarray
     end: np.ndarray
     before: np.ndarray
-    wanted: np.ndarray
+    wanted: np.ndarray | None
     temperature: np.ndarray | None = None
     experts: np.ndarray | None = None
     seeds: np.ndarray | None = None
+    targets: np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +169,7 @@ def pack(forest: Trees, leaves: np.ndarray, mask: np.ndarray, lengths: Sequence[
     length, _ = best = min(filled, key=lambda key: (counts[key] * key[0], key))
     rows, node, home = _lay_out(forest, tree, filled[best], counts[best], length)
     index = _view(tree, paths, home, mask)
-    rows.wanted.reshape(-1)[index[index >= 0]] = True
+    np.asarray(rows.wanted).reshape(-1)[index[index >= 0]] = True
     root = np.array([home[path[0]] if path else -1 for path in paths], np.int32).reshape(leaves.shape)
     return Packed(rows, node, index, root)
 
@@ -201,6 +203,33 @@ def with_experts(packed: Packed, experts: np.ndarray) -> Packed:
     _, first, which = np.unique(np.where(packed.node < 0, -1, key), return_index=True, return_inverse=True)
     whole = slots[first][which.reshape(-1)].reshape(*packed.node.shape, *experts.shape[3:])
     return dataclasses.replace(packed, rows=packed.rows._replace(experts=whole))
+
+
+def with_targets(packed: Packed, targets: np.ndarray) -> Packed:
+    """The same rows, in which log-probs are those of the `targets i32[P, G, T]` after what comes before each token."""
+    slots, some = packed.rows.tokens.copy(), packed.index >= 0
+    slots.reshape(-1)[packed.index[some]] = targets[some]
+    return dataclasses.replace(packed, rows=packed.rows._replace(targets=slots))
+
+
+def apart(packed: Packed, size: int) -> list[tuple[np.ndarray, Packed]]:
+    """Parts of `size` rows, the last filled up with empty ones, and the trajectories `i[p]` of each, which no row repeats.
+
+    Raises ValueError for trajectories that lie in several parts, or with a second one of their prompt.
+    """
+    (count, length), parts = packed.node.shape, []
+    slots = packed.index[:, 0].max(-1, initial=-1)
+    if packed.index.shape[1] != 1 or (packed.root[:, 0] // (size * length) != slots // (size * length)).any():
+        raise ValueError(f"trajectories of shape {packed.index.shape} do not each lie within {size} rows; give one per prompt")
+    for first in range(0, count, size):
+        which = np.flatnonzero((slots >= first * length) & (slots < (first + size) * length))
+        def cut(x, fill=0, first=first):
+            part = x[first:first + size]
+            return np.pad(part, ((0, size - len(part)), *((0, 0),) * (x.ndim - 1)), constant_values=fill)
+        rows, index = PackedRows(*(None if x is None else cut(x) for x in packed.rows)), packed.index[which]
+        parts.append((which, Packed(rows, cut(packed.node, -1), np.where(index < 0, -1, index - first * length),
+                                    packed.root[which] - first * length)))
+    return parts
 
 
 def _depth_first(forest: Trees, leaves: np.ndarray) -> tuple[_Tree, np.ndarray]:

@@ -7,7 +7,11 @@ The loss is one function of the log-probs of all trajectories, `[P, G, T]`, whic
   4. `apply` makes one optimiser step with them.
 A mini-batch of one micro-batch runs all four in one program, with one forward pass less. Programs differ by the length of the
 rows and the shape of the trajectories, not by the number of rows.
+
+`gradient` alone is for whoever steps elsewhere, as a server does whose client says when: gradients of losses that are sums add
+up over its calls, and `maths.descent.descend` makes the step.
 """
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,7 +21,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm import parallel
-from jaxrl_llm.data.packing import Packed
+from jaxrl_llm.data.packing import Packed, PackedRows
 from jaxrl_llm.data.rollouts import Rollouts
 from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.state import TrainState, with_trained
@@ -59,18 +63,35 @@ def make_logprobs(policy: Policy) -> Callable:
     return jax.jit(logprobs, donate_argnums=0)
 
 
+def loss(policy: Policy, objective: Objective, view, rollouts: Rollouts, advantages, objective_state):
+    """`(loss, (metrics, objective_state))` of all trajectories of a view, see `UpdateParts`."""
+    rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
+    return losses(policy, objective, view, rollouts, advantages, objective_state)
+
+
+def gradient(policy: Policy, objective: Objective, params, lora, objective_state, rows: PackedRows, index, rollouts: Rollouts,
+             advantages):
+    """`(gradient, metrics, objective_state)` of the loss of rollouts whose `rows` are one micro-batch; it changes nothing.
+
+    The gradient is that of the adapters if there are any, else of the weights.
+    """
+    def of_tree(tree):
+        view = policy.packed_logprobs(*with_trained(params, lora, tree), rows, index)
+        return loss(policy, objective, view, rollouts, advantages, objective_state)
+
+    (_, aux), grads = jax.value_and_grad(of_tree, has_aux=True)(params if lora is None else lora)
+    return grads, *aux
+
+
 @remembered(8)
 def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTransformation, *, clip_norm: float | None = 1.0
                ) -> UpdateParts:
     """The `UpdateParts` equivalent to `learning.step.make_update`, with the same arguments."""
     policy = measuring(policy, objective)
 
-    def loss(view, rollouts, advantages, objective_state):
-        rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
-        return losses(policy, objective, view, rollouts, advantages, objective_state)
-
     def differentiate(view, rollouts, advantages, objective_state, tree):
-        (_, (metrics, new)), cotangents = jax.value_and_grad(loss, has_aux=True)(view, rollouts, advantages, objective_state)
+        of_view = jax.value_and_grad(functools.partial(loss, policy, objective), has_aux=True)
+        (_, (metrics, new)), cotangents = of_view(view, rollouts, advantages, objective_state)
         return cotangents, metrics, new, as_ruled(jax.tree.map(jnp.zeros_like, tree))
 
     def accumulate(grads, params, lora, rows, index, start, cotangents):
@@ -86,12 +107,8 @@ def make_parts(policy: Policy, objective: Objective, optimizer: optax.GradientTr
         return advance(optimizer, clip_norm, policy.mesh, state, grads, metrics, objective_state, rate)
 
     def whole(state, rows, index, rollouts, advantages, rate):
-        def of_tree(tree):
-            view = policy.packed_logprobs(*with_trained(state.params, state.lora, tree), rows, index)
-            return loss(view, rollouts, advantages, state.objective_state)
-
-        (_, aux), grads = jax.value_and_grad(of_tree, has_aux=True)(state.trainable)
-        return apply(state, grads, *aux, rate)
+        return apply(state, *gradient(policy, objective, state.params, state.lora, state.objective_state, rows, index, rollouts,
+                                      advantages), rate)
 
     def as_ruled(grads):
         mesh = policy.mesh

@@ -241,13 +241,15 @@ class Policy:
             if axis is not None:  # the state that predicts a token may be on another device
                 states = jax.lax.all_gather(states, axis, axis=1, tiled=True)
             # Wanted tokens come first: chunks of logits without wanted tokens are skipped.
-            wanted = rows.wanted.reshape(-1)
-            order = jnp.argsort(~wanted)
+            wanted = None if rows.wanted is None else rows.wanted.reshape(-1)
+            order = jnp.arange(rows.tokens.size) if wanted is None else jnp.argsort(~wanted)
             before = rows.before + states.shape[1] * jnp.arange(rows.tokens.shape[0])[:, None]
             temperature = None if rows.temperature is None else rows.temperature.reshape(-1)[order]
             states = states.reshape(-1, states.shape[-1])[before.reshape(-1)[order]]
             seeds = None if rows.seeds is None else rows.seeds.reshape(-1)[order]
-            numbers = self._of_tokens(params, states, rows.tokens.reshape(-1)[order], wanted[order], temperature, seeds)
+            tokens = rows.tokens if rows.targets is None else rows.targets
+            numbers = self._of_tokens(params, states, tokens.reshape(-1)[order],
+                                      None if wanted is None else wanted[order], temperature, seeds)
             def back(x):
                 return jnp.zeros_like(x).at[order].set(x, unique_indices=True).reshape(rows.tokens.shape)
             loads = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), loads)

@@ -9,9 +9,10 @@ import pytest
 from server import MODEL, params
 
 from jaxrl_llm import objectives
+from jaxrl_llm.contrib.tinker.examples import Datum, micro_batches, view_of
 from jaxrl_llm.contrib.tinker.learner import Adam, AdapterLearner, LoraShape
-from jaxrl_llm.contrib.tinker.losses import TINKER, available, loss_of, per_token, settings_of
-from jaxrl_llm.contrib.tinker.rows import Datum, pack, unpack
+from jaxrl_llm.contrib.tinker.losses import TINKER, available, loss_of, summed
+from jaxrl_llm.learning.step import loss_terms
 from jaxrl_llm.models import lora
 
 LENGTHS = (5, 31, 12, 1, 20)
@@ -172,24 +173,30 @@ def test_an_adapter_filled_up_with_zeros_has_the_same_product(learner):
 
 
 def test_rows_are_few_and_hold_every_example_once():
-    examples = data("ppo")
-    batches, places = pack(examples, 64)
-    assert {rows.tokens.shape for rows in batches} == {(2, 32)}
-    assert sum(int((rows.end > 0).sum()) for rows in batches) == sum(LENGTHS)
-    for name in ("tokens", "targets"):
-        for one, result in zip(examples, unpack([getattr(x, name) for x in batches], examples, places), strict=True):
-            assert (result == getattr(one, name)).all()
-    for one, result in zip(examples, unpack([x.fields["advantages"] for x in batches], examples, places), strict=True):
-        assert (result == one.fields["advantages"]).all()
-    positions = unpack([x.positions for x in batches], examples, places)
-    assert all((x == np.arange(len(x))).all() for x in positions)
+    """Each example has a slot more, which holds its last target."""
+    examples, seen = data("ppo"), []
+    for one in micro_batches(examples, 64):
+        rows, flat = one.packed.rows, [x.reshape(-1) for x in one.packed.rows[:4]]
+        assert rows.tokens.shape == (2, 32) and one.packed.index.shape in [(d, 1, 32) for d in (1, 2, 4)]
+        assert int((rows.end > 0).sum()) == sum(len(examples[i].tokens) + 1 for i in one.numbers)
+        for i, index, advantages in zip(one.numbers, one.packed.index[:, 0], one.advantages[:, 0]):
+            slots, size = index[index >= 0], len(examples[i].tokens)
+            tokens, positions, _, before = (x[slots] for x in flat)
+            assert (rows.targets.reshape(-1)[slots] == examples[i].targets).all()
+            assert (flat[0][slots // 32 * 32 + before] == examples[i].tokens).all()
+            assert (positions == np.arange(1, size + 1)).all() and tokens[-1] == examples[i].targets[-1]
+            assert (advantages[:size] == examples[i].fields["advantages"]).all() and not advantages[size:].any()
+        seen += one.numbers
+    assert sorted(seen) == [*range(len(examples))]
 
 
 def of_one(name, p, fields, **given):
     """(loss, losses of tokens) of one example by the name of a loss with these settings."""
-    rows = {key: jnp.asarray(values, jnp.float32)[None] for key, values in fields.items()}
-    total, losses = per_token(loss_of(name).make(settings_of(name, given)), p[None], rows, jnp.arange(len(p))[None])
-    return total, losses[0]
+    objective, state = summed(name, given)
+    rollouts, advantages = view_of([{key: np.asarray(values) for key, values in fields.items()}], (1, 1, len(p)))
+    rollouts = rollouts.replace(loss_weights=objective.weights(rollouts))
+    total, (metrics, _) = loss_terms(objective, p[None, None], jnp.zeros((1, 1, len(p))), rollouts, advantages, state)
+    return total, metrics["losses"][0, 0]
 
 
 @pytest.mark.slow

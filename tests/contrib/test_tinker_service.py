@@ -13,8 +13,8 @@ from server import KEY, MODEL, SLOT_TOKENS, SLOTS, TOKENIZER, params
 from tinker_server import RANK, make_service
 
 from jaxrl_llm.contrib.tinker import service as tinker
+from jaxrl_llm.contrib.tinker.examples import Datum
 from jaxrl_llm.contrib.tinker.learner import Adam, LoraShape, fresh_moments
-from jaxrl_llm.contrib.tinker.rows import Datum
 from jaxrl_llm.contrib.tinker.store import AdapterCheckpoint, Store
 from jaxrl_llm.contrib.tinker.turns import AdapterSnapshot
 from jaxrl_llm.engines import Sampling

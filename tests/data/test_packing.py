@@ -3,7 +3,7 @@ import forests
 import numpy as np
 import pytest
 
-from jaxrl_llm.data.packing import Trees, of_groups, pack, with_experts
+from jaxrl_llm.data.packing import Trees, apart, of_groups, pack, with_experts, with_targets
 
 CASES = [forests.group, forests.conversations, *[forests.search] * 60]
 
@@ -89,6 +89,28 @@ def test_experts_of_trajectories_go_to_their_slots_and_to_all_repetitions():
     part[0, 0, :6] = part[0, 1, :6] = False  # tokens of others, for instance
     assert with_experts(pack(case.forest, case.leaves, part, [16]), given).rows.experts[1, :, 0, 0].tolist() == [
         -1] * 10 + [*range(18, 24)]
+
+
+def test_parts_of_rows_hold_their_trajectories_whole():
+    """Prompts of 2 tokens, whose completions have 6, 4, 3 and none that counts, in rows of 8: one each, then parts of two."""
+    tokens = np.arange(4 * 6, dtype=np.int32).reshape(4, 1, 6)
+    mask = np.arange(6) < np.array([6, 4, 3, 0])[:, None, None]
+    prompts = np.full((4, 2), 90, np.int32)
+    packed = with_targets(pack(*of_groups(prompts, np.ones((4, 2), bool), tokens, mask), mask, [8]), tokens + 30)
+    assert packed.node.shape == (3, 8)
+    first, last = apart(packed, 2)
+    assert [first[0].tolist(), last[0].tolist()] == [[0, 1], [2]]
+    for which, part in (first, last):
+        assert part.rows.tokens.shape == part.rows.targets.shape == part.node.shape == (2, 8)
+        for i, index, root in zip(which, part.index[:, 0], part.root[:, 0]):
+            slots = index[index >= 0]
+            assert part.rows.tokens.reshape(-1)[slots].tolist() == tokens[i][mask[i]].tolist()
+            assert part.rows.targets.reshape(-1)[slots].tolist() == (tokens[i][mask[i]] + 30).tolist()
+            assert part.rows.tokens.reshape(-1)[root:root + 2].tolist() == [90, 90]
+    assert (last[1].node[1] == -1).all() and not last[1].rows.end[1].any()
+    with pytest.raises(ValueError, match="of shape .2, 2, 12. do not each lie within 1 rows; give one per prompt"):
+        case = forests.of_lengths(np.random.default_rng(0), [-1, 0, 1, 1, -1, 4, 5, 5], [4, 6, 6, 6] * 2, [[2, 3], [6, 7]])
+        apart(pack(case.forest, case.leaves, case.mask, [16]), 1)
 
 
 def test_the_length_with_the_fewest_slots_is_taken():

@@ -1,4 +1,4 @@
-"""Gradients and optimiser steps of LoRA adapters on one frozen base, one micro-batch of packed rows after another."""
+"""LoRA adapters on one frozen base, each with gradients that add up until a step: `learning.accumulate` and `descend`."""
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -8,11 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
-from jaxrl_llm.contrib.tinker.losses import MARK, loss_of, per_token, settings_of
-from jaxrl_llm.contrib.tinker.rows import Datum, PackedExamples, pack, unpack
+from jaxrl_llm import parallel
+from jaxrl_llm.contrib.tinker.examples import Datum, micro_batches
+from jaxrl_llm.contrib.tinker.losses import MARK, WEIGHTS, loss_of, summed
+from jaxrl_llm.learning import accumulate, optimizers
+from jaxrl_llm.learning.policy import Policy
+from jaxrl_llm.maths.descent import descend
 from jaxrl_llm.models import Transformer, lora
-from jaxrl_llm.models.logprobs import token_logprobs
 
 ALPHA = 32  # LoRA's scale is ALPHA / rank
 _ATTENTION = ("q", "k", "v", "o")
@@ -62,17 +66,21 @@ class PassResult(NamedTuple):
 
 
 class AdapterLearner:
-    """A frozen base on one device, with passes and steps of adapters on it. Not thread-safe."""
+    """A frozen base, with passes and steps of adapters on it. Not thread-safe."""
 
-    def __init__(self, model: Transformer, params: Any, *, longest: int, budget: int):
+    def __init__(self, model: Transformer, params: Any, *, longest: int, budget: int, mesh: Mesh | None = None):
         """
         Args:
           model, params: the base.
           longest: maximum number of tokens of an example.
           budget: slots of a micro-batch, which bounds memory.
+          mesh: the mesh of the base, of adapters and of rows; None: one device.
         """
         model.check_length(longest)
-        self.model, self.params, self.longest, self.budget = model, params, longest, budget
+        self.model, self.longest, self.budget = model, longest, budget
+        self.policy = Policy(model, mesh=mesh)
+        self.params = params if mesh is None else parallel.put(params, parallel.tree_shardings(params, mesh))
+        self._shards = 1 if mesh is None else parallel.shards_of(mesh.shape)
 
     def targets_of(self, shape: LoraShape) -> list[str]:
         """The matrices that have an adapter. Raises ValueError if there are none."""
@@ -103,7 +111,15 @@ class AdapterLearner:
     def create(self, shape: LoraShape, seed: int) -> Adapter:
         """An adapter that changes nothing yet. Raises ValueError as `lora.init` does, and if nothing would be trained."""
         tree = lora.init(jax.random.key(seed), self.params, shape.rank, ALPHA, self.targets_of(shape))
-        return Adapter(shape, tree, fresh_moments(tree))
+        return self.adapter(shape, tree)
+
+    def adapter(self, shape: LoraShape, tree: Any, moments: Any = None) -> Adapter:
+        """An adapter of these matrices on the devices of the base; without moments its optimiser begins."""
+        tree, moments = jax.tree.map(jnp.asarray, (tree, fresh_moments(tree) if moments is None else moments))
+        if self.policy.mesh is None:
+            return Adapter(shape, tree, moments)
+        shardings = parallel.tree_shardings((tree, moments), self.policy.mesh)
+        return Adapter(shape, *parallel.put((tree, moments), shardings))
 
     def padded(self, tree: Any, rank: int) -> Any:
         """An adapter of `rank` on all targets with the scale 1 and the same update, filled up with 0. None: the base alone."""
@@ -135,7 +151,7 @@ class AdapterLearner:
         if adapter.grads is None:
             raise ValueError("optim_step without a gradient; call forward_backward first")
         grads, adapter.grads = adapter.grads, None
-        tree, moments, norm, finite = _stepped(adapter.tree, adapter.moments, grads, *settings)
+        tree, moments, norm, finite = _stepped(self.policy.mesh, adapter.tree, adapter.moments, grads, *settings)
         if not np.isfinite(norm):
             raise ValueError(f"the gradient has the norm {norm}; it was dropped and the weights are as before")
         if not finite:
@@ -145,21 +161,23 @@ class AdapterLearner:
         return float(norm)
 
     def _run(self, tree, data, loss, given, grads):
-        settings = settings_of(loss, given)
-        traced = {name: np.float32(value) for name, value in settings.items()} if loss_of(loss).traced else {}
-        fixed = () if traced else tuple(settings.items())
+        objective, settings = summed(loss, given)
         data = self._alike([self._checked(i, one, loss) for i, one in enumerate(data)])
-        batches, places = pack(data, self.budget)
-        logprobs, losses = [], []
-        for rows in batches:
+        found = []
+        for numbers, packed, rollouts, advantages in micro_batches(data, self.budget, self._shards):
+            ((rows, _),), index = accumulate.placed(self.policy, len(packed.node), packed)
+            inputs = settings, rows, index, rollouts, advantages
             if grads is None:
-                outputs = _forward(self.model, loss, fixed, self.params, tree, rows, traced)
+                outputs = _forward(self.policy, objective, self.params, tree, *inputs)
             else:
-                grads, outputs = _backward(self.model, loss, fixed, self.params, tree, rows, traced, grads)
-            for kept, values in zip((logprobs, losses), jax.device_get(outputs)):
-                kept.append(values)
-        outcome = PassResult(unpack(logprobs, data, places), unpack(losses, data, places), float(sum(x.sum() for x in losses)))
-        return outcome, grads
+                grads, outputs = _backward(self.policy, objective, grads, self.params, tree, *inputs)
+            found.append((numbers, outputs))
+        of_tokens = [[np.zeros(0, np.float32)] * len(data) for _ in range(2)]
+        for numbers, outputs in jax.device_get(found):
+            for mine, values in zip(of_tokens, outputs):
+                for i, row in zip(numbers, values[:, 0]):
+                    mine[i] = row[:len(data[i].tokens)]
+        return PassResult(*of_tokens, float(sum(x.sum() for x in of_tokens[1]))), grads
 
     def _checked(self, i: int, one: Datum, loss: str) -> Datum:
         """The example with the fields that the loss reads. Raises ValueError for others, or for tokens that do not fit."""
@@ -170,15 +188,15 @@ class AdapterLearner:
             if len(ids) != size or ids.min() < 0 or ids.max() >= vocab:
                 raise ValueError(f"data[{i}]: {name} must have {size} tokens, each from 0 to {vocab - 1}; it has {len(ids)}, "
                                  f"from {ids.min(initial=0)} to {ids.max(initial=0)}")
-        fields = {"weights": np.ones(size, np.float32), **one.fields}
+        fields = {WEIGHTS: np.ones(size, np.float32), **one.fields}
         if not {*wanted.fields} <= fields.keys() <= {*wanted.fields, *wanted.optional}:
             given = ", ".join(sorted(one.fields)) or "none"
             raise ValueError(f"data[{i}] has the loss_fn_inputs {given} beside target_tokens; {loss} reads "
                              f"{', '.join(wanted.fields) or 'nothing else'}, and may have {', '.join(wanted.optional)}")
-        if MARK in wanted.optional and not one.fields.keys() & {MARK, "weights"}:
+        if MARK in wanted.optional and not one.fields.keys() & {MARK, WEIGHTS}:
             raise ValueError(f"data[{i}]: {loss} tells tokens of the completion from others by {MARK} or weights; give one")
         for name, values in fields.items():
-            counts = (fields["weights"] != 0) | (fields.get(MARK, 0) != 0)
+            counts = (fields[WEIGHTS] != 0) | (fields.get(MARK, 0) != 0)
             if values.shape != (size,) or not np.isfinite(values[counts]).all():
                 raise ValueError(f"data[{i}]: {name} has the shape {list(values.shape)}; give {size} finite numbers, one for "
                                  "each token of model_input")
@@ -217,35 +235,31 @@ def fresh_moments(tree: Any) -> Any:
     return optax.scale_by_adam().init(tree)
 
 
-def _losses(model, loss, fixed, params, tree, rows: PackedExamples, settings):
-    states = model.tree_states(params, rows.tokens, rows.positions, rows.end, lora=tree)
-    c = model.config
-    logprobs, _ = token_logprobs(states.reshape(-1, states.shape[-1]), model.unembedding(params), rows.targets.reshape(-1),
-                                 divisor=c.logit_divisor, softcap=c.logit_softcap)
-    logprobs = logprobs.reshape(rows.tokens.shape)
-    objective = loss_of(loss).make({**settings, **dict(fixed)})
-    fields = {name: jnp.asarray(values) for name, values in rows.fields.items()}
-    total, losses = per_token(objective, logprobs, fields, jnp.asarray(rows.slots))
-    return total, (logprobs, losses)
+def _of_tokens(metrics):
+    return metrics["logprobs"], metrics["losses"]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward(model, loss, fixed, params, tree, rows, settings):
-    return _losses(model, loss, fixed, params, tree, rows, settings)[1]
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _forward(policy, objective, params, tree, settings, rows, index, rollouts, advantages):
+    view = policy.packed_logprobs(params, tree, rows, index)
+    return _of_tokens(accumulate.loss(policy, objective, view, rollouts, advantages, settings)[1][0])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=7)
-def _backward(model, loss, fixed, params, tree, rows, settings, grads):
-    new, outputs = jax.grad(lambda tree: _losses(model, loss, fixed, params, tree, rows, settings), has_aux=True)(tree)
-    return jax.tree.map(jnp.add, grads, new), outputs
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _backward(policy, objective, grads, params, tree, *inputs):
+    new, metrics, _ = accumulate.gradient(policy, objective, params, tree, *inputs)
+    return _laid(policy.mesh, jax.tree.map(jnp.add, grads, new)), _of_tokens(metrics)
 
 
-@jax.jit
-def _stepped(tree, moments, grads, learning_rate, beta1, beta2, eps, weight_decay, clip_norm):
-    """Decoupled weight decay as `optax.adamw` has it: d = -rate (m / (sqrt(v) + eps) + decay W)."""
-    norm = optax.tree.norm(grads)
-    factor = jnp.where((clip_norm > 0) & (norm > clip_norm), clip_norm / norm, 1.0)
-    grads = jax.tree.map(lambda g: g * factor, grads)
-    direction, moments = optax.scale_by_adam(beta1, beta2, eps).update(grads, moments)
-    tree = jax.tree.map(lambda w, d: w - learning_rate * (d + weight_decay * w), tree, direction)
-    return tree, moments, norm, jnp.all(jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves((tree, moments))]))
+@functools.partial(jax.jit, static_argnums=0)
+def _stepped(mesh, tree, moments, grads, learning_rate, beta1, beta2, eps, weight_decay, clip_norm):
+    """`(tree, moments, norm, finite)` after a step of AdamW with settings that change no program."""
+    optimizer = optimizers.TABLE["adamw"].make(learning_rate, b1=beta1, b2=beta2, eps=eps, weight_decay=weight_decay)
+    limit, state = jnp.where(clip_norm > 0, clip_norm, jnp.inf), (moments, *optimizer.init(tree)[1:])
+    tree, (moments, *_), norm, finite = descend(optimizer, limit, grads, jnp.zeros(()), tree, state)
+    every = jnp.stack([jnp.isfinite(x).all() for x in jax.tree.leaves((tree, moments))])  # any rate may come
+    return *_laid(mesh, (tree, moments)), norm, finite & every.all()
+
+
+def _laid(mesh, tree):
+    return tree if mesh is None else jax.lax.with_sharding_constraint(tree, parallel.tree_shardings(tree, mesh))

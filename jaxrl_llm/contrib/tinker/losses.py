@@ -13,16 +13,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxrl_llm import objectives
 from jaxrl_llm.data.rollouts import Rollouts
+from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives import Objective
 from jaxrl_llm.objectives.base import OBJECTIVES
+from jaxrl_llm.tools.memo import remembered
 from jaxrl_llm.tools.registry import one_of
 
 MARK = "sequence_ratio_mask"  # Tinker's name for the mask of the tokens of a sequence's ratio
-_OF_TOKENS = {field.name for field in dataclasses.fields(Rollouts) if field.metadata.get("axes") == "PGT"}
+WEIGHTS = "weights"
+OF_TOKENS = {field.name for field in dataclasses.fields(Rollouts) if field.metadata.get("axes") == "PGT"}
 _SUMMED = ("aggregation", "max_len")  # numbers of objectives that a sum does not have
 
 
@@ -85,7 +89,7 @@ def loss_of(name: str) -> Loss:
 def _of_catalogue(name: str) -> Loss:
     made, numbers = _made(name, {}), OBJECTIVES.parameters(name)
     reads = dict.fromkeys(made.needs)
-    unknown = [need for need in reads if need not in _OF_TOKENS and not need.endswith("_logprobs")]
+    unknown = [need for need in reads if need not in OF_TOKENS and not need.endswith("_logprobs")]
     if unknown:
         raise ValueError(f"loss_fn={name!r} reads {', '.join(unknown)}, which no example has: its loss_fn_inputs are numbers "
                          "of tokens")
@@ -133,37 +137,39 @@ def settings_of(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def per_token(objective: Objective, p: jax.Array, fields: Mapping[str, jax.Array], slots: jax.Array):
-    """The loss, and of each token its part of it, of the shape of `p`; 0 where a weight is 0, whatever the fields hold there.
+def summed(name: str, given: Mapping[str, Any]) -> tuple[Objective, dict[str, np.float32]]:
+    """The objective of a loss as Tinker's plain sum, and its state: the settings that change no program.
 
-    Args:
-      p: f32[R, N], log-probs of packed rows. The loss is differentiable in them.
-      fields: name -> f32[R, N], with `weights`.
-      slots: i32[D, T], the place of each token of each example in the flat rows; R N for padding.
+    Its metrics `logprobs` and `losses` f32[P, G, T] are of each token. `extras["weights"]` f32[P, G, T] weigh tokens: the loss
+    of a token with the weight 0 is 0, whatever the fields hold there. Raises ValueError as `settings_of` does.
     """
-    there = slots < p.size
-    place = jnp.where(there, slots, 0)
-    view = {name: jnp.where(there, values.ravel()[place], 0)[:, None] for name, values in {**fields, "p": p}.items()}
-    logprobs, weights = view.pop("p"), view.pop("weights")
-    mask = (view.pop(MARK) if MARK in view else weights) != 0
-    advantages = view.pop("advantages") if "advantages" in view else jnp.ones_like(logprobs)
-    q = view.pop("logprobs") if "logprobs" in view else None
-    known: dict[str, Any] = {"behavior_logprobs": q, "old_logprobs": q}
-    known |= {name: values for name, values in view.items() if name in _OF_TOKENS}
-    rollouts = Rollouts(mask=mask, valid=jnp.any(mask, axis=-1), **known,
-                        extras={name: values for name, values in view.items() if name not in _OF_TOKENS})
-    share = {name: _plain(one, weights) for name, one in objective.weights(rollouts).items()}
+    settings = settings_of(name, given)
+    if loss_of(name).traced:
+        return _summed(name, ()), {key: np.float32(value) for key, value in settings.items()}
+    return _summed(name, tuple(settings.items())), {}
 
-    def loss(logprobs, share):
-        return objective.update(logprobs, rollouts.replace(loss_weights=share), advantages, objective.init())[0]
 
-    slope = jax.grad(loss, argnums=1)(lax.stop_gradient(logprobs), share)  # the loss is linear in the shares
-    count = jnp.maximum(rollouts.lengths, 1)
-    losses = jnp.zeros(p.size + 1)
-    for name, one in slope.items():
-        part = one * share[name]
-        losses = losses.at[slots].add((part if part.ndim == 3 else jnp.where(mask, (part / count)[..., None], 0))[:, 0])
-    return loss(logprobs, share), losses[:-1].reshape(p.shape)
+@remembered(32)
+def _summed(name: str, fixed: tuple[tuple[str, Any], ...]) -> Objective:
+    loss = loss_of(name)
+
+    def weights(rollouts):
+        return {key: _plain(one, rollouts.extras[WEIGHTS])
+                for key, one in loss.make({**loss.settings, **dict(fixed)}).weights(rollouts).items()}
+
+    def update(logprobs, rollouts, advantages, state):
+        made, share, there = loss.make({**state, **dict(fixed)}), rollouts.loss_weights, lax.stop_gradient(logprobs)
+
+        def total(logprobs, share):
+            return made.update(logprobs, rollouts.replace(loss_weights=share), advantages, made.init())[0]
+
+        losses, mask = jnp.zeros(logprobs.shape), rollouts.token_mask
+        for key, slope in jax.grad(total, argnums=1)(there, share).items():  # the loss is linear in the shares
+            part = slope * share[key]
+            losses += part if part.ndim == 3 else masked.to_tokens(part / jnp.maximum(rollouts.lengths, 1), mask)
+        return total(logprobs, share), ({"logprobs": there, "losses": losses}, state)
+
+    return Objective(tuple, update, weights)
 
 
 def _plain(share: jax.Array, weights: jax.Array) -> jax.Array:

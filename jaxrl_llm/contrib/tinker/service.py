@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.contrib.tinker.learner import Adam, Adapter, AdapterLearner, LoraShape, PassResult, fresh_moments
-from jaxrl_llm.contrib.tinker.rows import Datum
+from jaxrl_llm.contrib.tinker.examples import Datum
+from jaxrl_llm.contrib.tinker.learner import Adam, Adapter, AdapterLearner, LoraShape, PassResult
 from jaxrl_llm.contrib.tinker.store import AdapterCheckpoint, Stamp, Store
 from jaxrl_llm.contrib.tinker.turns import AdapterSnapshot, Turns
 from jaxrl_llm.engines.engine import Node, Request
@@ -133,9 +133,7 @@ class Service:
                                      "from the state")
             else:
                 self._make_room(session, saved.shape)
-            tree = jax.tree.map(jax.numpy.asarray, saved.tree)
-            moments = jax.tree.map(jax.numpy.asarray, saved.moments) if optimizer else fresh_moments(tree)
-            adapter = Adapter(saved.shape, tree, moments)
+            adapter = self.learner.adapter(saved.shape, saved.tree, saved.moments if optimizer else None)
             if session is None:
                 self.model(model).adapter = adapter
             else:

@@ -9,8 +9,8 @@ from google.protobuf.message import DecodeError
 from tinker import types
 from tinker.proto import tinker_public_pb2 as messages
 
+from jaxrl_llm.contrib.tinker.examples import Datum
 from jaxrl_llm.contrib.tinker.learner import PassResult
-from jaxrl_llm.contrib.tinker.rows import Datum
 from jaxrl_llm.engines.engine import Node, Request
 from jaxrl_llm.engines.sampling import Sampling
 from jaxrl_llm.serving.requests import SEEDS, STOP_LETTERS, STOPS, RequestError
