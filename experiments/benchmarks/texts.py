@@ -76,13 +76,13 @@ def layouts_of(rollouts):
     return {name: (update, slots[name]) for name, update in updates.items()}, first
 
 
-def timed(update, state) -> tuple[float, object, float]:
-    """Seconds of an update, the next state and the loss."""
+def timed(update, state) -> tuple[float, float, object, float]:
+    """Seconds of an update, those of processors, the next state and the loss."""
     import jax
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     state, metrics = update(state)
     jax.block_until_ready(state)
-    return time.perf_counter() - began, state, float(metrics["loss"])
+    return time.perf_counter() - began, time.process_time() - used, state, float(metrics["loss"])
 
 
 def line(name: str, seconds: list[float], base: float, rest: str) -> str:
@@ -98,14 +98,16 @@ def main(_):
     tokens = int(rollouts.prompt_mask.sum() + rollouts.token_mask.sum())
     print(f"{_COUNT.value} texts of {_SHORTEST.value} to {10 * _SHORTEST.value} tokens, {tokens} in all", flush=True)
     for name, (update, _) in made.items():
-        seconds, state, loss = timed(update, state)
+        seconds, _, state, loss = timed(update, state)
         print(f"{name} compile and update in {seconds:.1f} s, loss {loss:.4f}", flush=True)
     times: dict[str, list[float]] = {name: [] for name in made}
+    used: dict[str, list[float]] = {name: [] for name in made}
     folder = Path(tempfile.mkdtemp(prefix="texts-"))
     for number in range(_ROUNDS.value):
         for name, (update, _) in made.items():
-            seconds, state, _ = timed(update, state)
+            seconds, busy, state, _ = timed(update, state)
             times[name].append(seconds)
+            used[name].append(busy)
         if _TRL.value:
             environment = {"COUNT": _COUNT.value, "SHORTEST": _SHORTEST.value, "ROW": _ROW.value, "STEPS": 2,
                            "MODEL_DIR": Path(_MODEL.value).absolute(), "OUT_DIR": folder / "trl"}
@@ -115,7 +117,7 @@ def main(_):
         print(f"round {number + 1}: {', '.join(f'{name} {each[-1]:.2f} s' for name, each in times.items())}", flush=True)
     base = statistics.median(times["packed rows"])
     for name, seconds in times.items():
-        rest = f"{made[name][1]} slots" if name in made else ""
+        rest = f"{made[name][1]} slots, {statistics.median(used[name]):.2f} s of processors" if name in made else ""
         print(line(name, seconds, base, f"{tokens / statistics.median(seconds):,.0f} tokens/s  {rest}"))
 
 
