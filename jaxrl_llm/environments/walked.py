@@ -74,7 +74,7 @@ def walked(*, environment: str = "treasure", options: Mapping[str, Any] | None =
     return dataclasses.replace(
         inner, name=f"{inner.name}+walked", reset=reset, step=step, facts={**inner.facts, **FACTS}, contexts=1 + patches,
         returns=(0.0, 1.0), cut=None, oracle=lambda walk: walk.recorded[walk.step].said["content"],
-        choices=None if inner.choices is None else lambda walk: inner.choices(walk.inner))  # type: ignore[misc]
+        choices=None if inner.choices is None else lambda walk: inner.choices(walk.inner))
 
 
 def step_score(format_ok: float, type_ok: float, arguments_ok: float) -> float:
