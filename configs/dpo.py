@@ -4,8 +4,9 @@
   python experiments/train.py --config=configs/sft.py --workdir=runs/sft
   python experiments/train.py --config=configs/dpo.py --workdir=runs/dpo --config.model.path=runs/sft
 
-A pair is the solution of a small addition or subtraction, and in its place that of another. The policy of the second command
-goes on from the first; without model.path it is a new one of the same size, which learns to tell the texts of a pair apart.
+The chosen text of a pair is the answer of a sum of two numbers of three digits, and the rejected text is that of another sum.
+The policy of the second command is that of the first; without model.path it is a new one of the same size, which learns to
+tell the texts of a pair apart.
 """
 from jaxrl_llm.setup.config import default_config
 

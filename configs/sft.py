@@ -1,8 +1,8 @@
-"""Supervised fine-tuning on given texts.
+"""Supervised fine-tuning on demonstrations.
 
   bash scripts/setup.sh && source .venv/bin/activate
 
-  :tiny      (default) solutions of small additions and subtractions, a 2-layer policy from scratch. Minutes on two CPU cores.
+  :tiny      (default) sums of two numbers of three digits, a 2-layer policy from scratch. Minutes on two CPU cores.
              python experiments/train.py --config=configs/sft.py --workdir=runs/sft
   :steps     products whose solutions write every step, a 2-layer policy from scratch, which never solves one before.
              python experiments/train.py --config=configs/sft.py:steps --workdir=runs/sft
