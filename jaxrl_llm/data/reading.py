@@ -145,7 +145,8 @@ def _of(text: Any, tokenizer: Tokenizer, last: bool, marks: bool, variables: Map
         return [said.plain(tokenizer, text.prompt, text.reply)]
     if not tokenizer.chat_templates:
         raise ValueError("messages need a chat template, and this tokenizer has none; set config.model.chat_template to one, "
-                         "or give prompts and responses as plain texts, with chat=False")
+                         "or give prompts and responses as plain texts, with chat=False, in a run config.texts.options="
+                         "'chat=False'")
     return said.conversations(tokenizer, text.messages, since=text.since, opened=text.opened, last=last, marks=marks,
                               **variables)
 

@@ -103,7 +103,8 @@ def groups_of(config: ConfigDict, tokenizer, judge: Judge, pairs: bool) -> tuple
     kept, out_of_train = fits(train, t.max_tokens)
     held, out_of_held = fits(heldout, t.max_tokens)
     if not kept:
-        raise ValueError(f"none of the {len(train)} texts of config.texts.path={t.path!r} can be learned from: "
+        given = f"texts of config.texts.path={t.path!r}" if t.path else "solutions of the problems of config.task"
+        raise ValueError(f"none of the {len(train)} {given} can be learned from: "
                          f"{', '.join(f'{count} {reason}' for reason, count in out_of_train.items()) or 'it has none'}; raise "
                          "texts.max_tokens, or give other texts")
     return kept, held, out_of_train + out_of_held + read_out

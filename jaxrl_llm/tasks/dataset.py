@@ -186,8 +186,8 @@ def _refuse_answered(problems: Sequence[Problem]) -> None:
         raise ValueError(
             f"{first.place}: 'messages' end with the assistant's answer, {words[-80:]!r}, and so do {len(answered)} of the "
             f"{len(problems)} rows; a policy would continue behind the answer. Such rows are probably "
-            "meant to be imitated, by supervised fine-tuning (jaxrl_llm.data.reading). Or take the last message away, and "
-            "put it into 'solution' if it is to guide the policy")
+            "meant to be imitated: give the file as config.texts.path, with config.method=sft. Or take the last message away, "
+            "and put it into 'solution' if it is to guide the policy")
 
 
 def _split(rows: list[tuple[Problem, str]], share: float) -> tuple[list, list]:

@@ -51,8 +51,8 @@ def read(path: str) -> list[tuple[int, dict[str, Any]]]:
         warnings.warn(f"{path}, line {twice[0][0]}: the key {twice[0][1]!r} is given twice, the last one counts"
                       + (f" (and so in {several - 1} further lines)" if several > 1 else ""), RuntimeWarning, stacklevel=2)
     if not records:
-        raise ValueError(f"{path} holds no problems; expected one JSON object a line with 'prompt' or 'messages', and "
-                         "'answer'")
+        raise ValueError(f"{path} holds no rows; give a JSON object in each line: a problem has 'prompt' or 'messages', and "
+                         "'answer', and a text to imitate 'prompt' and 'response', 'messages' or 'text'")
     return records
 
 

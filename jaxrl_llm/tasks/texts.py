@@ -135,7 +135,8 @@ def _texts(row: Mapping[str, Any], chat: bool) -> tuple[Chat | Plain, ...]:
     if "prompt" in row:
         raise ValueError("a 'prompt' without a 'response' is a problem, of which nothing can be imitated; give the response, "
                          "or give the file as config.task")
-    raise ValueError(f"no text in a row with the keys {sorted(row)}; {_FORMS}")
+    raise ValueError(f"no text in a row with the keys {sorted(row)}; {_FORMS}, or name other columns, prompt='{{COLUMN}}' and "
+                     "response='{COLUMN}'")
 
 
 def _pair(row: Mapping[str, Any], chat: bool) -> tuple[Chat | Plain, ...]:

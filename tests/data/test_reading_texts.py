@@ -95,7 +95,7 @@ def test_log_probs_stand_at_the_tokens_that_are_learned(read):
     ({"prompt": "2+3"}, "'prompt' without a 'response' is a problem"),
     ({"response": "5"}, "lacks its 'prompt'"),
     ({"prompt": "2+3", "response": ""}, "'response' is an empty text"),
-    ({"question": "2+3"}, r"keys \['question'\]; give 'messages'"),
+    ({"question": "2+3"}, r"keys \['question'\]; give 'messages'.*, or name other columns, prompt='\{COLUMN\}' and response="),
     ({"prompt": "2+3", "chosen": "5"}, "lacks 'rejected'"),
     ({"chosen": "5", "rejected": "6"}, "lacks its 'prompt'"),
     ({"prompt": "2+3", "chosen": "5", "rejected": "5"}, "are equal, '5'"),
@@ -138,7 +138,7 @@ def test_rows_without_the_right_answer_are_counted_and_kept_or_dropped(read, wro
 def test_texts_and_pairs_are_not_mixed_and_messages_need_a_template(read):
     with pytest.raises(ValueError, match=r"has texts \(.*line 1\) and pairs \(.*line 2\)"):
         read({"messages": [ASK, SAY]}, {"prompt": "2+3", "chosen": "5", "rejected": "6"})
-    with pytest.raises(ValueError, match="this tokenizer has none; set config.model.chat_template"):
+    with pytest.raises(ValueError, match="set config.model.chat_template .*, in a run config.texts.options='chat=False'"):
         read({"messages": [ASK, SAY]}, tokenizer=ByteTokenizer())
     with pytest.raises(ValueError, match="the turns of 'chosen' are no single text"):
         read({"prompt": "2+3", "chosen": [{"role": "assistant", "content": "hm;5"}, ASK, SAY], "rejected": "6"},

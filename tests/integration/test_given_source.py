@@ -87,7 +87,7 @@ def test_a_packed_row_holds_many_short_texts_or_one_that_is_long():
 def test_texts_that_do_not_fit_are_left_out_and_counted():
     kept, out = given.fits([(one,) for one in given_texts.TEXTS], 7)
     assert [group[0] for group in kept] == [given_texts.TURNS, given_texts.SHORT] and dict(out) == {"too long": 1}
-    with pytest.raises(ValueError, match="raise texts.max_tokens"):
+    with pytest.raises(ValueError, match="solutions of the problems of config.task .*raise texts.max_tokens"):
         source(**{"texts.max_tokens": 2})
 
 

@@ -113,7 +113,7 @@ def test_bad_bytes_empty_file_and_missing_file(tmp_path):
     path.write_bytes(b'{"prompt": "\xff", "answer": "1"}\n')
     with pytest.raises(ValueError, match=r"bytes\.jsonl, line 1: 'utf-8' codec"):
         read_problems(str(path))
-    with pytest.raises(ValueError, match=r"empty\.jsonl holds no problems"):
+    with pytest.raises(ValueError, match=r"empty\.jsonl holds no rows; .*a text to imitate 'prompt' and 'response'"):
         read_problems(write(tmp_path / "empty.jsonl", ""))
     with pytest.raises(FileNotFoundError):
         read_problems(str(tmp_path / "none.jsonl"))

@@ -53,7 +53,7 @@ def test_malformed_traces_are_refused_with_line_and_key(problems, traces, error)
 def test_conversations_with_the_answer_are_no_prompts(problems):
     said = {"role": "assistant", "content": "2+3 is 5."}
     with pytest.raises(ValueError, match="line 1: 'messages' end with the assistant's answer, '2.3 is 5.', and so do 1 of "
-                                         "the 2 rows.*imitated, by supervised fine-tuning"):
+                                         "the 2 rows.*imitated: give the file as config.texts.path"):
         problems({"messages": [ASK, said]}, {"messages": [ASK]})
     opened = {"role": "assistant", "content": "Let me think of 15 things."}
     assert problems({"messages": [ASK, opened]})[0].prompt[-1] == opened
