@@ -1,4 +1,4 @@
-"""Trains a language model by reinforcement learning with verifiable rewards.
+"""Trains a language model by reinforcement learning with verifiable rewards, or on texts (SFT, DPO).
 
   python experiments/train.py --config=configs/arithmetic.py --workdir=runs/first [--config.method=dr_grpo ...] [--resume]
 """

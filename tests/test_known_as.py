@@ -37,7 +37,7 @@ PEERS = {
     "tunix": "GRPOLearner DAPOLearner DrGRPOLearner PPOLearner",
     "tinker loss_fn": "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce",
 }
-PAIRS, TEACHERS = "learns from pairs of preferred texts", "a teacher's whole distribution is not recorded"
+PAIRS, TEACHERS = "a loss of preferred texts that no row has", "a teacher's whole distribution is not recorded"
 DEFAULT = "is what objectives do unless a row says otherwise"
 MISSING = {
     **{f"trl {name}Trainer": PAIRS for name in "KTO BCO CPO NashMD OnlineDPO ORPO TPO XPO".split()},
@@ -126,3 +126,11 @@ def test_search_finds_rows_and_numbers_by_the_names_of_peers():
     assert [entry.name for entry in search.matching(["adv_estimator=gae"])] == ["ppo"]
     assert [entry.name for entry in search.matching(["RLOOTrainer"])] == ["rloo"]
     assert [entry.name for entry in search.matching(["verl", "clip-cov"])] == ["clip_cov"]
+    assert "dpo(kind=ipo)" in {entry.name for entry in search.matching(["ipo"])}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "name"), [("demonstrations", "sft"), ("imitation", "sft"), ("pairs", "dpo"),
+                                             ("rejection sampling", "raft"), ("packing", "texts.pack")])
+def test_search_finds_what_learns_from_texts_by_the_words_of_the_field(words, name):
+    assert name in {entry.name for entry in search.matching(words.split())}

@@ -5,7 +5,7 @@ import sys
 from jaxrl_llm.tools.registry import one_of
 
 COMMANDS = {  # command: its module, what it does
-    "train": ("jaxrl_llm.experiments.train", "trains a language model by reinforcement learning"),
+    "train": ("jaxrl_llm.experiments.train", "trains a language model by reinforcement learning, or on texts"),
     "evaluate": ("jaxrl_llm.experiments.evaluate", "measures a policy on held-out problems"),
     "compare": ("jaxrl_llm.experiments.compare", "runs methods and seeds at equal compute and reports which is better"),
     "export": ("jaxrl_llm.experiments.export", "writes the model of a run as a Hugging Face directory"),

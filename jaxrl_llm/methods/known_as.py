@@ -52,6 +52,8 @@ NUMBERS = (
     Number("objective", "+ kl(0.001, estimator=abs)", "the absolute value of log p - log p_ref", ("verl kl_loss_type=abs",)),
     Number("objective", "+ kl(0.001, estimator=unbiased)", "k3 times the ratio to the policy before the update",
            ("trl use_bias_correction_kl=True", "slime use_unbiased_kl=True")),
+    Number("objective", "dpo(kind=ipo)", "of pairs (method dpo): the squared distance of a margin from 1 / (2 beta)",
+           ("trl loss_type=ipo",)),
 )
 
 

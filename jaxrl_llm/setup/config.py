@@ -29,7 +29,7 @@ def default_config() -> ConfigDict:
 def _run(c: ConfigDict) -> None:
     """What is run: the seed, the method, the task and its rewards."""
     c.seed = 0                         # seeds new weights, the order of problems and every random draw
-    c.steps = 100                      # training steps; each samples a batch of rollouts and learns from it
+    c.steps = 100                      # training steps; each learns from a batch of rollouts, which it samples, or of texts
     c.phases = ""                      # e.g. "warm(steps=50), long(sampling.max_tokens=64)"; empty: the method's own
 
     c.method = "grpo"                  # name of a method; python -m jaxrl_llm.methods lists them
@@ -71,7 +71,7 @@ def _model(c: ConfigDict) -> None:
     c.model.int8_cache = False         # sampling keeps keys and values in 8 bits, which halves the bytes of a cache in bfloat16
 
     c.prompts = ConfigDict()
-    c.prompts.per_step = 8             # P, prompts of a step
+    c.prompts.per_step = 8             # P, prompts of a step; of sft: texts, of dpo: pairs
     c.prompts.max_tokens = 0           # S, longest prompt in tokens; 0: of the task's longest prompt; of environments a bound
     c.prompts.overlong = "fail"        # longer prompts: "fail" ends the run, "skip" leaves them out, "truncate" cuts words
 
