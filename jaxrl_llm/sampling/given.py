@@ -72,11 +72,12 @@ def check_keys(config: ConfigDict) -> Iterator[str]:
 
 
 def options_of(config: ConfigDict) -> dict[str, Any]:
-    """The options of `data.reading.read` that a configuration sets; ValueError for unknown ones."""
-    given = written.keywords(config.texts.options)
-    known = {*inspect.signature(reading.read).parameters} - {"path", "tokenizer", "longest"}
-    for name in given:
-        registry.one_of("option of texts", name, known)
+    """The options of `data.reading.read` that a configuration sets; ValueError for unknown ones and wrong truth values."""
+    given, parameters = written.keywords(config.texts.options), inspect.signature(reading.read).parameters
+    for name, value in given.items():
+        registry.one_of("option of texts", name, {*parameters} - {"path", "tokenizer", "longest"})
+        if isinstance(parameters[name].default, bool) and not isinstance(value, bool):
+            raise ValueError(f"option of texts {name}={value!r}; give True or False")
     return given
 
 

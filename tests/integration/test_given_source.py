@@ -124,7 +124,7 @@ def test_pairs_that_teach_nothing_are_refused():
 @pytest.mark.parametrize("changes, said", [
     ({"replay": "recent_groups"}, "is a replay"), ({"filters": "dynamic_sampling"}, "draws further prompts"),
     ({"schedule": "pipelined(lag=1)"}, "schedule='sync'"), ({"texts.heldout": -1}, "give 0 or more"),
-    ({"texts.options": "turn='last'"}, "turns")])
+    ({"texts.options": "turn='last'"}, "turns"), ({"texts.options": "chat=false"}, "chat='false'; give True or False")])
 def test_parts_of_sampling_are_refused(changes, said):
     with pytest.raises((ValueError, NotImplementedError), match=said):
         source(**changes)
