@@ -1,4 +1,5 @@
 """Losses, gradients and steps of Tinker's API equal plain JAX on one example at a time."""
+import dataclasses
 import functools
 
 import jax
@@ -12,8 +13,11 @@ from jaxrl_llm import objectives
 from jaxrl_llm.contrib.tinker.examples import Datum, micro_batches, view_of
 from jaxrl_llm.contrib.tinker.learner import Adam, AdapterLearner, LoraShape
 from jaxrl_llm.contrib.tinker.losses import TINKER, available, loss_of, summed
+from jaxrl_llm.learning import accumulate
+from jaxrl_llm.learning.policy import Policy
 from jaxrl_llm.learning.step import loss_terms
-from jaxrl_llm.models import lora
+from jaxrl_llm.models import Transformer, lora
+from jaxrl_llm.models.config import RopeScaling
 
 LENGTHS = (5, 31, 12, 1, 20)
 
@@ -184,10 +188,20 @@ def test_rows_are_few_and_hold_every_example_once():
             tokens, positions, _, before = (x[slots] for x in flat)
             assert (rows.targets.reshape(-1)[slots] == examples[i].targets).all()
             assert (flat[0][slots // 32 * 32 + before] == examples[i].tokens).all()
-            assert (positions == np.arange(1, size + 1)).all() and tokens[-1] == examples[i].targets[-1]
+            assert (positions == np.minimum(np.arange(1, size + 1), max(LENGTHS) - 1)).all()
+            assert tokens[-1] == examples[i].targets[-1]
             assert (advantages[:size] == examples[i].fields["advantages"]).all() and not advantages[size:].any()
         seen += one.numbers
     assert sorted(seen) == [*range(len(examples))]
+
+
+def test_an_example_may_have_all_positions_of_the_model():
+    """Its last target, which no token follows, needs none behind them."""
+    scaling = RopeScaling("dynamic", 2.0, original_max_positions=8)
+    policy = Policy(Transformer(dataclasses.replace(MODEL.config, rope_scaling=scaling)))
+    [one] = micro_batches([Datum(*np.ones((2, 8), np.int32), {"weights": np.ones(8, np.float32)})], 64)
+    assert one.packed.rows.positions[0, :9].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+    assert accumulate.placed(policy, 1, one.packed)[1].shape == (1, 1, 32)
 
 
 def of_one(name, p, fields, **given):

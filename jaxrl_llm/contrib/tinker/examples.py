@@ -68,9 +68,11 @@ def _packed(data: Sequence[Datum], length: int) -> Packed:
     targets[there] = np.concatenate([one.targets for one in data])
     read[there] = np.concatenate([x for one in data for x in (one.tokens[1:], one.targets[-1:])])
     packed = with_targets(pack(*of_groups(first, np.ones(first.shape, bool), read, there), there, [length]), targets)
+    # Nobody reads the state of the last target: its position stays one that the model has, however long the example is.
+    positions = np.minimum(packed.rows.positions, max(sizes.tolist()) - 1)
     # Branches that skip chunks of logits would hide from the compiler that nobody reads entropies, nor the gradient of the
     # frozen unembedding.
-    return dataclasses.replace(packed, rows=packed.rows._replace(wanted=None))
+    return dataclasses.replace(packed, rows=packed.rows._replace(wanted=None, positions=positions))
 
 
 def view_of(fields: Sequence[Mapping[str, np.ndarray]], shape: tuple[int, ...]) -> tuple[Rollouts, np.ndarray]:
