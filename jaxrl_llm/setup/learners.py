@@ -39,8 +39,8 @@ def make_learner(config: ConfigDict, made: Parts, policy: Policy, ladders: Ladde
     filters = {name: one for name, one in made.filters.items() if one.per == "rollout"}
     once = learner.epochs * learner.minibatches * learner.micro_batches == 1 and ladders.groups == (1,)
     joint = None
-    if capture is not None and once and not (
-            made.objective.loads or filters or as_sampled or learner.packed_rows):  # uncut groups
+    if capture is not None and once and not (made.objective.loads or made.objective.position or filters or as_sampled
+                                             or learner.packed_rows):  # uncut groups
         together = make_joint_update(policy, capture, made.objective, estimator, optimizer, clip_norm=clip_norm)
         joint = Guarded("update", together, ladders.programs)
 

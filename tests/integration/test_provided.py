@@ -31,6 +31,7 @@ KINDS = {
     "written elsewhere": in_groups(recorders="written, token_seeds"),
     "replay": in_groups(method="sil"),
     "features": in_groups(method="poise", **{"learner.minibatches": 2}),
+    "features beside a function of logits": in_groups(method="poise", objective="otr(samples=0)"),
     "gradients": in_groups(method="vcpo"),
     "mixture": in_groups(method="qwen_stabilizing", objective="routing='learner'", **{
         "model.experts": 4, "learner.minibatches": 2}),
