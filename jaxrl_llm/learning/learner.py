@@ -422,12 +422,14 @@ class Learner:
              objective: Objective | None = None) -> dict[str, float]:
         """The loss of all rollouts of these batches on the host together, and the objective's metrics; nothing is learned.
 
-        `objective`: another one than that of the updates, with the empty state.
+        `objective`: another one than that of the updates, with the empty state. Recorders that are fitted to a batch first
+        measure as they are: a fit would consume their state.
         """
+        as_are = dataclasses.replace(self, recorders=tuple(one._replace(fits_first=False) for one in self.recorders))
         values, version, seen = self.controls.proposed(state.control), int(state.step), list[Any]()
         for rollouts in batches:
             batch = self.place(self.layout.ready(with_apart(stamped(rollouts, version, self.as_sampled))))
-            _, batch, _ = self._recorded(state, batch, frozen or {}, values, False)
+            _, batch, _ = as_are._recorded(state, batch, frozen or {}, values, False)
             measured = (self.layout.values or self.layout.logprobs)(state.params, state.lora, texts_of(batch))
             light = batch.replace(tokens=None, prompt_tokens=None, prompt_mask=None, filled=4)
             seen.append(parallel.fetch((light, *measured)))

@@ -1,12 +1,16 @@
 """Given texts beside the prompts of a batch: how many, what is seen of them, their order, what is held out, and refusals."""
+import dataclasses
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import run_files
 import tiny_config
 
+from jaxrl_llm import objectives
 from jaxrl_llm.data.rollouts import Role, with_apart
+from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup
 
@@ -54,6 +58,21 @@ def test_a_file_of_texts_stands_beside_prompts(tmp_path):
 def test_what_cannot_be(changes, said):
     with pytest.raises((ValueError, NotImplementedError), match=said):
         source(**changes)
+
+
+@pytest.mark.slow
+def test_the_loss_of_held_out_texts_fits_nothing():
+    """A critic of turns is fitted to a batch first, and its fit consumes the state that the run goes on with."""
+    def fit(own, policy, rollouts):
+        raise AssertionError("the loss of held-out texts fits a recorder")
+
+    run, params = setup.build(tiny(**{"eval.problems": 0}))
+    one = Recorder("mine", ("mine",), lambda own, params, lora, rollouts: {"mine": rollouts.rewards + own}, fit=fit,
+                   fits_first=True)
+    learner = dataclasses.replace(run.learner, recorders=(*run.learner.recorders, one))
+    state = setup.initial_state(run, params).replace(beside={"mine": jnp.ones(())})
+    found = learner.loss(state, run.source.held_out_texts(0), run.learner.frozen(params), objectives.make("sft"))
+    assert found["loss"] > 0 and float(state.beside["mine"]) == 1
 
 
 @pytest.mark.slow
