@@ -84,6 +84,8 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
     made = accumulate.make_parts(policy, objective, optimizer, clip_norm=clip_norm)
     guards: dict[str, Any] = {name: Guarded(name, getattr(made, name), limits.get(name, 1)) for name in made._fields[1:]}
     parts, of_states = made._replace(**guards), None if capture is None else packed_features.make(policy, capture)
+    plain = guards["logprobs"] if objective.position is None else Guarded(  # log-probs alone cost no function of the logits
+        "log-probs", accumulate.make_logprobs(policy), limits["logprobs"])
     if of_states is not None:
         of_states = of_states._replace(add=Guarded("features", of_states.add, len(lengths)))
 
@@ -104,7 +106,7 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
 
     def logprobs(params, lora, rollouts: Rollouts):
         micro_batches, index = placed(rollouts)
-        return accumulate.view_of(parts.logprobs, parts.policy, params, lora, micro_batches, index)[:2]
+        return accumulate.view_of(plain, policy, params, lora, micro_batches, index)[:2]
 
     def values(params, lora, rollouts: Rollouts):
         micro_batches, index = placed(rollouts)
@@ -121,7 +123,8 @@ def packed(policy: Policy, objective: Objective, optimizer: optax.GradientTransf
         return accumulate.update(parts, size, state, packed_of(rollouts), rollouts, advantages, rate)
 
     updates = tuple(guards[name] for name in ("differentiate", "accumulate", "apply", "whole"))
-    return Layout(logprobs, update, lambda rollouts: rollouts, objective, optimizer, updates, (guards["logprobs"],),
+    of_logits = () if objective.position is None else (guards["logprobs"],)
+    return Layout(logprobs, update, lambda rollouts: rollouts, objective, optimizer, updates, (plain, *of_logits),
                   None if capture is None else features, placed, None if objective.position is None else values)
 
 

@@ -137,6 +137,24 @@ def test_loss_and_gradient_are_those_of_each_text_alone(text, rows):
     jax.tree.map(lambda a, b: close(a, b, atol=1e-5 * max(1, np.abs(b).max())), state.opt_state, gradient)
 
 
+@pytest.mark.slow
+def test_log_probs_alone_compute_no_function_of_the_logits():
+    """In packed rows, where values are measured beside the same log-probs."""
+    seen = []
+
+    def position(logits, token, seed):
+        seen.append(logits.shape)
+        return logits[token]
+
+    layout = layouts.packed(Policy(MODEL, chunk=5), objectives.make("otr")._replace(position=position), KEEP, (16,), 3,
+                            clip_norm=None)
+    logprobs, _ = layout.logprobs(params(), None, batch())
+    assert not seen
+    measured, _, values = layout.values(params(), None, batch())
+    assert seen == [(40,)] and values.shape == measured.shape
+    close(measured, logprobs)
+
+
 def test_an_update_with_a_policy_that_measures_nothing_is_an_error():
     rollouts = batch()
     with pytest.raises(ValueError, match=r"extras\['position'\]; learn with a policy that measures it"):
