@@ -183,7 +183,10 @@ def at_temperatures(packed: Packed, temperature_P: np.ndarray) -> Packed:
 
 
 def with_seeds(packed: Packed, seeds: np.ndarray) -> Packed:
-    """The same rows, the trained tokens of trajectories with their seeds u32[P, G, T]."""
+    """The same rows, the trained tokens of trajectories with their seeds u32[P, G, T].
+
+    Tokens with which trajectories of a prompt begin alike are one, with the seed of the last of these trajectories.
+    """
     slots, some = np.zeros(packed.node.shape, np.uint32), packed.index >= 0
     slots.reshape(-1)[packed.index[some]] = seeds[some]
     return dataclasses.replace(packed, rows=packed.rows._replace(seeds=slots))
@@ -206,7 +209,10 @@ def with_experts(packed: Packed, experts: np.ndarray) -> Packed:
 
 
 def with_targets(packed: Packed, targets: np.ndarray) -> Packed:
-    """The same rows, in which log-probs are those of the `targets i32[P, G, T]` after what comes before each token."""
+    """The same rows, in which log-probs are those of the `targets i32[P, G, T]` after what comes before each token.
+
+    Trajectories of a prompt that begin alike, whose first tokens are one, have equal targets there.
+    """
     slots, some = packed.rows.tokens.copy(), packed.index >= 0
     slots.reshape(-1)[packed.index[some]] = targets[some]
     return dataclasses.replace(packed, rows=packed.rows._replace(targets=slots))

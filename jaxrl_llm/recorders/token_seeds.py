@@ -12,7 +12,7 @@ from jaxrl_llm.recorders.base import Context, Recorder, recorder
 def of_run(context: Context) -> Recorder:
     """`token_seeds` u32[P, G, T], by the run's seed, the version that learns, the problem, its rollout and the position alone.
 
-    They do not depend on padding, on the layout or on other rollouts.
+    They do not depend on padding or on other rollouts. In packed rows tokens that rollouts of a prompt share have one seed.
     """
     seed = int(context.config.seed)
     return Recorder("token_seeds", (SEEDS,), lambda own, params, lora, rollouts: {SEEDS: token_seeds(seed, rollouts)})

@@ -133,6 +133,16 @@ def test_a_step_without_a_finite_gradient_is_refused(learner):
     assert adapter.tree is before and adapter.grads is None
 
 
+@pytest.mark.slow
+def test_a_step_without_any_gradient_moves_nothing(learner):
+    adapter = adapter_of(learner)
+    for value in (1.0, 0.0):
+        before, moments = adapter.tree, adapter.moments
+        adapter.grads = jax.tree.map(lambda x: jnp.full_like(x, value), adapter.tree)
+        assert (learner.step(adapter, Adam(0.01, weight_decay=0.1)) > 0) == bool(value) and adapter.grads is None
+    jax.tree.map(np.testing.assert_array_equal, (adapter.tree, adapter.moments), (before, moments))
+
+
 @pytest.mark.parametrize("settings", [
     {"beta1": 1.0}, {"beta2": 1.0}, {"beta2": 1 - 1e-12}, {"beta1": -0.1}, {"beta1": float("nan")}, {"eps": 0.0},
     {"eps": 1e-60}, {"eps": float("inf")}, {"weight_decay": 1e30}, {"weight_decay": -1.0},

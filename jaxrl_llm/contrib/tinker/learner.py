@@ -144,8 +144,9 @@ class AdapterLearner:
     def step(self, adapter: Adapter, adam: Adam) -> float:
         """One optimiser step with the added-up gradient, which is then cleared; returns the gradient norm before clipping.
 
-        Raises ValueError for settings that `checked` refuses, without a gradient, for one that is not finite, and for a step
-        to weights or moments that are not; the adapter stays as it was.
+        A gradient of 0, as of examples without advantage, moves neither weights nor moments. Raises ValueError for settings
+        that `checked` refuses, without a gradient, for one that is not finite, and for a step to weights or moments that are
+        not; the adapter stays as it was.
         """
         settings = checked(adam)
         if adapter.grads is None:
