@@ -181,8 +181,7 @@ def grow(forest: Forest, parent, uid, columns: Mapping[str, Any], *, computed: i
 
     If some parents are among the new nodes, which are numbered after those of the forest, `prompt i32[n]` must be given.
     `role` and `writer` may be one for all. Without `reads` all writers read the prompt, and without `writer` none has a name.
-    Raises ValueError for a column that is missing or
-    has the wrong shape.
+    Raises ValueError for a column that is missing or has the wrong shape.
     """
     parent = np.asarray(parent, np.int32)
     given = {"prompt": forest.prompt[parent] if "prompt" not in columns else None, "reads": [None] * len(parent), "writer": "",

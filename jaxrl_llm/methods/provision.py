@@ -159,8 +159,7 @@ def of_environment(objective: Objective, facts: Mapping[str, str] = {}, contexts
 
     Turns as rows are for estimators; rows of an objective are trajectories. If a trajectory has several `contexts`, the rows of
     both are contexts; the rows of an objective may be a subset of them. If turns have the fact `step`, estimators read the
-    turns of all contexts. If contexts are those of agents (`apart`), estimators
-    of agents read trajectories.
+    turns of all contexts. If contexts are those of agents (`apart`), estimators of agents read trajectories.
     """
     if apart:
         there = ("step_ids", "turns", "traj", "step", *facts, "settled")

@@ -91,8 +91,8 @@ def make_parts(config: ConfigDict, hidden_size: int, task: Task | None = None, e
     """The parts of the configured method, for a model whose states have this width.
 
     In an environment, methods with turns, agents or games as rows read and credit the turns of trajectories, unless these have
-    several contexts whose turns lack the fact `step`: contexts are then the rows. Contexts of
-    agents are joined to trajectories for methods that read agents.
+    several contexts whose turns lack the fact `step`: contexts are then the rows. Contexts of agents are joined to trajectories
+    for methods that read agents.
     """
     method = method_of(config)
     estimator, objective = method_parts(config, method, features.feature_size(hidden_size))
