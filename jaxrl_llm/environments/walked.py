@@ -85,14 +85,21 @@ def step_score(format_ok: float, type_ok: float, arguments_ok: float) -> float:
 def recorded(inner: Environment, problem: Problem, key: int, longest: int) -> list[RecordedStep]:
     """The first steps of the problem's trace, or of its oracle's trajectory, as the environment answers them.
 
-    Raises ValueError for a trace without a message of the assistant.
+    Raises ValueError for a problem with neither, and for a trace without a message of the assistant, or with calls of tools
+    beside its words: how the policy writes a call, its chat template alone says.
     """
     state, _ = begin(inner, problem, key)
-    words = None
+    words, where = None, problem.place or f"problem {problem.id}"
     if "traces" in problem.extra:
         trace = trace_of(problem, 0).words
-        said = [trace] if isinstance(trace, str) else [one["content"] for one in trace if one["role"] == "assistant"]
-        words = iter(said)
+        said = ({"role": "assistant", "content": trace},) if isinstance(trace, str) else trace
+        if any(one.get("tool_calls") for one in said):
+            raise ValueError(f"{where} has a trace whose messages have 'tool_calls'; give their 'content' each call as the "
+                             "policy writes it")
+        words = iter([one["content"] for one in said if one["role"] == "assistant"])
+    elif inner.oracle is None:
+        raise ValueError(f"{where} has no trace to walk along, and environment {inner.name!r} has no oracle; give it "
+                         "extra['traces']")
     steps: list[RecordedStep] = []
     while len(steps) < longest and not (steps and steps[-1].turn.done):
         text = inner.oracle(state) if words is None and inner.oracle else next(words or iter(()), None)
@@ -101,8 +108,7 @@ def recorded(inner: Environment, problem: Problem, key: int, longest: int) -> li
         message = {"role": "assistant", "content": text}
         steps.append(RecordedStep(message, advance(inner, state, message)))
     if not steps:
-        raise ValueError(f"{problem.place or f'problem {problem.id}'} has a trace without a message of the assistant; give "
-                         "the messages to walk along")
+        raise ValueError(f"{where} has a trace without a message of the assistant; give the messages to walk along")
     return steps
 
 

@@ -84,11 +84,24 @@ def traced():
     return dataclasses.replace(inner, task=dataclasses.replace(inner.task, train=train))
 
 
-def wordless():
+def with_message(**message):
     inner = traced()
-    train = [dataclasses.replace(problem, extra={"traces": [{"messages": [{"role": "tool", "content": "Go on."}]}]})
-             for problem in inner.task.train]
+    train = [dataclasses.replace(problem, extra={"traces": [{"messages": [message]}]}) for problem in inner.task.train]
     return dataclasses.replace(inner, task=dataclasses.replace(inner.task, train=train))
+
+
+def wordless():
+    return with_message(role="tool", content="Go on.")
+
+
+def calling():
+    return with_message(role="assistant", tool_calls=[{"function": {"name": "go", "arguments": "{}"}}])
+
+
+def test_a_held_out_problem_without_a_trace_is_named():
+    environment = environments.make("walked", environment="test_walked:traced")
+    with pytest.raises(ValueError, match="problem 3 has no trace to walk along"):
+        base.begin(environment, environment.task.heldout[0], 0)
 
 
 def test_a_trace_of_the_problem_is_walked_along_and_texts_are_compared_without_an_action():
@@ -109,7 +122,8 @@ def test_scores():
     ({"patches": -1}, "patches=-1"), ({"longest": 0}, "longest=0"),
     ({"environment": "skill_chain", "options": {"unsafe": True}, "patches": 1}, None),
     ({"environment": "memory_use", "options": {"tools": ("calculator",)}}, "begins contexts"),
-    ({"environment": "test_walked:spoken"}, "neither"), ({"environment": "test_walked:wordless"}, "without a message")])
+    ({"environment": "test_walked:spoken"}, "neither"), ({"environment": "test_walked:wordless"}, "without a message"),
+    ({"environment": "test_walked:calling"}, "messages have 'tool_calls'; give their 'content' each call")])
 def test_bad_input(options, message):
     if message is None:
         assert environments.make("walked", **options).contexts == 2
