@@ -10,6 +10,8 @@ from jaxrl_llm.maths import masked
 from jaxrl_llm.objectives.base import Objective
 from jaxrl_llm.objectives.schedules import Schedule
 
+_LOGITS = 2**16  # of a function of the logits at one position, which is traced alone
+
 
 class Counted(NamedTuple):
     """The state of the wrapped objective, and the number of updates so far, i32[], see `learning.optimizers.at_update`."""
@@ -22,7 +24,8 @@ def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], p
     """The objective `make(**numbers)` with the numbers of step `updates // per_step`, `updates` counting past updates.
 
     Its needs and weights are those of `make` with all numbers nonzero. The metric `objective/NAME` is the current number.
-    Raises ValueError: the code branches on a number, or weights depend on it: only coefficients of loss terms can be scheduled.
+    Raises ValueError: the code branches on a number, or weights or the function of logits depend on it: only coefficients of
+    loss terms can be scheduled.
     """
     first = dict.fromkeys(numbers, jnp.ones((), jnp.float32))
 
@@ -32,17 +35,23 @@ def scheduled(make: Callable[..., Objective], numbers: Mapping[str, Schedule], p
         except jax.errors.ConcretizationTypeError as error:
             raise _refused(numbers) from error
 
-    jax.eval_shape(lambda now: made(now).init(), first)  # traced as in an update
-    plain = make(**first)
-
-    def weights(rollouts):
-        def traced(now):
-            return made(now).weights(rollouts)
-
+    def check_apart(traced: Callable[[Mapping[str, Array]], Any]) -> None:
+        """Raises ValueError if the numbers are among what is computed."""
         program = jax.make_jaxpr(traced)(first).jaxpr
         given = {id(variable) for variable in program.invars}
         if any(id(one) in given for line in program.eqns for one in line.invars):
             raise _refused(numbers)
+
+    jax.eval_shape(lambda now: made(now).init(), first)  # traced as in an update
+    plain = make(**first)
+    def at_position(now: Mapping[str, Array]) -> Array | None:
+        position = made(now).position  # the policy measures it, without any state
+        return None if position is None else position(jnp.zeros(_LOGITS), jnp.int32(0), jnp.uint32(0))
+
+    check_apart(at_position)
+
+    def weights(rollouts):
+        check_apart(lambda now: made(now).weights(rollouts))
         return plain.weights(rollouts)
 
     def current(state: Counted) -> dict[str, Array]:

@@ -155,6 +155,14 @@ def test_log_probs_alone_compute_no_function_of_the_logits():
     close(measured, logprobs)
 
 
+@pytest.mark.parametrize("number", ["wrong=linear(start=-0.1, end=0.0)", "samples=0, temperature=linear(start=1.3, end=1.0)"])
+def test_its_numbers_follow_no_schedule_and_those_of_terms_do(number):
+    with pytest.raises(ValueError, match="cannot follow a schedule: what is computed"):
+        objectives.of(f"otr({number})", steps=10)
+    kept = objectives.of("otr(samples=0) + entropy(linear(start=0.1, end=0.0))", steps=10)
+    assert kept.position(LOGITS, 0, 0) == expected_loss(LOGITS, 0, 0)
+
+
 def test_an_update_with_a_policy_that_measures_nothing_is_an_error():
     rollouts = batch()
     with pytest.raises(ValueError, match=r"extras\['position'\]; learn with a policy that measures it"):
