@@ -199,6 +199,9 @@ class Policy:
         policy's.
         """
         config, temperature = self.model.config, self.temperature if temperature is None else temperature
+        if self.position is not None and self.mesh is not None and self.mesh.shape["tensor"] > 1:
+            # Sums along a vocabulary in pieces may be collectives of all devices, each of which would skip other chunks.
+            wanted = None
         return token_logprobs(states, self.model.unembedding(params), tokens, temperature=temperature,
                               divisor=config.logit_divisor, softcap=config.logit_softcap, chunk=self.chunk, wanted=wanted,
                               slopes=self.slopes, position=self.position, seeds=seeds)
