@@ -45,9 +45,13 @@ NONE = Beside()
 
 
 def planted(problems: Sequence[Problem], source: Any, first_uid: int, version: int, draw: int = 0) -> Forest:
-    """The forest of these texts, with the columns of the source's own forests; rewards are 0."""
+    """The forest of these texts, with the columns of the source's own forests; rewards are 0.
+
+    Its problems are numbers and words alone, which a checkpoint stores while the batch waits.
+    """
     groups = [problem.extra[TEXTS] for problem in problems]
-    rows = list(zip(problems, text_forest.prompts_of(groups), strict=True))
+    bare = [dataclasses.replace(problem, extra={k: x for k, x in problem.extra.items() if k != TEXTS}) for problem in problems]
+    rows = list(zip(bare, text_forest.prompts_of(groups), strict=True))
     spell = functools.partial(source.stream.tokenizer.decode_batch, skip_special=False)
     return text_forest.grown(source.planted(rows, draw=draw), groups, spell, first_uid=first_uid, apart=source.stream.group,
                              version=version)

@@ -2,6 +2,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,10 +10,13 @@ import run_files
 import tiny_config
 
 from jaxrl_llm import objectives
+from jaxrl_llm.data.finished import Finished
 from jaxrl_llm.data.rollouts import Role, with_apart
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.runs import loop
+from jaxrl_llm.sampling import beside
 from jaxrl_llm.setup import setup
+from jaxrl_llm.store import pending
 
 
 def tiny(method="chord", **changes):
@@ -40,6 +44,16 @@ def test_texts_stand_apart_in_their_rollouts():
     whole = with_apart(first)
     assert (whole.role[whole.token_mask] == Role.EXPERT).all() and (whole.valid == first.extras["given"]).all()
     assert whole.extras["apart"].sum() == whole.token_mask.sum() > 0 and (first.prompt_ids[:4] < 0).all()
+
+
+def test_a_batch_with_texts_that_waits_is_stored_and_read_again():
+    """Under a lag a checkpoint holds it as JSON."""
+    one = source()
+    forest = beside.planted(one.beside.held_out[0], one, 0, 0)
+    batch = Finished(one.held_out_texts(0)[0], forest, {})
+    again = pending.decode(json.loads(json.dumps(pending.encode(batch))), one)
+    assert again.forest.tokens.tolist() == forest.tokens.tolist() and again.forest.problems == forest.problems
+    jax.tree.map(np.testing.assert_array_equal, again.rollouts, batch.rollouts)
 
 
 def test_a_file_of_texts_stands_beside_prompts(tmp_path):
