@@ -422,8 +422,8 @@ class Learner:
              objective: Objective | None = None) -> dict[str, float]:
         """The loss of all rollouts of these batches on the host together, and the objective's metrics; nothing is learned.
 
-        `objective`: another one than that of the updates, with the empty state. Recorders that are fitted to a batch first
-        measure as they are: a fit would consume their state.
+        Batches may differ in T. `objective`: another one than that of the updates, with the empty state. Recorders that are
+        fitted to a batch first measure as they are: a fit would consume their state.
         """
         as_are = dataclasses.replace(self, recorders=tuple(one._replace(fits_first=False) for one in self.recorders))
         values, version, seen = self.controls.proposed(state.control), int(state.step), list[Any]()
@@ -433,7 +433,8 @@ class Learner:
             measured = (self.layout.values or self.layout.logprobs)(state.params, state.lora, texts_of(batch))
             light = batch.replace(tokens=None, prompt_tokens=None, prompt_mask=None, filled=4)
             seen.append(parallel.fetch((light, *measured)))
-        whole = jax.tree.map(lambda *parts: np.concatenate(parts), *seen)
+        longest = max(batch.mask.shape[2] for batch, *_ in seen)
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts), *(lengthened(one, longest) for one in seen))
         which = (self.objective, state.objective_state) if objective is None else (objective, objective.init())
         metrics = jax.device_get(_loss(*which, *whole))
         return {name: float(value) for name, value in metrics.items() if name not in MISMATCHES}
@@ -449,6 +450,16 @@ class Learner:
     def ratios(self, state: TrainState, batch: Rollouts, before: jax.Array) -> jax.Array:
         """f32[P, G, T], the current probability of each token divided by that of the log-probs `before`."""
         return jax.numpy.exp(self._logprobs(state, batch) - before)
+
+
+def lengthened(measured: tuple, length: int) -> tuple:
+    """A batch and measurements of its tokens, whose arrays `[P, G, T, ...]` on the host are filled up to this T."""
+    shape = measured[0].mask.shape
+
+    def fill(x: np.ndarray) -> np.ndarray:
+        return np.pad(x, [(0, 0), (0, 0), (0, length - shape[2]), *[(0, 0)] * (x.ndim - 3)]) if x.shape[:3] == shape else x
+
+    return jax.tree.map(fill, measured)
 
 
 def mean_metrics(updates: list[dict]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import run_files
 import tiny_config
 
 from jaxrl_llm.runs import loop
+from jaxrl_llm.setup import setup
 
 
 def tiny(**changes):
@@ -72,6 +73,21 @@ def test_an_agent_imitates_texts_and_practises_and_resumes_bit_for_bit_in_either
         run_files.assert_same(*(run_files.saved(folder, config) for folder in (broken, tmp_path / "straight")))
         again = {line["step"]: line for line in run_files.lines(broken)}
         assert [run_files.repeatable(again[step]) for step in lines] == [run_files.repeatable(lines[step]) for step in lines]
+
+
+@pytest.mark.slow
+def test_the_loss_of_held_out_texts_of_unequal_lengths_is_that_of_packed_rows(tmp_path):
+    """Padded batches of short and of long texts have other shapes; the loss is of all texts together."""
+    rows = [{"prompt": f"{n}+1=", "response": "x" * (3 if n < 20 else 60)} for n in range(40)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = {"texts.path": str(tmp_path / "texts.jsonl"), "texts.options": "chat=False", "texts.heldout": 20, "lora.rank": 0}
+    found = []
+    for pack in (False, True):
+        run, params = setup.build(tiny(**options, **{"texts.pack": pack}))
+        batches = run.source.held_out_texts(0)
+        assert pack or len({batch.mask.shape for batch in batches}) == 2
+        found.append(run.learner.loss(setup.initial_state(run, params), batches))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
 @pytest.mark.slow
