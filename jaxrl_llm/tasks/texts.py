@@ -55,12 +55,15 @@ def entry(row: Mapping[str, Any], *, prompt: str = "", response: str = "", chat:
     """What a row has.
 
     Args:
-      prompt, response: templates over columns that replace the columns of these names, see `columns`.
+      prompt, response: templates over columns that replace the columns of these names, see `columns`. With a `response` the
+        row is of that form, whatever other columns it has.
       chat: whether texts are messages, or fed to the policy as they are.
     Raises ValueError that names the column, for a row of no form, malformed messages, unknown roles, and a pair of equal texts.
     """
     row = {name: value for name, value in row.items() if value is not None}
     row |= {name: columns.filled(template, row) for name, template in (("prompt", prompt), ("response", response)) if template}
+    if response:
+        row = {name: value for name, value in row.items() if name not in ("chosen", "rejected", "messages")}
     if "response" not in row and "completion" in row:
         row["response"] = row["completion"]
     texts = _texts(row, chat)
@@ -153,7 +156,8 @@ def _pair(row: Mapping[str, Any], chat: bool) -> tuple[Chat | Plain, ...]:
         count -= 1
     asked = whole[0][:count]
     given = row.get("prompt", asked)
-    if not count or given not in (asked[-1]["content"], [*asked], asked):
+    read = [*messages(given, "prompt")] if isinstance(given, list) else given
+    if not count or read not in (asked[-1]["content"], [*asked], asked):
         raise ValueError(f"the conversations 'chosen' and 'rejected' begin with {shown(list(asked))}, and 'prompt' is "
                          f"{shown(given)}; give conversations that begin with the same prompt, or leave 'prompt' out")
     return tuple(Chat(side, count) for side in whole)

@@ -47,6 +47,9 @@ def test_plain_texts_are_read_as_they_are(read):
 def test_columns_of_other_names_are_named_by_templates(read):
     (text,) = read({"question": "2+3", "why": "so", "answer": 5}, prompt="{question}", response="{why}: {answer}").texts
     assert text.ids.tolist() == [*b"<u>2+3<a>so: 5", 258]
+    row = {"messages": [ASK, SAY], "chosen": "7", "question": "2+4", "answer": 6}
+    (text,) = read(row, prompt="{question}", response="{answer}").texts
+    assert text.ids.tolist() == [*b"<u>2+4<a>6", 258]
 
 
 def test_all_turns_are_learned_or_the_last_one(read):
@@ -69,7 +72,8 @@ def test_turns_of_templates_that_drop_thoughts_are_counted(read):
     {"prompt": "2+3", "chosen": "5", "rejected": "6"},
     {"chosen": [ASK, SAY], "rejected": [ASK, {"role": "assistant", "content": "6"}]},
     {"prompt": "2+3", "chosen": [ASK, SAY], "rejected": [ASK, {"role": "assistant", "content": "6"}], "messages": [ASK, SAY]},
-    {"prompt": [ASK], "chosen": [SAY], "rejected": [{"role": "assistant", "content": "6"}]}])
+    {"prompt": [ASK], "chosen": [SAY], "rejected": [{"role": "assistant", "content": "6"}]},
+    {"prompt": [{**ASK, "tool_calls": None}], "chosen": [ASK, SAY], "rejected": [ASK, {"role": "assistant", "content": "6"}]}])
 def test_every_form_of_a_pair_has_these_ids(read, row):
     given = read(row)
     ((chosen, rejected),) = given.pairs
