@@ -53,7 +53,7 @@ def keys(c: ConfigDict) -> None:
     c.texts.path = ""                  # file, data set or module:function of rows; empty: the solutions of the task's problems
     c.texts.options = ""               # of data.reading.read: "split='train', turns='last', chat=False"
     c.texts.share = 0.0                # share of texts in a batch of rollouts, of methods that sample; 0: the method's
-    c.texts.heldout = 64               # texts, or pairs, that are held out for eval/loss; 0: none
+    c.texts.heldout = 64               # texts, or pairs, that are held out for eval/loss, at most half of a file; 0: none
     c.texts.max_tokens = 0             # longest text in tokens; longer ones are left out and counted; 0: no limit
     c.texts.pack = True                # packing: texts share rows, and do not see each other; False: learner.packed_rows says
 

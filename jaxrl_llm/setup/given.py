@@ -92,7 +92,7 @@ def groups_of(config: ConfigDict, tokenizer, judge: Judge, pairs: bool) -> tuple
     read_out: Counter = Counter()
     if t.path:
         read, read_out = _read(config, tokenizer, pairs)
-        out = {*np.linspace(0, len(read), min(t.heldout, len(read) - 1), endpoint=False, dtype=int).tolist()}
+        out = {*np.linspace(0, len(read), min(t.heldout, len(read) // 2), endpoint=False, dtype=int).tolist()}
         train, heldout = ([group for i, group in enumerate(read) if (i in out) == held] for held in (False, True))
     else:
         task = judge.task

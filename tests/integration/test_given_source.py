@@ -107,6 +107,13 @@ def test_a_file_of_responses_is_learned_from_but_for_those_held_out(tmp_path):
     assert batches[0].mask.sum(2).tolist() == [[2]] * 3  # a digit and the end token
 
 
+@pytest.mark.parametrize("rows, held", [(1, 0), (2, 1), (9, 4)])
+def test_at_least_half_of_a_small_file_is_learned(tmp_path, rows, held):
+    texts = [{"prompt": f"{n}+1=", "response": str(n + 1)} for n in range(rows)]
+    one = source(**written(tmp_path / "texts.jsonl", *texts) | {"texts.heldout": 64})
+    assert (len(one.heldout), one.data.get_state()["problems"]) == (held, rows - held)
+
+
 def test_texts_and_pairs_are_told_apart(tmp_path):
     changes = written(tmp_path / "pairs.jsonl", *[{"prompt": "a", "chosen": "b" * n, "rejected": "c"} for n in range(1, 8)])
     assert source("dpo", **changes).next(SNAPSHOT).rollouts.extras["chosen"].tolist() == [[True, False]] * 3
