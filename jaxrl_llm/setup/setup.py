@@ -71,7 +71,7 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     make = make_given if made.method.source == "given" else make_source
     source = make(config, made, policy, mesh, tokenizer, judge, sets, around)
     source = with_texts(config, source, tokenizer, judge) if made.texts else source
-    agreement.check_data(task, source.data, config.eval.problems)
+    agreement.check_data(task, source, config.eval.problems)
     made = made.with_controllers(moments.controllers(source))
     learner, rate = make_learner(as_batches(config, source), made, policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)

@@ -60,9 +60,9 @@ class Batches:
         """Raises ValueError when the state belongs to other data, another seed or another batch size."""
         for key, value in self._identity.items():
             if key == "digest" and state.get(key, value) != value:  # positions of earlier releases have none
-                raise ValueError("the training problems have other prompts or answers, or what rewards read in their place, "
-                                 "than those of the saved run, or another order; restore with the same data, or start a new "
-                                 "run")
+                raise ValueError("the training problems, or given texts, have other prompts or answers, or what rewards read "
+                                 "in their place, than those of the saved run, or another order; restore with the same "
+                                 "data, or start a new run")
             if key != "digest" and state.get(key) != value:
                 raise ValueError(f"the saved data position has {key}={state.get(key)}, this run has {key}={value}; "
                                  "restore with the same data, seed and batch size")

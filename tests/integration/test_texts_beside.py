@@ -15,7 +15,7 @@ from jaxrl_llm.data.rollouts import Role, with_apart
 from jaxrl_llm.recorders import Recorder
 from jaxrl_llm.runs import loop
 from jaxrl_llm.sampling import beside
-from jaxrl_llm.setup import setup
+from jaxrl_llm.setup import agreement, setup
 from jaxrl_llm.store import pending
 
 
@@ -44,6 +44,19 @@ def test_texts_stand_apart_in_their_rollouts():
     whole = with_apart(first)
     assert (whole.role[whole.token_mask] == Role.EXPERT).all() and (whole.valid == first.extras["given"]).all()
     assert whole.extras["apart"].sum() == whole.token_mask.sum() > 0 and (first.prompt_ids[:4] < 0).all()
+
+
+def test_a_position_belongs_to_its_texts_and_processes_compare_them(tmp_path):
+    def of(answer):
+        path = tmp_path / f"{answer}.jsonl"
+        path.write_text("".join(json.dumps({"prompt": f"{n}", "response": answer}) + "\n" for n in range(9)))
+        return source(**{"texts.path": str(path), "texts.options": "chat=False", "texts.heldout": 2})
+
+    one, other = of("a"), of("b")
+    with pytest.raises(ValueError, match="given texts, have other prompts or answers"):
+        other.set_position(one.position())
+    found = [agreement.digests(each.task, each, 4) for each in (one, other)]
+    assert [name for name in found[0] if found[0][name] != found[1][name]] == ["the given texts", "the held-out texts"]
 
 
 def test_a_batch_with_texts_that_waits_is_stored_and_read_again():

@@ -36,5 +36,9 @@ def beside() -> Stage:
             return rollouts
         return texts.marked(marked(rollouts), problems, first=len(batch.forest.problems) - len(problems))
 
-    memory = StageMemory("texts", lambda source: source.beside.data.get_state(), lambda stored, source: stored)
+    def read(stored: Any, source: Any) -> Any:
+        source.beside.data.set_state(stored)  # refuses the position of other texts before anything is sampled
+        return stored
+
+    memory = StageMemory("texts", lambda source: source.beside.data.get_state(), read)
     return Stage("beside", end=end, view=view, provides=("given", "apart", "weight", *GUIDED), memory=memory)
