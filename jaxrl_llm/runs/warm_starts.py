@@ -24,8 +24,9 @@ def key_of(run: setup.Run, params) -> str:
     c, stream, policy = run.config, run.source.stream, run.learner.policy
     made_of: dict[str, Any] = {
         "first weights": checksums(params), "model": c.model.to_dict(), "temperature": policy.temperature,
-        "warm-up": c.warmup.to_dict(), "seed": c.seed, "problems": _digest(run.source.task.train),
-        "overlong": c.prompts.overlong, "lengths": [stream.prompt_tokens, c.sampling.max_tokens],
+        "warm-up": c.warmup.to_dict(), "micro-batches": c.learner.micro_batches, "seed": c.seed,
+        "problems": _digest(run.source.task.train), "overlong": c.prompts.overlong,
+        "lengths": [stream.prompt_tokens, c.sampling.max_tokens],
         "devices": [str(jax.devices()[0].device_kind), dict(run.learner.mesh.shape)],
         "packages": {name: importlib.metadata.version(name) for name in _PACKAGES}}
     if stream.partner.goes_on:

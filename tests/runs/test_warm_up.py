@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_config
 
-from jaxrl_llm.runs import warmup
+from jaxrl_llm.runs import warm_starts, warmup
 from jaxrl_llm.setup import setup
 from jaxrl_llm.store.checkpoints import Checkpoints
 from jaxrl_llm.tasks.loader import batches
@@ -20,6 +20,15 @@ def broken(data, after):
         if number == after:
             raise KeyboardInterrupt
         yield batch
+
+
+def test_runs_with_other_micro_batches_share_no_warm_start():
+    """Sums over other parts of a batch round otherwise."""
+    run, params = setup.build(tiny_config.get_config())
+    before = warm_starts.key_of(run, params)
+    assert before == warm_starts.key_of(run, params)
+    run.config.learner.micro_batches = 2
+    assert before != warm_starts.key_of(run, params)
 
 
 @pytest.mark.slow
