@@ -92,8 +92,9 @@ def groups_of(config: ConfigDict, tokenizer, judge: Judge, pairs: bool) -> tuple
     read_out: Counter = Counter()
     if t.path:
         read, read_out = _read(config, tokenizer, pairs)
-        out = {*np.linspace(0, len(read), min(t.heldout, len(read) // 2), endpoint=False, dtype=int).tolist()}
-        train, heldout = ([group for i, group in enumerate(read) if (i in out) == held] for held in (False, True))
+        rows = [*dict.fromkeys(group[0].place for group in read)]  # turns of one row are held out together
+        out = {rows[i] for i in np.linspace(0, len(rows), min(t.heldout, len(rows) // 2), endpoint=False, dtype=int)}
+        train, heldout = ([group for group in read if (group[0].place in out) == held] for held in (False, True))
     else:
         task = judge.task
         some = [task.heldout[i] for i in range(min(t.heldout, len(task.heldout)))]

@@ -11,6 +11,7 @@ from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.learning.snapshot import Snapshot
 from jaxrl_llm.sampling.given import TEXTS, in_turns
 from jaxrl_llm.setup import given, setup
+from jaxrl_llm.tokenizers import ByteTokenizer
 
 SNAPSHOT = Snapshot(3, None, None, jax.random.key(0))
 
@@ -112,6 +113,18 @@ def test_at_least_half_of_a_small_file_is_learned(tmp_path, rows, held):
     texts = [{"prompt": f"{n}+1=", "response": str(n + 1)} for n in range(rows)]
     one = source(**written(tmp_path / "texts.jsonl", *texts) | {"texts.heldout": 64})
     assert (len(one.heldout), one.data.get_state()["problems"]) == (held, rows - held)
+
+
+def test_turns_of_a_conversation_are_held_out_together(tmp_path):
+    """The template drops earlier thoughts, so that each turn is an example behind those before it."""
+    template = ("{% for m in messages %}{{ m.role[0] + (m.content if loop.last else m.content.split(';')[-1]) }}{% endfor %}"
+                "{% if add_generation_prompt %}a{% endif %}")
+    turns = [{"role": "user", "content": "2"}, {"role": "assistant", "content": "hm;3"}] * 2
+    config = tiny_config.get_config()
+    config.update_from_flattened_dict(written(tmp_path / "texts.jsonl", *[{"messages": turns}] * 4) | {"texts.options": ""})
+    train, held, _ = given.groups_of(config, ByteTokenizer(template), None, False)
+    places = [[group[0].place.rpartition(" ")[2] for group in side] for side in (train, held)]
+    assert places == [["2", "2", "4", "4"], ["1", "1", "3", "3"]]
 
 
 def test_texts_and_pairs_are_told_apart(tmp_path):
