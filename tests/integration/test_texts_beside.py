@@ -2,6 +2,7 @@
 import dataclasses
 import json
 
+import chatter
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,6 +119,18 @@ def test_a_resumed_run_is_the_straight_one(tmp_path, method, changes):
     lines = run_files.lines(tmp_path / "straight")
     assert lines[-1]["eval/loss"] < lines[0]["eval/loss"] and lines[1]["texts/count"] == lines[2]["texts/count"] > 0
     assert all(line["trained/rollouts"] == 16 for line in lines[1:])
+
+
+@pytest.mark.slow
+def test_an_agent_of_turns_learns_from_words_of_its_environment_and_from_texts(tmp_path):
+    said = [{"role": "user", "content": "Say 1."}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "texts.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 6)
+    config = chatter.get_config(method="gigpo", steps=1, objective="+ echo(0.05) + nll(0.1, on=given)", **{
+        "texts.share": 0.3, "texts.path": str(tmp_path / "texts.jsonl"), "eval.every": 0, "eval.problems": 0,
+        "samples_every": 0, "model.num_layers": 1})
+    loop.train(config, tmp_path / "run")
+    line = run_files.lines(tmp_path / "run")[-1]
+    assert line["echo"] > 0 and line["nll_given"] > 0 and line["grad_norm"] > 0
 
 
 @pytest.mark.slow

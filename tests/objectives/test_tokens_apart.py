@@ -7,6 +7,7 @@ import pytest
 from jaxrl_llm import advantages, objectives
 from jaxrl_llm.data.rollouts import Rollouts, with_apart, without_apart
 from jaxrl_llm.objectives import composed, terms
+from jaxrl_llm.objectives.turns import of_turns
 
 close = np.testing.assert_allclose
 # Two rollouts of the first prompt, the second token of which an environment wrote; a text each for two other prompts.
@@ -64,6 +65,22 @@ def test_echo_adds_the_mean_over_the_environments_tokens():
     alone, nll = run(base, batch()), -(np.log(0.25) + np.log(0.5)) / 2
     close([loss, metrics["echo"]], [alone[0] + 0.05 * nll, nll], rtol=1e-6)
     close(slope - alone[2], np.where(OBSERVED, -0.025, 0), atol=1e-7)
+
+
+def test_terms_beside_rows_of_turns_weigh_whole_trajectories():
+    """The policy's tokens are two turns and one, and neither texts nor an environment's words change their shares."""
+    extras = {"step": np.array([[[0, 1], [0, -1]], [[-1, -1]] * 2, [[-1, -1]] * 2])}
+    steps = np.array([[[0, 0, 1], [0, 0, 0]], [[0, 0, 0]] * 2, [[0, 0, 0]] * 2])
+    base = objectives.make("ppo_clip", aggregation="seq_mean_token_mean")
+    plain = batch().replace(extras=extras, step_ids=steps)
+    alone = run(of_turns(base), plain)
+    close(alone[2][0], [[-1 / 3, 0, -1 / 3], [2 / 3, 0, 0]], rtol=1e-6)
+    beside = composed(base, (terms.make("nll", coef=0.5, on="given"), terms.make("echo")))
+    whole = with_apart(batch().replace(extras=batch().extras | extras, step_ids=steps))
+    loss, metrics, slope = run(of_turns(beside), whole)
+    nll, echo = -(3 * np.log(0.8) + 3 * np.log(0.4) + np.log(0.1)) / 7, -(np.log(0.25) + np.log(0.5)) / 2
+    close([loss, metrics["nll_given"], metrics["echo"]], [alone[0] + 0.5 * nll + 0.05 * echo, nll, echo], rtol=1e-6)
+    close(slope[0], alone[2][0] + np.where(OBSERVED, -0.025, 0)[0], rtol=1e-5, atol=1e-7)
 
 
 def test_chord_learns_from_texts_itself():

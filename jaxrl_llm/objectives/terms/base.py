@@ -73,7 +73,8 @@ def composed(base: Objective, terms: tuple[Term, ...]) -> Objective:
     def weights(rollouts: Rollouts) -> Mapping[str, Array]:
         own, seen = base.weights(rollouts), measured(rollouts)
         share = _of_tokens(own, base.shares, rollouts.token_mask)
-        return {**own, **{f"term/{one.name}": one.weights(share, seen) for one in valued}}
+        there = [one for one in valued if not one.apart or {*one.needs} <= seen.extras.keys()]  # `of_turns` weighs apart itself
+        return {**own, **{f"term/{one.name}": one.weights(share, seen) for one in there}}
 
     def update(logprobs, rollouts, advantages, state):
         if rollouts.loss_weights is None:
