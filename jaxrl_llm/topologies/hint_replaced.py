@@ -6,7 +6,7 @@ import numpy as np
 from jaxrl_llm.control.kepo import replaced, unsolved
 from jaxrl_llm.data.forest import Forest, outcomes, trim
 from jaxrl_llm.tasks.base import Problem
-from jaxrl_llm.tasks.traces import traces_of
+from jaxrl_llm.tasks.traces import traces_of, useful
 from jaxrl_llm.tools.ranges import Range
 from jaxrl_llm.topologies.acts import Begin
 from jaxrl_llm.topologies.base import Plan, Topology, topology
@@ -23,14 +23,16 @@ def hint_replaced(inner: Topology, *, group: int, draws: int = 2, attempts: int 
     Once all `draws` of an attempt are right, they take the places of `draws` rollouts, which are drawn with replacement: a
     place that is drawn twice has the later one. Rewards and advantages are those of the new group, and the completions lie
     under the prompt without the hint, with the role ELSEWHERE. A prompt without such an attempt keeps its rollouts.
-    `adaptive=False` gives hints at all prompts. The hint is `extra["hint"]` of the problem, or else its first trace.
+    `adaptive=False` gives hints at all prompts. The hint is `extra["hint"]` of the problem, or else its first trace that may be
+    right; a problem with neither keeps its rollouts.
     `template` has `{hint}` and `{prompt}`, in words or in a .txt file. Metrics: `hint/prompts`, share of the prompts that got
     hints; `hint/solved`, share of these that were solved with them; `hint/answer`, share of the hints that contain the answer.
     """
     template, told = template_of(template, "hint", "prompt"), dict[str, float]()
 
     def shown(problem):
-        return worded(problem, template, hint=hint_of(problem))
+        hint = hint_of(problem)
+        return None if hint is None else worded(problem, template, hint=hint)
 
     def wanted(own):
         rewards, valid = outcomes(own, inner.most or group)
@@ -43,7 +45,8 @@ def hint_replaced(inner: Topology, *, group: int, draws: int = 2, attempts: int 
             return next_one
         tried, solved = attempted(forest, draws)
         rows = np.flatnonzero(wanted(own) & ~solved & (tried < attempts)).tolist()
-        return Plan(acts=tuple(Begin(row, draws, reads=shown(forest.problems[row])) for row in rows))
+        read = {row: shown(forest.problems[row]) for row in rows}
+        return Plan(acts=tuple(Begin(row, draws, reads=one) for row, one in read.items() if one is not None))
 
     def finish(forest):
         tried, solved = attempted(forest, draws)
@@ -51,7 +54,7 @@ def hint_replaced(inner: Topology, *, group: int, draws: int = 2, attempts: int 
         told.clear()
         told["hint/prompts"] = float((tried > 0).mean())
         if len(hinted):
-            hints = [(hint_of(problem), problem.answer) for problem in (forest.problems[row] for row in hinted)]
+            hints = [(hint_of(problem) or "", problem.answer) for problem in (forest.problems[row] for row in hinted)]
             told["hint/solved"] = float(solved[hinted].mean())
             told["hint/answer"] = float(np.mean([bool(answer) and answer in hint for hint, answer in hints]))
         return inner.finish(with_replaced(forest, solved, draws))
@@ -60,11 +63,13 @@ def hint_replaced(inner: Topology, *, group: int, draws: int = 2, attempts: int 
                           metrics=lambda forest: {**inner.metrics(forest), **told})
 
 
-def hint_of(problem: Problem) -> str:
-    """What a prompt with a hint shows: `extra["hint"]`, or the words of the first trace."""
+def hint_of(problem: Problem) -> str | None:
+    """What a prompt with a hint shows: `extra["hint"]`, or the words of the first trace that may be right; None: nothing."""
     if "hint" in problem.extra:
         return str(problem.extra["hint"])
-    words = traces_of(problem)[0].words
+    if not (right := useful(problem)):
+        return None
+    words = traces_of(problem)[right[0]].words
     return words if isinstance(words, str) else "\n".join(str(message["content"]) for message in words)
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from played import play
 from test_topologies import asked, follow
 
 from jaxrl_llm.control.kepo import replaced
@@ -72,6 +73,17 @@ def test_hints_are_fields_of_problems_or_their_traces():
     assert hint_of(problem) == "four more" and hint_of(dataclasses.replace(problem, extra={})) == "7"
     said = ({"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"})
     assert hint_of(dataclasses.replace(problem, extra={"traces": [{"messages": said}]})) == "a\nb"
+    wrong = {"text": "It is 8.", "correct": False}
+    assert hint_of(dataclasses.replace(problem, extra={"traces": [wrong, {"text": "It is 7."}]})) == "It is 7."
+
+
+@pytest.mark.parametrize("traces", ([], [{"text": "It is 8.", "correct": False}]))
+def test_problems_without_a_right_trace_keep_their_rollouts(traces):
+    problem, topology = Problem("3+4=", "7", 5, extra={"traces": traces}), hinted(1, 2)
+    plans, forest = play(topology, [problem], lambda problem, act, number: 0.0)
+    assert len(plans) == 2 and topology.reads(problem) is None
+    done = topology.finish(forest)
+    assert done.uid[done.ends].tolist() == [0, 1] and topology.metrics(done) == {"hint/prompts": 0}
 
 
 def test_problems_in_other_words(tmp_path):
