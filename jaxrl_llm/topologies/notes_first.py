@@ -40,7 +40,8 @@ def notes_first(prompts: int, *, group: int, encode: Encode, answers: int = 4, a
 
     The reward of a note is the share of right answers from it. Of the answers from notes with more than `alpha`, the shortest
     right one has reward 1, and all others 0. Answers lie under the plain prompt, with the role ELSEWHERE; notes are left out.
-    The policy reads the templates `notes` and `answer`; notes with which the prompt has more than `reads` tokens get no answer.
+    The policy reads the templates `notes` and `answer`; a prompt that has more than `reads` tokens in `notes` gets no notes,
+    and notes with which it has more than `reads` in `answer` get no answer.
     Metrics: `notes/reward`, the mean share of right answers; `notes/good`, the share of notes above `alpha`. The numbers are
     ours: those of the paper could not be read.
     """
@@ -50,8 +51,8 @@ def notes_first(prompts: int, *, group: int, encode: Encode, answers: int = 4, a
         if not forest.problems:
             return Plan(draw=prompts)
         if not asked(forest).any():
-            return Plan(acts=tuple(Begin(row, group, reads=encode(worded(problem, notes)))
-                                   for row, problem in enumerate(forest.problems)))
+            asks = [(row, fitting(encode, worded(problem, notes), reads)) for row, problem in enumerate(forest.problems)]
+            return Plan(acts=tuple(Begin(row, group, reads=ids) for row, ids in asks if ids))
         if (group_sizes(forest) > group).any():
             return Plan()
         found = [(row, fitting(encode, worded(forest.problems[row], answer, notes=forest.texts[end]), reads))

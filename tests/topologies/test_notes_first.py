@@ -1,8 +1,10 @@
 """SOPHIA's notes: the worked example of its choice, the plans, and what is left of a batch."""
 import numpy as np
+from played import play
 from test_hint_replaced import encode
 from test_topologies import asked, follow
 
+from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.topologies.notes_first import notes_first, selected
 
 
@@ -36,8 +38,18 @@ def test_answers_follow_notes_and_one_of_each_problem_has_a_reward():
 
 
 def test_notes_without_room_get_no_answer():
-    topology = notes_first(1, group=2, encode=encode, reads=9)
+    topology = notes_first(1, group=2, encode=encode, answer="{notes}" + 49 * "{prompt}", reads=48)
     plans, forest = follow(topology)
-    assert asked(plans) == [1, {0: 2}]
+    assert len(plans[1].acts[0].reads) == 48 and asked(plans) == [1, {0: 2}]
     done = topology.finish(forest)
     assert not len(done.ends) and not topology.choose(done).any() and topology.metrics(done) == {}
+
+
+def test_prompts_without_room_get_no_notes():
+    """Of two problems the shorter one has room for notes and for an answer."""
+    problems = [Problem("q" * 99, "", 0), Problem("q", "", 1)]
+    topology = notes_first(2, group=2, encode=encode, answers=1, reads=99)
+    plans, forest = play(topology, problems, lambda problem, act, number: 1.0)
+    assert asked(plans) == [2, {1: 2}, {1: 2}]
+    assert topology.choose(topology.finish(forest)).tolist() == [False, True]
+    assert asked(play(topology, problems[:1] * 2, lambda *_: 1.0)[0]) == [2]
