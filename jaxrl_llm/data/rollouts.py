@@ -235,12 +235,14 @@ def known_logprobs(logprobs: Array | None, otherwise: Array) -> Array:
 def sampled_logprobs(rollouts: Rollouts, otherwise: Array) -> Array:
     """f32[P, G, T], log-probs of the sampler; `otherwise` for trained tokens that it did not draw under their own text.
 
-    Weights that correct for the gap of sampler and learner are 1 where there is no such gap.
+    Weights that correct for the gap of sampler and learner are 1 where there is no such gap. Where `otherwise` is NaN, as
+    under a lag, the writer's count.
     """
     known = known_logprobs(rollouts.behavior_logprobs, otherwise)
     if rollouts.role is None:
         return known
-    return jnp.where(rollouts.token_mask & (rollouts.role != Role.POLICY), otherwise, known)
+    apart = rollouts.token_mask & (rollouts.role != Role.POLICY)
+    return jnp.where(apart, known_logprobs(otherwise, known), known)
 
 
 def seen_returns(rollouts: Rollouts) -> Array:

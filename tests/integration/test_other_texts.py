@@ -161,6 +161,8 @@ def test_log_probs_of_the_sampler_count_under_its_own_text_alone():
     old = jnp.float32([[[-6, -7, -8, -9, -10]]])
     np.testing.assert_array_equal(sampled_logprobs(rollouts, old), [[[-1, -7, -8, -9, -10]]])
     np.testing.assert_array_equal(sampled_logprobs(rollouts.replace(role=None), old), [[[-1, -7, -3, -4, -5]]])
+    lagged = jnp.where(jnp.arange(5) < 2, old, jnp.nan)  # under a lag nothing else is known of what was written elsewhere
+    np.testing.assert_array_equal(sampled_logprobs(rollouts, lagged), [[[-1, -7, -3, -4, -5]]])
 
 
 def test_acts_at_problems_that_joined_no_forest_have_no_row():
