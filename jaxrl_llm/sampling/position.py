@@ -7,7 +7,7 @@ from jaxrl_llm.data.forest import Forest
 from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.sampling.stages.base import Origin
 from jaxrl_llm.topologies import Topology
-from jaxrl_llm.topologies.base import remember, remembered
+from jaxrl_llm.topologies.base import recall, remembered
 
 
 def position(source: Origin, topology: Topology) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def continued(source: Origin, topology: Topology, position: Mapping[str, Any]) -
     """Lets a source continue from this position, or from its `jsonable` form."""
     source.data.set_state(position["data"])
     source.next_uid = position["next_uid"]
-    remember(topology, copy.deepcopy(position.get("topology")))
+    recall(topology, copy.deepcopy(position.get("topology")))
     for one in [stage.memory for stage in source.stages if stage.memory is not None]:
         if (stored := position.get(one.name)) is not None:
             source.memory[one.name] = stored if isinstance(stored, Forest) else one.decode(stored, source)

@@ -181,6 +181,14 @@ def remember(topology: Topology, memory: Mapping[str, Any] | None) -> None:
         topology.memory.update(memory)
 
 
+def recall(topology: Topology, memory: Mapping[str, Any] | None) -> None:
+    """Gives a topology the memory of a checkpoint, see `remember`.
+
+    Entries that the memory lacks, as that of another topology does, stay as they are.
+    """
+    remember(topology, None if memory is None else {**(topology.memory or {}), **memory})
+
+
 def everyone(forest: Forest) -> np.ndarray:
     """bool[P], all True."""
     return np.ones(len(forest.problems), bool)

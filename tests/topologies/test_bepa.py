@@ -11,7 +11,7 @@ from jaxrl_llm.data.rollouts import Role, from_lists
 from jaxrl_llm.replay import buffer as buffers
 from jaxrl_llm.tasks.base import Problem
 from jaxrl_llm.topologies import single
-from jaxrl_llm.topologies.base import remember
+from jaxrl_llm.topologies.base import recall, remember
 from jaxrl_llm.topologies.bepa import bepa
 
 PLANNED = Problem("3+4=", "7", 5, extra={"plan": "Count on from 3."})
@@ -49,6 +49,17 @@ def test_a_problem_gets_plans_once_and_not_after_it_was_solved():
     solved = bepa(single(1, group=2))
     play(solved, [EASY], earns)
     assert solved.memory == {"settled": [2]}
+
+
+def test_a_checkpoint_of_another_topology_leaves_the_memory_as_it_begins():
+    topology = bepa(single(1, group=2), tries=2)
+    recall(topology, {"groups": 7})
+    play(topology, [PLANNED], lambda *_: 0.0)
+    assert topology.memory == {"groups": 7, "settled": [5]}
+    recall(topology, {"settled": [9]})
+    assert topology.memory["settled"] == [9]
+    recall(topology, None)
+    assert topology.memory["settled"] == [9]
 
 
 def test_the_cache_of_the_worked_example():
