@@ -66,7 +66,8 @@ class Environment:
       name: the name under which its failures are counted.
       task: its problems, training and held out.
       reset: `reset(problem, key) -> (state, messages)`. The messages depend on the problem alone, so that a group of
-        trajectories of one problem starts from the same text; `key`, an integer, is for chance during the trajectory.
+        trajectories of one problem starts from the same text; `key`, an integer, is for chance during the trajectory. The id
+        of a problem that a topology made is below 0: read what tells problems apart from `extra` or the prompt.
       step: `step(state, message) -> Turn`; the message is the policy's, the state is changed in place.
       tools: JSON schemas of functions, for the chat template.
       returns: lowest and highest return of a trajectory.
