@@ -1,4 +1,6 @@
 """An environment of two turns whose problems have solutions, for methods that show them to the policy."""
+import dataclasses
+
 import chatter
 
 from jaxrl_llm.environments import Environment, Turn
@@ -22,6 +24,13 @@ def say() -> Environment:
     problems = [problem(number) for number in range(24)]
     return Environment(name="say", task=Task("say", problems[:16], problems[16:], "environment"), reset=reset, step=step,
                        replayable=True, facts={}, returns=(0.0, 1.0))
+
+
+def deaf() -> Environment:
+    """The same, whose openings are made of what problems hold beside their prompts, whatever these say."""
+    spoken = say()
+    return dataclasses.replace(spoken, reset=lambda problem, key: (
+        spoken.reset(problem, key)[0], [{"role": "user", "content": f"Say {problem.extra['solution'][0]}."}]))
 
 
 def get_config(method, **changes):

@@ -76,6 +76,17 @@ def test_what_is_written_under_a_hint_is_scored_under_it_in_an_environment():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["guide_grpo", "bepa"])
+def test_an_environment_that_shows_no_hints_is_refused(method):
+    config = planned.get_config(method)
+    config.environment, config.environment_waits = "planned:deaf", "yes"  # in threads of this process
+    run, params = setup.build(config)
+    with pytest.raises(ValueError, match="read .*is.* in place of a prompt, and environment 'say' opens both alike; let"):
+        for number in range(4):
+            run.source.next(Snapshot(number, params, None, jax.random.key(number)))
+
+
+@pytest.mark.slow
 def test_parts_of_traces_are_read_in_an_environment_and_not_trained_on():
     run, finished, after = learned(planned.get_config("prefix_rl", topology="share=1.0", **{"sampling.turn_tokens": 12}))
     forest, rollouts = finished.forest, finished.rollouts

@@ -1,6 +1,6 @@
 """Problems that a topology made: they join the forest before trajectories begin at them, or are read in place of prompts."""
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def without_lost(batch: Unfinished) -> Unfinished:
 def readable(batch: Unfinished, source: Origin) -> Unfinished:
     """The batch whose acts read token ids in place of problems; acts at problems whose prompts do not fit count as lost.
 
-    Raises ValueError for such a prompt, unless `prompts.overlong` leaves it out.
+    Raises ValueError for such a prompt, unless `prompts.overlong` leaves it out, and for an environment that opens both alike.
     """
     stream, overlong = source.stream, source.overlong
     problems = list[Problem]()
@@ -78,10 +78,24 @@ def readable(batch: Unfinished, source: Origin) -> Unfinished:
     encoded = parallel.first(stream.partner.encode(problems, stream.tokenizer, batch.timer))
     fitted = [None if ids is None else fit(ids, problem, stream.longest_read, overlong, stream.tokenizer)
               for problem, ids in zip(problems, encoded, strict=True)]
+    _check_words(batch, problems, fitted, place, source)
     acts = tuple(dataclasses.replace(act, reads=tuple(fitted[place[number]] or ()))
                  if isinstance(act, Begin) and number in place else act for number, act in enumerate(batch.plan.acts))
     return _without(batch._replace(plan=batch.plan._replace(acts=acts)),
                     [number in place and fitted[place[number]] is None for number in range(len(acts))])
+
+
+def _check_words(batch: Unfinished, problems: Sequence[Problem], ids: Sequence[list[int] | None], place: Mapping[int, int],
+                 source: Origin) -> None:
+    """Raises ValueError if an environment shows nothing of the words that the policy is to read in place of a prompt."""
+    if (runner := source.stream.partner.runner) is None:
+        return
+    for number, at in place.items():
+        act = batch.plan.acts[number]
+        if isinstance(act, Begin) and ids[at] == batch.forest.prompt_ids(act.row).tolist():
+            raise ValueError(f"the topology lets the policy read {str(problems[at].prompt)[:200]!r} in place of a prompt, and "
+                             f"environment {runner.environment.name!r} opens both alike; let `reset` open with the prompt of "
+                             "the problem, or take a method without hints and plans, for example grpo")
 
 
 def _without(batch: Unfinished, unfit: Sequence[bool]) -> Unfinished:
