@@ -10,6 +10,7 @@ from jaxrl_llm.tasks.traces import traces_of, useful
 from jaxrl_llm.tools.ranges import Range
 from jaxrl_llm.topologies.acts import Begin
 from jaxrl_llm.topologies.base import Plan, Topology, topology
+from jaxrl_llm.topologies.hints import tells
 from jaxrl_llm.topologies.wording import TASK_ALONE, WHOLE, elsewhere, longer, template_of, under_prompts, worded
 
 TEMPLATE = "A hint, which the answer does not mention: {hint}\n{prompt}"
@@ -54,9 +55,9 @@ def hint_replaced(inner: Topology, *, group: int, draws: int = 2, attempts: int 
         told.clear()
         told["hint/prompts"] = float((tried > 0).mean())
         if len(hinted):
-            hints = [(hint_of(problem) or "", problem.answer) for problem in (forest.problems[row] for row in hinted)]
+            problems = [forest.problems[row] for row in hinted]
             told["hint/solved"] = float(solved[hinted].mean())
-            told["hint/answer"] = float(np.mean([bool(answer) and answer in hint for hint, answer in hints]))
+            told["hint/answer"] = float(np.mean([tells(problem, hint_of(problem) or "") for problem in problems]))
         return inner.finish(with_replaced(forest, solved, draws))
 
     return inner._replace(plan=plan, finish=finish, reads=longer(inner.reads, shown),

@@ -14,7 +14,7 @@ from jaxrl_llm.tools.ranges import SHARE, Range
 from jaxrl_llm.tools.registry import Conflict
 from jaxrl_llm.topologies.acts import Begin, BeginPart, FromTrace
 from jaxrl_llm.topologies.base import Topology, topology
-from jaxrl_llm.topologies.hints import said
+from jaxrl_llm.topologies.hints import said, tells
 
 CUT = "cut"  # in the extra of a made problem: the number of its trace, the share of it, and the number of its group
 SIZES = Conflict(("sizes",), "the {part} begins groups at problems of its own, and {0[0]} gives the problems of the task "
@@ -106,9 +106,9 @@ def told(forest: Forest) -> dict[str, float]:
     for name, some in (("prefix/reward", cut[owner]), ("prefix/unaided", ~cut[owner])):
         if some.any():
             metrics[name] = float(rewards[some].mean())
-    parts = [(problem.answer, said(problem, problem.extra[CUT][0]), problem.extra[CUT][1])
+    parts = [(problem, said(problem, problem.extra[CUT][0]), problem.extra[CUT][1])
              for problem in (forest.problems[row] for row in groups) if CUT in problem.extra]
     if parts:
-        metrics["prefix/answer"] = float(np.mean([bool(answer) and answer in words[:int(share * len(words))]
-                                                  for answer, words, share in parts]))
+        metrics["prefix/answer"] = float(np.mean([tells(problem, words[:int(share * len(words))])
+                                                  for problem, words, share in parts]))
     return metrics

@@ -56,6 +56,13 @@ def test_without_adaptation_all_prompts_get_hints():
     assert solved.metrics(solved.finish(follow(solved)[1])) == {"hint/prompts": 0}
 
 
+def test_a_hint_contains_the_answer_as_a_word():
+    topology = hinted(2, 2)
+    problems = [Problem("1+6=", "7", 0, extra={"hint": hint}) for hint in ("It is 7.", "It is below 17.")]
+    forest = topology.finish(play(topology, problems, lambda problem, act, number: 0.0)[1])
+    assert topology.metrics(forest) == {"hint/prompts": 1, "hint/solved": 0, "hint/answer": 0.5}
+
+
 def test_hints_without_room_are_attempts_that_failed():
     plans, forest = follow(hinted(1, attempts=2), lambda problem, number: 0.0, loses=lambda problem, number: number >= 4)
     assert asked(plans) == [1, {0: 4}, {0: 2}, {0: 2}] and forest.lost.tolist() == [4]
