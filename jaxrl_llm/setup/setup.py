@@ -73,6 +73,8 @@ def opened(config: ConfigDict) -> tuple[Run, Callable[[], Any]]:
     source = with_texts(config, source, tokenizer, judge) if made.texts else source
     agreement.check_data(task, source, config.eval.problems)
     made = made.with_controllers(moments.controllers(source))
+    if source.topology.reads:  # under a lag sampling gives no old log-probs of what is written elsewhere
+        made = made._replace(unknown=True)
     learner, rate = make_learner(as_batches(config, source), made, policy, source.ladders, tokenizer, task,
                                  made.reads_as_sampled and schedule.lag > 0)
     run = Run(config, made.method, source, learner, rate, made.needs, schedule)

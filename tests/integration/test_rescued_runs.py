@@ -131,6 +131,19 @@ def test_a_trace_by_a_plan_is_cached_and_enters_a_later_group_that_fails():
 
 
 @pytest.mark.slow
+def test_under_a_lag_old_log_probs_of_what_is_written_elsewhere_are_measured():
+    """ACE reads old log-probs, which sampling gives of the other tokens."""
+    run, params = setup.build(tiny("guide_grpo", estimator="ace", schedule="pipelined(lag=1)", rewards=(
+        "format(pattern='(?s).*[a-f].*')")))
+    state = setup.initial_state(run, params)
+    steps = [one for _, one in zip(range(2), run.schedule.steps(
+        run.source, run.learner, state, run.learner.frozen(state.params)))]
+    elsewhere = [one.finished.rollouts.role == Role.ELSEWHERE for one in steps]
+    assert any(one.any() for one in elsewhere)
+    assert all(one.learned.metrics["skipped_updates"] == 0 and np.isfinite(one.learned.metrics["loss"]) for one in steps)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", NAMES)
 def test_a_resumed_run_is_the_straight_one(tmp_path, method):
     options = {"checkpoint.every": 2, "eval.every": 0, "samples_every": 0, "eval.problems": 2, "steps": 3}
