@@ -141,13 +141,14 @@ def shortened(problem: Problem, template: str, near: list[dict[str, str]], wrong
               ) -> list[int]:
     """Token ids of a problem in a template, with as many of its nearest examples and wrong answers as `most` tokens hold.
 
-    The least near examples are left out first, then the oldest wrong answers; none if nothing fits.
+    The least near examples are left out first, then the oldest wrong answers; none if nothing fits but the prompt alone.
     """
+    alone = encode(problem)
     for count in range(len(near) + len(wrong), -1, -1):
         answers = wrong[:count]
         shown = "".join(_example(one) for one in reversed(near[:max(count - len(wrong), 0)]))
         said = "".join(f"{words_of(problem)}\n{answer}\n\n" for answer in reversed(answers))
-        if ids := fitting(encode, worded(problem, template, examples=shown, wrong=said), most):
+        if (ids := fitting(encode, worded(problem, template, examples=shown, wrong=said), most)) and ids != alone:
             return ids
     return []
 

@@ -67,7 +67,7 @@ def hint_replaced(inner: Topology, *, group: int, draws: int = 2, attempts: int 
 def hint_of(problem: Problem) -> str | None:
     """What a prompt with a hint shows: `extra["hint"]`, or the words of the first trace that may be right; None: nothing."""
     if "hint" in problem.extra:
-        return str(problem.extra["hint"])
+        return str(problem.extra["hint"]) or None
     if not (right := useful(problem)):
         return None
     words = traces_of(problem)[right[0]].words

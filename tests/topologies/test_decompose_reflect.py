@@ -81,3 +81,13 @@ def test_what_does_not_fit_is_left_out():
     assert found == [whole, whole[8:], whole[16:], whole[24:], whole[32:], ""]
     small = decompose_reflect(single(1, group=2), group=2, encode=encode, reads=3)
     assert asked(follow(small, lambda problem, number: 0.0)[0]) == [1, {0: 2}]
+
+
+def test_what_is_the_prompt_alone_is_not_asked_again():
+    """Rollouts that read the prompt alone count as direct rollouts, and a plan would ask for them again and again."""
+    topology = decompose_reflect(single(1, group=2), group=2, encode=encode, decompose="{examples}{prompt}", examples=0)
+    assert asked(follow(topology, lambda problem, number: 0.0)[0]) == [1, {0: 2}]
+    near = [{"prompt": "1+1=", "solution": "2"}]
+    problem, template = Problem("3+3=", "6", 0), "{examples}{prompt}"
+    assert bytes(shortened(problem, template, near, [], encode, 12)) == b"1+1=\n2\n\n3+3="
+    assert shortened(problem, template, near, [], encode, 11) == []

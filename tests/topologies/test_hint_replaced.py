@@ -80,6 +80,7 @@ def test_hints_are_fields_of_problems_or_their_traces():
     assert hint_of(problem) == "four more" and hint_of(dataclasses.replace(problem, extra={})) == "7"
     said = ({"role": "assistant", "content": "a"}, {"role": "tool", "content": "b"})
     assert hint_of(dataclasses.replace(problem, extra={"traces": [{"messages": said}]})) == "a\nb"
+    assert hint_of(dataclasses.replace(problem, extra={"hint": ""})) is None
     wrong = {"text": "It is 8.", "correct": False}
     assert hint_of(dataclasses.replace(problem, extra={"traces": [wrong, {"text": "It is 7."}]})) == "It is 7."
 
