@@ -100,7 +100,8 @@ def test_the_policy_reads_how_many_turns_are_left(filtered):
 @pytest.mark.skipif(sys.platform != "linux", reason="programs run in the sandbox of Linux")
 def test_the_environments_of_papers_can_be_made():
     named = {row.slug: calls(row.defaults["environment"]) for row in methods.METHODS.values() if "environment" in row.defaults}
-    assert named.keys() == {"simpletir", "simpletir_filter"}
+    walked = named.pop("ui_s1")
+    assert walked == [("walked", {"environment": "treasure"})] and named.keys() == {"simpletir", "simpletir_filter"}
     for (name, options), in named.values():
         made = environments.make(name, **options)
         state, _ = made.reset(made.task.train[0], 0)
