@@ -14,7 +14,7 @@ from jaxrl_llm.setup.values import Around
 
 FLOATS = """sampling.temperature sampling.top_p sampling.min_p optimizer.learning_rate optimizer.weight_decay
     optimizer.b1 optimizer.b2 optimizer.momentum optimizer.ema lora.alpha critic.learning_rate
-    warmup.learning_rate warmup.strays environment_invalid""".split()
+    warmup.learning_rate warmup.strays texts.share environment_invalid""".split()
 BOUNDS = ["optimizer.clip_norm", "critic.clip", "warmup.loss", "reward_deadline", "environment_deadline", "server.deadline",
           "server.max_mismatch", "pool.max_age"]
 
