@@ -20,11 +20,13 @@ def written(logprobs: Callable) -> Recorder:
     batch without such tokens costs no pass.
     """
     def record(own, params, lora, rollouts):
-        unknown = jnp.full(rollouts.mask.shape, jnp.nan, jnp.float32)
-        if rollouts.role is None or not (elsewhere := _elsewhere(rollouts)).any():
-            return {NAME: unknown}
-        values, _ = logprobs(params, lora, _under_reads(rollouts))
-        return {NAME: jnp.where(elsewhere, values.reshape(unknown.shape), unknown)}
+        result = jnp.full(rollouts.mask.shape, jnp.nan, jnp.float32)
+        if rollouts.role is not None and (elsewhere := _elsewhere(rollouts)).any():
+            values, _ = logprobs(params, lora, _under_reads(rollouts))
+            result = jnp.where(elsewhere, values.reshape(result.shape), result)
+        if isinstance(rollouts.mask, jax.Array):  # one program updates on batches with and without such tokens
+            result = jax.device_put(result, rollouts.mask.sharding)
+        return {NAME: result}
 
     return Recorder("written", (NAME,), record)
 
