@@ -34,4 +34,5 @@ def begun(text: str, share: float) -> str:
 
 def tells(problem: Problem, hint: str) -> bool:
     """Whether a hint contains the answer of its problem, as a word of its own."""
-    return bool(problem.answer) and re.search(rf"(?<!\w){re.escape(problem.answer)}(?!\w)", hint) is not None
+    answer = problem.answer.strip()
+    return bool(answer) and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", hint) is not None

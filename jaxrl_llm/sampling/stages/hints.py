@@ -1,5 +1,4 @@
 """Counts hints that give the answer away."""
-import re
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ from jaxrl_llm.data.forest import Forest, chains
 from jaxrl_llm.data.rollouts import SAMPLED, Role
 from jaxrl_llm.sampling.stages.base import Origin, Stage, Unfinished
 from jaxrl_llm.tasks.base import Problem
+from jaxrl_llm.topologies.hints import tells
 
 
 def hints() -> Stage:
@@ -43,5 +43,4 @@ def hints_of(forest: Forest, tokenizer: Any) -> dict[int, str]:
 def gives_away(hint: str, problem: Problem) -> bool:
     """Whether the hint has the answer as a word, and the prompt does not."""
     asked = problem.prompt if isinstance(problem.prompt, str) else "\n".join(str(one["content"]) for one in problem.prompt)
-    answer = rf"(?<!\w){re.escape(problem.answer.strip())}(?!\w)"
-    return bool(problem.answer.strip()) and bool(re.search(answer, hint)) and not re.search(answer, asked)
+    return tells(problem, hint) and not tells(problem, asked)
