@@ -37,6 +37,17 @@ def assert_same(result, wanted):
         np.testing.assert_array_equal(result[name], wanted[name], err_msg=name)
 
 
+def assert_resumes_exactly(folder, make_config, step):
+    """A run that resumes without its checkpoint of a step ends with the weights and finite metrics of the straight run."""
+    loop.train(make_config(), folder / "straight")
+    shutil.copytree(folder / "straight", folder / "resumed")
+    shutil.rmtree(folder / f"resumed/checkpoints/{step}")
+    loop.train(make_config(), folder / "resumed", resume=True)
+    assert_same(*(saved(folder / name, make_config()) for name in ("resumed", "straight")))
+    kept = [[repeatable(line) for line in lines(folder / name)] for name in ("resumed", "straight")]
+    assert kept[0] == kept[1] and all(np.isfinite(list(line.values())).all() for line in kept[0])
+
+
 class Given:
     """The data of a source: these problems in this order, again and again."""
 

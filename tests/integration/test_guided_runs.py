@@ -1,5 +1,4 @@
 """Runs whose completions begin with solutions: the batch, the counted metrics, refusals, and a resume."""
-import shutil
 
 import chatter
 import jax
@@ -7,13 +6,11 @@ import numpy as np
 import pytest
 import run_files
 import tiny_config
-from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm import methods
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.learning import schedules
 from jaxrl_llm.recorders.base import texts_of
-from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup
 from jaxrl_llm.topologies import FromTrace
 
@@ -198,14 +195,7 @@ def test_a_solution_that_does_not_fit_is_not_cut_short():
 @pytest.mark.parametrize("method", ["adhint_schedule", "luffy"])
 def test_a_resumed_run_is_the_straight_one(tmp_path, method):
     options = {"checkpoint.every": 2, "eval.every": 3, "samples_every": 1, "eval.problems": 2, "steps": 3}
-    loop.train(tiny(method, **options), tmp_path / "straight")
-    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed/checkpoints/3")
-    loop.train(tiny(method, **options), tmp_path / "resumed", resume=True)
-    result, wanted = (run_files.saved(tmp_path / name, tiny(method, **options)) for name in ("resumed", "straight"))
-    assert_same(result, wanted)
-    kept = [[repeatable(line) for line in lines(tmp_path / name)] for name in ("resumed", "straight")]
-    assert kept[0] == kept[1] and all(np.isfinite(list(line.values())).all() for line in kept[0])
+    run_files.assert_resumes_exactly(tmp_path, lambda: tiny(method, **options), step=3)
 
 
 @pytest.mark.slow

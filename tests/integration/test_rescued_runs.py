@@ -1,6 +1,5 @@
 """Runs whose topologies sample failed problems again: engines agree, environments, three steps and a resume."""
 import dataclasses
-import shutil
 
 import jax
 import numpy as np
@@ -8,12 +7,10 @@ import planned
 import pytest
 import run_files
 import tiny_config
-from run_files import assert_same, lines, repeatable
 
 from jaxrl_llm.data.forest import chains
 from jaxrl_llm.data.rollouts import Role
 from jaxrl_llm.learning.snapshot import Snapshot
-from jaxrl_llm.runs import loop
 from jaxrl_llm.setup import setup
 
 RARE = "format(pattern='(?s).*[a-d].*')"  # a tenth of the output of an untrained model
@@ -147,11 +144,4 @@ def test_under_a_lag_old_log_probs_of_what_is_written_elsewhere_are_measured():
 @pytest.mark.parametrize("method", NAMES)
 def test_a_resumed_run_is_the_straight_one(tmp_path, method):
     options = {"checkpoint.every": 2, "eval.every": 0, "samples_every": 0, "eval.problems": 2, "steps": 3}
-    loop.train(tiny(method, **options), tmp_path / "straight")
-    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed/checkpoints/3")
-    loop.train(tiny(method, **options), tmp_path / "resumed", resume=True)
-    result, wanted = (run_files.saved(tmp_path / name, tiny(method, **options)) for name in ("resumed", "straight"))
-    assert_same(result, wanted)
-    kept = [[repeatable(line) for line in lines(tmp_path / name)] for name in ("resumed", "straight")]
-    assert kept[0] == kept[1] and all(np.isfinite(list(line.values())).all() for line in kept[0])
+    run_files.assert_resumes_exactly(tmp_path, lambda: tiny(method, **options), step=3)
